@@ -1,0 +1,42 @@
+"""Fast, explainable collectives for mpi4py programs, and data-parallel training on top of them.
+
+>>> comm = mpicoll.Intracomm(MPI.COMM_WORLD)      # a subclass of MPI.Intracomm
+>>> comm.Allreduce(MPI.IN_PLACE, x)
+
+Names are loaded on first use: importing mpicoll starts neither MPI nor Numba, so ``python -m mpicoll explain``
+and tools that only read schedules work on a machine without MPI.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpicoll import errors
+    from mpicoll.comm import Intracomm
+    from mpicoll.gradients import GradientSynchronizer
+    from mpicoll.runtime.ops import op
+
+__version__ = "0.1.0"
+__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "errors", "op"]
+
+_HOME = {
+    "Intracomm": "mpicoll.comm",
+    "GradientSynchronizer": "mpicoll.gradients",
+    "op": "mpicoll.runtime.ops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("mpicoll.errors")
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpicoll' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,39 @@
+"""Every exception that mpicoll raises on purpose; all derive from :class:`MpicollError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MpicollError(Exception):
+    """Base class, so that a program can catch all of ours at once."""
+
+
+class UnknownAlgorithm(MpicollError, ValueError):
+    """The name is not an algorithm of this collective; the message lists those that are."""
+
+
+class MismatchError(MpicollError, RuntimeError):
+    """The ranks of one communicator called different collectives; the message says what each side called."""
+
+
+class RemoteError(MpicollError, RuntimeError):
+    """Another rank refused its own arguments, so this call cannot complete; the message names rank and reason."""
+
+
+class CommunicatorBroken(MpicollError, RuntimeError):
+    """An earlier failure left messages in flight on this communicator; make a new one to go on."""
+
+
+class CollectiveTimeout(MpicollError, TimeoutError):
+    """A rank waited longer than the communicator's timeout.
+
+    Attributes
+    ----------
+    missing_ranks
+        The ranks that had not come to this call (or had fallen silent) when the time was up.
+    """
+
+    def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing_ranks = tuple(missing_ranks)
