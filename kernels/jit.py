@@ -1,0 +1,123 @@
+"""The one place for Numba flags, and for what happens to a kernel on disk.
+
+`kernel` is for functions that Python calls: compiled once a signature and cached on disk. `helper` is for the scalar
+functions and loops inside them: compiled into each kernel that uses them, never cached by themselves.
+`uncached_kernel` is for functions that are made while the program runs.
+
+`fastmath` stays off: a reducer must give the same bits in a vector loop and in its scalar remainder, and NaN must
+survive. `error_model="numpy"` lets a division by zero give inf as in NumPy, without a branch that stops vectorisation.
+Bounds checks are left to NUMBA_BOUNDSCHECK. With NUMBA_DISABLE_JIT=1 all three return the plain function.
+"""
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import config, njit
+from numba.core.caching import FunctionCache
+from numba.extending import register_jitable
+
+_FLAGS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+
+# Helpers that kernels of other files use stand in these, and in no others: a change here makes every kernel stale.
+_SHARED_FILES = ("bits.py", "elementwise.py", "jit.py")
+
+_compile_lock = threading.Lock()
+_warned: set[str] = set()
+
+
+def kernel(function: Callable) -> Callable:
+    """Compile `function` when it is first called or `compile_for` asks for it, and cache the result on disk.
+
+    Where no cache folder can be written, the kernel is compiled in each process, after one RuntimeWarning.
+    """
+    if config.DISABLE_JIT:
+        return function
+    try:
+        dispatcher = njit(cache=True, **_FLAGS)(function)
+        dispatcher._cache = _KernelCache(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        _warn_once(f"kernels are compiled anew in each process, because none can be cached on disk: {error}")
+        return njit(**_FLAGS)(function)
+    return dispatcher
+
+
+def uncached_kernel(function: Callable) -> Callable:
+    """Compile a function that exists only in this process, such as a user's, in which case no cache could find it."""
+    return njit(**_FLAGS)(function)
+
+
+def helper(function: Callable) -> Callable:
+    """Let `function` be compiled into the kernels that call it or hand it on; called from Python it is itself.
+
+    `njit` would not do: a dispatcher handed on as an argument is an address, which keeps the kernel out of the cache.
+    """
+    return register_jitable(**_FLAGS)(function)
+
+
+def compile_for(dispatcher: Callable, signature: tuple) -> None:
+    """Compile a kernel for the Numba types `signature`, or load it from the cache, and for nothing else by accident.
+
+    Afterwards a call whose arguments fit none of the signatures asked for is a TypeError, where Numba would compile
+    for them at once: seconds in which other processes wait. Nothing happens where the JIT is disabled.
+    """
+    if config.DISABLE_JIT:
+        return
+    with _compile_lock:
+        dispatcher.disable_compile(False)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+
+
+def _warn_once(message: str) -> None:
+    kind = message.partition(":")[0]
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+@functools.cache
+def _stamp_of_shared_files() -> tuple:
+    """Return what changes when a file of `_SHARED_FILES` does."""
+    stats = [Path(__file__).with_name(name).stat() for name in _SHARED_FILES]
+    return tuple((stat.st_mtime, stat.st_size) for stat in stats)
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache, safe where Numba's own is not.
+
+    - A kernel is compiled anew when a file of `_SHARED_FILES` changes; Numba looks only at the kernel's own file.
+    - An entry that cannot be read, or that is for other types, counts as absent. The latter arises where two processes
+      write entries of one kernel at the same time; Numba would call the wrong machine code.
+    - An entry that cannot be written (disk full) costs a warning, not the program.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = (self._cache_file._source_stamp, _stamp_of_shared_files())
+
+    def load_overload(self, sig: tuple, target_context: Any) -> Any:
+        try:
+            result = super().load_overload(sig, target_context)
+        except Exception:  # unpickling damaged bytes can raise anything
+            self._flush()
+            return None
+        fits = result is not None and tuple(result.signature.args) == tuple(sig)
+        return result if fits else None
+
+    def save_overload(self, sig: tuple, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn_once(f"a compiled kernel could not be cached on disk: {error}")
+
+    def _flush(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            _warn_once(f"a damaged kernel cache could not be cleared: {error}")

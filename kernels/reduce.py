@@ -1,0 +1,169 @@
+"""Element-wise reductions, `out[i] = a[i] OP b[i]`.
+
+Every reducer is called as `reduce(out, a, b)` with three C-contiguous arrays of shape `(count,)` whose dtype is the
+`carrier` of the elements' dtype, and returns nothing. `out` is overwritten; it may be exactly `a` or exactly `b`, and
+must not overlap them otherwise. `a` and `b` may be read-only. Equal counts are the caller's duty: nothing is checked.
+
+========================  ========================================================================================
+SUM PROD                  all dtypes but bool. Integers wrap, as in NumPy. A complex product is (ac-bd) + (ad+bc)i.
+MAX MIN                   integers and real floats. NaN in either operand gives the NaN whose bits `np.nan` has, and
+                          -0.0 counts as less than +0.0, so that the bits do not depend on the order of the operands.
+LAND LOR LXOR             bool and integers. Nonzero is true; the result is 0 or 1.
+BAND BOR BXOR             integers.
+========================  ========================================================================================
+
+float16 and bfloat16 are computed in float32 and rounded to nearest even once per element and call.
+The operands keep their order, `a` on the left. What SUM and PROD of two NaNs leave in the payload is undefined.
+"""
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+
+import ml_dtypes
+import numba
+import numpy as np
+from numba import types
+from numba.core.dispatcher import Dispatcher
+from numba.core.errors import NumbaError
+
+from .elementwise import CONVERSIONS, KERNELS, elementwise, same
+from .jit import compile_for, uncached_kernel
+
+OPS = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+
+_INTEGERS = tuple(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
+_BOOL, _FLOAT16, _BFLOAT16 = np.dtype(np.bool_), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
+DTYPES = (_BOOL, *_INTEGERS, _FLOAT16, _BFLOAT16, *_FLOATS, *_COMPLEX)
+
+_FAMILIES = {
+    _BOOL: "bool",
+    _FLOAT16: "float16",
+    _BFLOAT16: "bfloat16",
+    **dict.fromkeys(_INTEGERS, "integer"),
+    **dict.fromkeys(_FLOATS, "float"),
+    **dict.fromkeys(_COMPLEX, "complex"),
+}
+_CARRIERS = {_BOOL: np.dtype(np.uint8), _FLOAT16: np.dtype(np.uint16), _BFLOAT16: np.dtype(np.uint16)}
+
+Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+
+def carrier(dtype: np.dtype) -> np.dtype:
+    """Return the dtype as which the elements of `dtype` are handed to a reducer, `array.view(carrier(array.dtype))`.
+
+    It has the same item size: uint8 for bool, uint16 for float16 and bfloat16, otherwise `dtype` itself.
+
+    Raises
+    ------
+    TypeError
+        If `dtype` is not one of `DTYPES`; those are in native byte order.
+    """
+    dtype = np.dtype(dtype)
+    if dtype not in _FAMILIES:
+        raise TypeError(f"dtype: no reduction is defined on {dtype}")
+    return _CARRIERS.get(dtype, dtype)
+
+
+@functools.cache
+def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
+    """Return the kernel that reduces elements of `dtype`, compiled or loaded, or None where the op does not apply.
+
+    The first call for a pair compiles it (about 0.2 s) or loads it from the cache (milliseconds); see `warmup`.
+
+    Raises
+    ------
+    ValueError
+        If `op_name` is not one of `OPS`.
+    """
+    if op_name not in OPS:
+        raise ValueError(f"op: {op_name!r} is not one of {', '.join(OPS)}")
+    dtype = np.dtype(dtype)
+    function = KERNELS.get((op_name, _FAMILIES.get(dtype, "unknown")))
+    if function is None:
+        return None
+    compile_for(function, _signature(dtype))
+    return _ready(function)
+
+
+def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
+    """Return a reducer, `out[i] = function(a[i], b[i])`, compiled for `dtype` at once.
+
+    Parameters
+    ----------
+    function : callable
+        A scalar function `(a, b) -> c` that Numba can compile, or that it has compiled. It gets the elements' own
+        type, bool included, but float32 for float16 and bfloat16. Its result is cast to `dtype`: integers wrap,
+        floats are rounded. Divisions by zero follow NumPy.
+    dtype : np.dtype
+        One of `DTYPES`.
+
+    Raises
+    ------
+    TypeError
+        If `dtype` is not one of `DTYPES`, if `function` does not compile, or if its result would lose its kind
+        (a float for integers, a complex number for floats, anything but a bool for bool).
+    """
+    carrier(dtype)
+    dtype = np.dtype(dtype)
+    what = f"op: {getattr(function, '__name__', function)!s} on {dtype}"
+    if not isinstance(function, (FunctionType, Dispatcher)):
+        raise TypeError(f"{what}: a {type(function).__name__} is not a Python function")
+    if numba.config.DISABLE_JIT:
+        return _ready(_user_loop(function, dtype))
+    try:
+        scalar = function if isinstance(function, Dispatcher) else uncached_kernel(function)
+        _check_result(scalar, dtype, what)
+        loop = uncached_kernel(_user_loop(scalar, dtype))
+        compile_for(loop, _signature(dtype))
+    except NumbaError as error:
+        raise TypeError(f"{what}: Numba cannot compile it: {error}") from error
+    return loop
+
+
+def _user_loop(scalar: Callable, dtype: np.dtype) -> Reducer:
+    widen, narrow = CONVERSIONS.get(_FAMILIES[dtype], (same, same))
+
+    def reduce_user(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+        elementwise(scalar, widen, narrow, out, a, b)
+
+    return reduce_user
+
+
+def _check_result(scalar: Callable, dtype: np.dtype, what: str) -> None:
+    """Raise TypeError if the result of `scalar` cannot become a `dtype` without losing its kind."""
+    family = _FAMILIES[dtype]
+    value = {"bool": types.boolean, "float16": types.float32, "bfloat16": types.float32}.get(family)
+    value = value or numba.from_dtype(dtype)
+    result = numba.typeof(scalar).get_call_type(scalar.typingctx, (value, value), {}).return_type
+    allowed = [types.Boolean]
+    if family != "bool":
+        allowed += [types.Integer]
+    if family not in ("bool", "integer"):
+        allowed += [types.Float]
+    if family == "complex":
+        allowed += [types.Complex]
+    if not isinstance(result, tuple(allowed)):
+        raise TypeError(f"{what}: the result is of type {result}")
+
+
+def _signature(dtype: np.dtype) -> tuple:
+    """Return the argument types: read-only operands, which also take writable arrays, so that one is enough."""
+    element = numba.from_dtype(carrier(dtype))
+    operand = types.Array(element, 1, "C", readonly=True)
+    return types.Array(element, 1, "C"), operand, operand
+
+
+def _ready(function: Reducer) -> Reducer:
+    """Return `function` as it is, or, where the JIT is disabled, without NumPy's warnings about overflow and NaN."""
+    if not numba.config.DISABLE_JIT:
+        return function
+
+    @functools.wraps(function)
+    def quiet(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            function(out, a, b)
+
+    return quiet

@@ -1,0 +1,54 @@
+"""Compile the reducers beforehand, `python -m mpicoll.kernels.warmup`, so that no rank compiles while others wait.
+
+What is compiled stays in Numba's cache, beside the source or in NUMBA_CACHE_DIR, for every later process.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .reduce import DTYPES, OPS, reducer
+
+
+def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:
+    """Compile and cache the reducers of `pairs`, by default of all ops and dtypes.
+
+    Parameters
+    ----------
+    pairs : iterable of (op name, dtype), optional
+        Pairs that do not apply are passed over.
+    progress : bool
+        Show a bar, where tqdm is installed.
+
+    Returns
+    -------
+    tuple of int and float
+        The number of reducers that are now ready, and the seconds that it took.
+    """
+    start = time.perf_counter()
+    if pairs is None:
+        pairs = [(op, dtype) for dtype in DTYPES for op in OPS]
+    bar = _progress_bar(list(pairs)) if progress else pairs
+    ready = sum(reducer(op, np.dtype(dtype)) is not None for op, dtype in bar)
+    return ready, time.perf_counter() - start
+
+
+def _progress_bar(pairs: list) -> Iterable:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return pairs
+    return tqdm(pairs, desc="kernels", unit="pair", leave=False)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compile all reducers and say how many there are and how long it took."""
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    count, seconds = warmup(progress=True)
+    print(f"{count} reducers ready in {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
