@@ -1,0 +1,159 @@
+"""Command line: ``python -m mpicoll explain ring --size 4``; no command here needs MPI."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpicoll import __version__
+from mpicoll.errors import MpicollError
+from mpicoll.schedules import ALGORITHMS, Algorithm, Schedule, find
+from mpicoll.schedules.cost import Machine
+from mpicoll.schedules.render import data_after_each_step, explain
+from mpicoll.schedules.replay import ScheduleError
+from mpicoll.schedules.verify import verify
+
+_MAX_COLUMNS = 8
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": max,
+    "min": min,
+    "join": lambda a, b: f"{a}{b}",
+}
+
+
+def parse_nbytes(text: str) -> int:
+    """Read ``4096``, ``64K``, ``1MB`` or ``2GiB`` (powers of 1024)."""
+    match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 4096, 64K or 1MB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def parse_values(text: str) -> list[list[int | float | str]]:
+    """Read ``'17,11;5,13'``: one vector a rank, separated by semicolons, one value a chunk."""
+    rows = [[_number(cell.strip()) for cell in row.split(",")] for row in text.strip().strip(";").split(";")]
+    if len({len(row) for row in rows}) != 1 or any(cell == "" for row in rows for cell in row):
+        raise argparse.ArgumentTypeError(f"{text!r}: every rank needs the same number of values, none of them empty")
+    return rows
+
+
+def _choose(name: str, collective: str | None) -> Algorithm:
+    if collective is not None:
+        return find(collective, name)
+    for table in ALGORITHMS.values():
+        if name in table:
+            return table[name]
+    every = sorted({name for table in ALGORITHMS.values() for name in table})
+    raise MpicollError(f"algorithm: there is no {name!r}; there are {', '.join(every)}")
+
+
+def _explain(arguments: argparse.Namespace) -> list[str]:
+    algorithm = _choose(arguments.name, arguments.collective)
+    values = arguments.values
+    size = arguments.size or (len(values) if values else 4)
+    if values and len(values) != size:
+        raise MpicollError(f"--values: {len(values)} vectors were given for --size {size}")
+    schedules = [
+        algorithm.schedule(size, rank, root=arguments.root, segments=arguments.segments) for rank in range(size)
+    ]
+    machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
+    lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, machine)
+    if values:
+        lines += ["", *_data(schedules, values, arguments.op)]
+    if arguments.verify:
+        verify(algorithm, size, root=arguments.root, segments=arguments.segments)
+        lines += ["", f"verified for {size} ranks"]
+    return lines
+
+
+def _shown(schedules: Sequence[Schedule], rank: int | None) -> Sequence[Schedule]:
+    if rank is None:
+        return schedules[:_MAX_COLUMNS]
+    if not 0 <= rank < len(schedules):
+        raise MpicollError(f"--rank: {rank} is not in 0..{len(schedules) - 1}")
+    return schedules[rank : rank + 1]
+
+
+def _data(schedules: Sequence[Schedule], values: list[list[Any]], op: str) -> list[str]:
+    chunks = schedules[0].chunks
+    if len(values[0]) != chunks:
+        raise MpicollError(
+            f"--values: this algorithm cuts the vector into {chunks} chunks, so each rank needs {chunks} values, "
+            f"not {len(values[0])}"
+        )
+    return data_after_each_step(schedules, values, _COMBINE[op])
+
+
+def _list_algorithms() -> list[str]:
+    lines = []
+    for collective, table in ALGORITHMS.items():
+        lines.append(f"{collective}:")
+        lines += [f"  {name:20s} {row.summary}" for name, row in table.items()]
+    return lines
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="python -m mpicoll", description="Look at collectives without starting MPI.")
+    parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("algorithms", help="list the algorithms of every collective")
+    command = commands.add_parser(
+        "explain",
+        help="draw and price an algorithm",
+        description="Print the steps of an algorithm as a table, what each rank sends, and what it costs.",
+        epilog="example: python -m mpicoll explain ring --values '17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12'",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = command.add_argument
+    add("name", help="an algorithm, such as ring (see: python -m mpicoll algorithms)")
+    add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
+    add("--size", type=_positive, help="number of ranks (4, or as many as there are --values)")
+    add("--root", type=int, default=0, help="root of reduce and bcast")
+    add("--segments", type=_positive, default=1, help="segments a chunk, for pipelined algorithms")
+    add("--rank", type=int, help=f"show only this rank (the first {_MAX_COLUMNS} otherwise)")
+    add("--bytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")
+    add("--alpha", type=float, default=Machine.alpha, help="seconds per message")
+    add("--beta", type=float, default=Machine.beta, help="seconds per byte sent")
+    add("--gamma", type=float, default=Machine.gamma, help="seconds per byte reduced")
+    add("--values", type=parse_values, help="the ranks' vectors: show the data after each step")
+    add("--op", choices=sorted(_COMBINE), default="sum", help="reduction for --values; join shows operand order")
+    add("--verify", action="store_true", help="prove the algorithm for this size as well")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, or 2 for unusable arguments."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        lines = _explain(arguments) if arguments.command == "explain" else _list_algorithms()
+    except (MpicollError, ScheduleError, ValueError) as error:
+        sys.stderr.write(f"mpicoll {arguments.command}: {error}\n")
+        return 2
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Algorithms as data: builders, the verifier, the cost model and the renderer. Knows neither MPI nor arrays."""
+
+from __future__ import annotations
+
+# Importing a module of builders enters its algorithms into the table.
+from mpicoll.schedules import butterfly, direct, double_tree, ring, tree  # noqa: F401
+from mpicoll.schedules.registry import ALGORITHMS, Algorithm, collectives, find, register
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step, chunk_bounds
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Recv",
+    "Reduce",
+    "Schedule",
+    "Send",
+    "Step",
+    "chunk_bounds",
+    "collectives",
+    "find",
+    "register",
+]

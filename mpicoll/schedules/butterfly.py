@@ -1,0 +1,143 @@
+"""Exchange algorithms on 2^k ranks: recursive doubling, recursive halving and doubling, Swing.
+
+In step s every rank exchanges with one partner. Recursive doubling exchanges whole vectors: four ranks, ``ab`` is the
+sum of a and b::
+
+               A      B      C      D
+    step 1     ab     ab     cd     cd        A-B, C-D
+    step 2     abcd   abcd   abcd   abcd      A-C, B-D
+
+Halving and doubling exchanges halves: in step 1 A keeps the lower half and sends the upper one to B, and so on; after
+k steps every rank owns one chunk complete, and the same partners in reverse order spread the chunks again::
+
+               A          B          C          D
+    step 1     ab on 01   ab on 23   cd on 01   cd on 23
+    step 2     sum of 0   sum of 2   sum of 1   sum of 3
+    step 3     0 1        2 3        0 1        2 3
+    step 4     all
+
+Nearest partners come first, so that the long messages stay near and sums are formed in rank order. Swing replaces the
+partner r XOR 2^s by one that lies alternately to the right and to the left at distance 1, 1, 3, 5, 11, ...: shorter
+ways on rings and tori, nothing gained on a single switch.
+
+Sizes that are not a power of two: of the first 2 (P - 2^k) ranks each even one first hands its vector to its odd
+neighbour and gets the result back at the end.
+
+Sources: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sections 4.4 and 4.5; De Sensi, Bonato, Saam, Hoefler, "Swing:
+short-cutting rings for higher bandwidth allreduce", NSDI 2024, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from mpicoll.schedules.registry import register
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
+
+Partner = Callable[[int, int, int], int]
+"""(place, step, number of places) -> the other place; its own inverse."""
+
+
+def xor_partner(place: int, step: int, places: int) -> int:
+    """Return the partner at distance 2^step."""
+    return place ^ (1 << step)
+
+
+def swing_partner(place: int, step: int, places: int) -> int:
+    """Return the partner at the signed distance (1 - (-2)^(step+1)) / 3, mirrored for odd places."""
+    distance = (1 - (-2) ** (step + 1)) // 3
+    return (place + distance if place % 2 == 0 else place - distance) % places
+
+
+def _exchange(place: int, other: int, peer: int, sent: tuple[int, int], received: tuple[int, int]) -> Step:
+    """Exchange ranges and reduce: the lower place's operand comes first, so that both sides compute the same bits."""
+    reduce = Reduce.OWN_FIRST if place < other else Reduce.RECEIVED_FIRST
+    return Step((Send(peer, *sent),), (Recv(peer, *received, reduce),))
+
+
+class _Fold:
+    """The 2^k places and how ranks map to them; the ranks left over lean on their odd neighbours."""
+
+    def __init__(self, size: int) -> None:
+        self.places = 1 << (size.bit_length() - 1)
+        self.extra = size - self.places
+
+    def rank_of(self, place: int) -> int:
+        return 2 * place + 1 if place < self.extra else place + self.extra
+
+    def place_of(self, rank: int) -> int | None:
+        if rank >= 2 * self.extra:
+            return rank - self.extra
+        return rank // 2 if rank % 2 else None
+
+    def wrap(self, rank: int, chunks: int, inner: Callable[[int], list[Step]]) -> tuple[Step, ...]:
+        """Put handing over and handing back around the steps of the places."""
+        place = self.place_of(rank)
+        if place is None:
+            give, take = Step(sends=(Send(rank + 1, 0, chunks),)), Step(recvs=(Recv(rank + 1, 0, chunks),))
+            return (give, take)
+        steps = inner(place)
+        if rank < 2 * self.extra:
+            steps.insert(0, Step(recvs=(Recv(rank - 1, 0, chunks, Reduce.RECEIVED_FIRST),)))
+            steps.append(Step(sends=(Send(rank - 1, 0, chunks),)))
+        return tuple(steps)
+
+
+@lru_cache(maxsize=256)
+def _keeps_lower(places: int, partner: Partner) -> tuple[tuple[bool, ...], ...]:
+    """For each step and place: does the place keep the lower half of the range that it shares with its partner?
+
+    The owners that a place still serves after step s form a set; partners' sets are disjoint and unite to the set
+    before the step. Naming a set by its least member makes every member choose alike.
+    """
+    least = list(range(places))
+    table = []
+    for step in reversed(range(places.bit_length() - 1)):
+        others = [partner(place, step, places) for place in range(places)]
+        table.append(tuple(least[place] < least[other] for place, other in enumerate(others)))
+        least = [min(least[place], least[other]) for place, other in enumerate(others)]
+    return tuple(reversed(table))
+
+
+def _halving_doubling(places: int, place: int, partner: Partner, rank_of: Callable[[int], int]) -> list[Step]:
+    start, stop, halving, doubling = 0, places, [], []
+    for step, keeps_lower in enumerate(_keeps_lower(places, partner)):
+        other, middle = partner(place, step, places), (start + stop) // 2
+        lower, upper = (start, middle), (middle, stop)
+        kept, sent = (lower, upper) if keeps_lower[place] else (upper, lower)
+        peer = rank_of(other)
+        halving.append(_exchange(place, other, peer, sent, kept))
+        doubling.append(Step((Send(peer, *kept),), (Recv(peer, *sent),)))
+        start, stop = kept
+    return halving + doubling[::-1]
+
+
+@register("allreduce", "recursive_doubling", ordered=True)
+def recursive_doubling_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Whole vectors exchanged at distance 1, 2, 4, ...; fewest steps, for short messages."""
+    fold = _Fold(size)
+
+    def inner(place: int) -> list[Step]:
+        others = [xor_partner(place, step, fold.places) for step in range(fold.places.bit_length() - 1)]
+        return [_exchange(place, other, fold.rank_of(other), (0, 1), (0, 1)) for other in others]
+
+    return Schedule("allreduce", "recursive_doubling", size, rank, 1, fold.wrap(rank, 1, inner))
+
+
+def _butterfly_allreduce(name: str, size: int, rank: int, partner: Partner) -> Schedule:
+    fold = _Fold(size)
+    steps = fold.wrap(rank, fold.places, lambda place: _halving_doubling(fold.places, place, partner, fold.rank_of))
+    return Schedule("allreduce", name, size, rank, fold.places, steps)
+
+
+@register("allreduce", "halving_doubling", ordered=True)
+def halving_doubling_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Recursive halving, then recursive doubling; fewest bytes in 2 log2 P steps when P is a power of two."""
+    return _butterfly_allreduce("halving_doubling", size, rank, xor_partner)
+
+
+@register("allreduce", "swing")
+def swing_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Halving and doubling with partners that alternate right and left; for rings and tori."""
+    return _butterfly_allreduce("swing", size, rank, swing_partner)

@@ -1,0 +1,61 @@
+"""Algorithms in which every rank talks to ranks at growing distance: pairwise exchange, Bruck, dissemination.
+
+Sources: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), section 4.3 (pairwise); Bruck, Ho, Kipnis, Upfal, Weathersby,
+"Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997),
+section 4; Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", IJPP 17 (1988).
+"""
+
+from __future__ import annotations
+
+from mpicoll.schedules.registry import register
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
+
+
+@register("reduce_scatter", "pairwise")
+def pairwise_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Every rank sends each other rank the chunk that it owns, at distance 1, 2, ..., P-1.
+
+    Only original data travels: what rank r receives in step t is rank (r - t)'s own chunk r.
+    """
+    steps = []
+    for distance in range(1, size):
+        dest, source = (rank + distance) % size, (rank - distance) % size
+        recv = Recv(source, rank, rank + 1, Reduce.RECEIVED_FIRST)
+        steps.append(Step((Send(dest, dest, dest + 1),), (recv,)))
+    return Schedule("reduce_scatter", "pairwise", size, rank, size, tuple(steps))
+
+
+def _cyclic(start: int, length: int, size: int) -> list[tuple[int, int]]:
+    """Cut the cyclic run of `length` chunks from `start` into at most two plain ranges."""
+    start %= size
+    if start + length <= size:
+        return [(start, start + length)]
+    return [(start, size), (0, start + length - size)]
+
+
+@register("allgather", "bruck")
+def bruck_allgather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Each rank doubles what it holds per step: ceil(log2 P) steps for any P; for short messages.
+
+    Before the step at distance d rank r holds chunks r..r+d-1 (cyclic); it receives the next d from rank r + d.
+    Runs that pass the end of the vector go as two messages, so that nothing has to be rotated at the end.
+    """
+    steps, distance = [], 1
+    while distance < size:
+        length = min(distance, size - distance)
+        dest, source = (rank - distance) % size, (rank + distance) % size
+        sends = tuple(Send(dest, *run) for run in _cyclic(rank, length, size))
+        recvs = tuple(Recv(source, *run) for run in _cyclic(rank + distance, length, size))
+        steps.append(Step(sends, recvs))
+        distance *= 2
+    return Schedule("allgather", "bruck", size, rank, size, tuple(steps))
+
+
+@register("barrier", "dissemination")
+def dissemination_barrier(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """In step k every rank signals the rank 2^k further on: ceil(log2 P) steps of empty messages."""
+    steps, distance = [], 1
+    while distance < size:
+        steps.append(Step((Send((rank + distance) % size, 0, 0),), (Recv((rank - distance) % size, 0, 0),)))
+        distance *= 2
+    return Schedule("barrier", "dissemination", size, rank, 1, tuple(steps))

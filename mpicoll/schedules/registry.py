@@ -1,0 +1,92 @@
+"""The one table of algorithms: ``ALGORITHMS[collective][name]``.
+
+The selector, the command line, the verifier's tests and the documentation all read the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpicoll.errors import UnknownAlgorithm
+from mpicoll.schedules.types import Schedule
+
+
+class Builder(Protocol):
+    """A pure function of integers; keywords that an algorithm has no use for are ignored by it."""
+
+    def __call__(self, size: int, rank: int, *, root: int, segments: int) -> Schedule:  # noqa: D102
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table.
+
+    Attributes
+    ----------
+    ordered
+        Operands are combined in rank order, so that operations which do not commute may use it.
+    segmented
+        ``segments`` cuts the vector finer, for pipelining; otherwise the argument is ignored.
+    min_segments
+        The least number of segments with which the pipeline is correct.
+    """
+
+    collective: str
+    name: str
+    build: Builder
+    ordered: bool = False
+    segmented: bool = False
+    min_segments: int = 1
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring."""
+        return (self.build.__doc__ or "").strip().partition("\n")[0]
+
+    def schedule(self, size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+        """Build the schedule of `rank` out of `size` ranks.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range; the message names it and its value.
+        """
+        if size < 1:
+            raise ValueError(f"size: {size} is not a number of ranks")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank: {rank} is not in 0..{size - 1}")
+        if not 0 <= root < size:
+            raise ValueError(f"root: {root} is not in 0..{size - 1}")
+        return self.build(size, rank, root=root, segments=max(segments, self.min_segments))
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+
+
+def register(
+    collective: str, name: str, *, ordered: bool = False, segmented: bool = False, min_segments: int = 1
+) -> Callable[[Builder], Builder]:
+    """Enter the decorated builder into the table under `collective` and `name`."""
+
+    def enter(build: Builder) -> Builder:
+        row = Algorithm(collective, name, build, ordered, segmented, min_segments)
+        ALGORITHMS.setdefault(collective, {})[name] = row
+        return build
+
+    return enter
+
+
+def collectives() -> tuple[str, ...]:
+    """Return the names of the collectives that have hand-written algorithms."""
+    return tuple(ALGORITHMS)
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """Return the row, or raise :class:`~mpicoll.errors.UnknownAlgorithm` listing what there is."""
+    table = ALGORITHMS.get(collective, {})
+    if name not in table:
+        raise UnknownAlgorithm(f"algorithm: {name!r} is not one for {collective}; there are {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,155 @@
+"""Draw schedules as text: the table of steps, the traffic per rank, the data after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpicoll.schedules.cost import Machine, price, traffic
+from mpicoll.schedules.registry import Algorithm
+from mpicoll.schedules.replay import Event, Place, Replay, initial_vectors
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
+
+SENT_ON = "_"
+"""Shown for a chunk whose sum was passed on, or that the rank does not hold."""
+
+_MARK = {Reduce.COPY: "", Reduce.RECEIVED_FIRST: "+", Reduce.OWN_FIRST: "+"}
+
+
+def _chunks(message: Send | Recv) -> str:
+    if message.start == message.stop:
+        return "·"
+    last = message.stop - 1
+    return f"{message.start}" if last == message.start else f"{message.start}-{last}"
+
+
+def _cell(step: Step) -> str:
+    sends = [f"{_chunks(send)}→{send.peer}" for send in step.sends]
+    recvs = [f"{_MARK[recv.reduce]}{_chunks(recv)}←{recv.peer}" for recv in step.recvs]
+    return " ".join(sends + recvs)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def step_table(schedules: Sequence[Schedule]) -> list[str]:
+    """Return one line per step and one column per rank: ``2→1`` chunk 2 goes to rank 1, ``+3←0`` 3 is added."""
+    count = max(len(schedule.steps) for schedule in schedules)
+    rows = [["step", *(f"rank {schedule.rank}" for schedule in schedules)]]
+    for number in range(count):
+        cells = [_cell(s.steps[number]) if number < len(s.steps) else "" for s in schedules]
+        rows.append([str(number + 1), *cells])
+    return _table(rows)
+
+
+def traffic_table(schedules: Sequence[Schedule], nbytes: int) -> list[str]:
+    """Return one line per rank: steps, messages, bytes sent, received and reduced."""
+    rows = [["rank", "steps", "messages", "sent (B)", "of n", "received (B)", "reduced (B)"]]
+    for schedule in schedules:
+        load = traffic(schedule)
+        numbers = [f"{float(part) * nbytes:.0f}" for part in (load.sent, load.received, load.reduced)]
+        rows.append([str(load.rank), str(load.steps), str(load.messages), numbers[0], str(load.sent), *numbers[1:]])
+    return _table(rows)
+
+
+def cost_lines(schedules: Sequence[Schedule], nbytes: int, machine: Machine) -> list[str]:
+    """Return the cost on the longest chain of steps, as formula and as time."""
+    cost = price(schedules, nbytes, machine)
+    parts = f"α = {machine.alpha:g} s, β = {machine.beta:g} s/B, γ = {machine.gamma:g} s/B, n = {nbytes} B"
+    return [f"cost on the longest chain: {cost.formula()} = {cost.seconds * 1e6:.1f} us", f"  with {parts}"]
+
+
+def _names(size: int) -> list[str]:
+    """Letters for up to 26 ranks, then numbers."""
+    return [chr(ord("A") + rank) if size <= 26 else str(rank) for rank in range(size)]
+
+
+def _grid(label: str, vectors: Sequence[Sequence[Any]], gone: Sequence[set[int]], width: int) -> list[str]:
+    lines = []
+    for rank, name in enumerate(_names(len(vectors))):
+        cells = [
+            SENT_ON if value is None or chunk in gone[rank] else str(value)
+            for chunk, value in enumerate(vectors[rank])
+        ]
+        lines.append(f"{label if rank == 0 else '':8s}{name} " + " ".join(cell.rjust(width) for cell in cells))
+    return lines
+
+
+class _Film:
+    """Takes a picture of all vectors after every step that all ranks have completed."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        size = len(replay.vectors)
+        self.gone: list[set[int]] = [set() for _ in range(size)]
+        self.pictures: list[list[tuple[list[Any], set[int]]]] = [[] for _ in range(size)]
+        self._reduced_away = self._find_reduced()
+
+    def _find_reduced(self) -> list[dict[int, list[Send]]]:
+        """Per rank and step the sends whose receiver adds them to its own: the sender's copy is then stale."""
+        ensemble = self.replay.ensemble
+        away: list[dict[int, list[Send]]] = [{} for _ in ensemble.schedules]
+        for rank, matches in enumerate(ensemble.sender_of):
+            for place, (peer, sent_at) in matches.items():
+                recv = ensemble.schedules[rank].steps[place.step].recvs[place.index]
+                if recv.reduce is not Reduce.COPY:
+                    away[peer].setdefault(sent_at.step, []).append(_send_at(ensemble.schedules[peer], sent_at))
+        return away
+
+    def watch(self, event: Event) -> None:
+        if event.posts:
+            return
+        gone, rank = self.gone[event.rank], event.rank
+        for send in self._reduced_away[rank].get(event.step, ()):
+            gone.update(range(send.start, send.stop))
+        for recv in self.replay.ensemble.schedules[rank].steps[event.step].recvs:
+            gone.difference_update(range(recv.start, recv.stop))
+        self.pictures[rank].append((list(self.replay.vectors[rank]), set(gone)))
+
+
+def _send_at(schedule: Schedule, place: Place) -> Send:
+    return schedule.steps[place.step].sends[place.index]
+
+
+def data_after_each_step(
+    schedules: Sequence[Schedule], values: Sequence[Sequence[Any]], combine: Callable[[Any, Any], Any]
+) -> list[str]:
+    """Return a picture of every rank's chunks before the first and after each step.
+
+    Parameters
+    ----------
+    values
+        Per rank one value per chunk.
+    """
+    vectors = initial_vectors(schedules[0], lambda rank, chunk: values[rank][chunk])
+    start = [list(vector) for vector in vectors]
+    replay = Replay(schedules, vectors, combine)
+    film = _Film(replay)
+    replay.run(film.watch)
+    count = max(len(schedule.steps) for schedule in schedules)
+    frames = [[(start[rank], set[int]()) for rank in range(len(schedules))]]
+    for number in range(count):
+        # A rank that is done, or has no such step, keeps its last picture.
+        frames.append([p[number] if number < len(p) else (p or [frames[0][r]])[-1] for r, p in enumerate(film.pictures)])
+    width = max(len(str(v)) for frame in frames for vector, _ in frame for v in vector if v is not None)
+    lines = []
+    for number, frame in enumerate(frames):
+        label = "start:" if number == 0 else f"step {number}:"
+        lines += _grid(label, [vector for vector, _ in frame], [gone for _, gone in frame], width)
+    return lines
+
+
+def explain(
+    algorithm: Algorithm, schedules: Sequence[Schedule], shown: Sequence[Schedule], nbytes: int, machine: Machine
+) -> list[str]:
+    """Return the whole explanation: what it is, steps of the `shown` ranks, traffic and cost."""
+    first = schedules[0]
+    window = f", {first.window} steps in flight" if first.window > 1 else ""
+    title = f"{algorithm.collective} · {algorithm.name}: {algorithm.summary}"
+    shape = f"{first.size} ranks, {first.chunks} chunks{window}; operands in "
+    shape += "rank order" if algorithm.ordered else "a fixed order that is not rank order"
+    legend = "c→r: chunk c is sent to rank r;  +c←r: received from r and reduced;  c←r: received and stored"
+    lines = [title, shape, "", legend, *step_table(shown), "", *traffic_table(shown, nbytes), ""]
+    return lines + cost_lines(schedules, nbytes, machine)

@@ -1,0 +1,125 @@
+"""Binomial trees: reduce, broadcast, scatter, and what is made of them.
+
+Broadcast from rank 0 to eight ranks; in each step every rank that has the data sends it on, farthest first::
+
+    step 1   0 -> 4
+    step 2   0 -> 2   4 -> 6
+    step 3   0 -> 1   2 -> 3   4 -> 5   6 -> 7
+
+Reduce runs the same edges backwards. It keeps rank order for every root: the ranks from the root upwards form one
+tree with the root at its lower end, the ranks below the root form another whose sum is handed to the root last and
+put in front.
+
+Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19
+(2005), sections 4.1 and 4.2; van de Geijn, "On global combine operations", JPDC 22 (1994), for scatter-allgather.
+"""
+
+from __future__ import annotations
+
+from mpicoll.schedules.registry import register
+from mpicoll.schedules.ring import ring_allgather_steps
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
+
+
+def _send(peer: int, start: int, stop: int) -> Step:
+    return Step(sends=(Send(peer, start, stop),))
+
+
+def _recv(peer: int, start: int, stop: int, reduce: Reduce = Reduce.COPY) -> Step:
+    return Step(recvs=(Recv(peer, start, stop, reduce),))
+
+
+def _reduce_onto_first(first: int, stop: int, rank: int, chunks: int) -> list[Step]:
+    """Reduce ranks first..stop-1 onto `first` in rank order; nothing for ranks outside."""
+    steps: list[Step] = []
+    if not first <= rank < stop:
+        return steps
+    place, mask = rank - first, 1
+    while mask < stop - first:
+        if place & mask:
+            steps.append(_send(rank - mask, 0, chunks))
+            break
+        if rank + mask < stop:
+            steps.append(_recv(rank + mask, 0, chunks, Reduce.OWN_FIRST))
+        mask <<= 1
+    return steps
+
+
+def reduce_steps(size: int, rank: int, root: int, chunks: int = 1) -> tuple[Step, ...]:
+    """Reduce the whole vector onto `root` in rank order."""
+    steps = _reduce_onto_first(root, size, rank, chunks) + _reduce_onto_first(0, root, rank, chunks)
+    if root > 0 and rank == 0:
+        steps.append(_send(root, 0, chunks))
+    if root > 0 and rank == root:
+        steps.append(_recv(0, 0, chunks, Reduce.RECEIVED_FIRST))
+    return tuple(steps)
+
+
+def _distribute(size: int, rank: int, root: int, chunks: int, scatter: bool) -> tuple[Step, ...]:
+    """Walk the binomial tree from the root down; `scatter` sends each subtree only its own chunks."""
+    place, steps, mask = (rank - root) % size, [], 1
+    while mask < size and not place & mask:
+        mask <<= 1
+    # The subtree of `place` holds the places place..place + mask - 1, as far as they exist.
+    if place:
+        stop = min(place + mask, size) if scatter else chunks
+        steps.append(_recv((rank - mask) % size, place if scatter else 0, stop))
+    while mask > 1:
+        mask >>= 1
+        child = place + mask
+        if child < size:
+            stop = min(child + mask, size) if scatter else chunks
+            steps.append(_send((rank + mask) % size, child if scatter else 0, stop))
+    return tuple(steps)
+
+
+def bcast_steps(size: int, rank: int, root: int, chunks: int = 1) -> tuple[Step, ...]:
+    """Spread the root's whole vector."""
+    return _distribute(size, rank, root, chunks, scatter=False)
+
+
+def scatter_steps(size: int, rank: int, root: int) -> tuple[Step, ...]:
+    """Give chunk ``(rank - root) % size`` of the root's vector to each rank."""
+    return _distribute(size, rank, root, size, scatter=True)
+
+
+@register("reduce", "tree", ordered=True)
+def tree_reduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial tree in rank order, whole vectors; for short messages."""
+    return Schedule("reduce", "tree", size, rank, 1, reduce_steps(size, rank, root), root=root)
+
+
+@register("bcast", "tree")
+def tree_bcast(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial tree, whole vectors; for short messages."""
+    return Schedule("bcast", "tree", size, rank, 1, bcast_steps(size, rank, root), root=root)
+
+
+@register("allreduce", "tree", ordered=True)
+def tree_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial reduce to rank 0, then binomial bcast."""
+    steps = reduce_steps(size, rank, 0) + bcast_steps(size, rank, 0)
+    return Schedule("allreduce", "tree", size, rank, 1, steps)
+
+
+@register("reduce_scatter", "tree", ordered=True)
+def tree_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial reduce to rank 0 in rank order, then binomial scatter; for operations that do not commute."""
+    steps = reduce_steps(size, rank, 0, chunks=size) + scatter_steps(size, rank, 0)
+    return Schedule("reduce_scatter", "tree", size, rank, size, steps)
+
+
+@register("bcast", "scatter_allgather")
+def scatter_allgather_bcast(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial scatter from the root, then ring allgather; for long messages."""
+    place = (rank - root) % size
+    around = tuple(
+        Step(
+            tuple(Send((s.peer + root) % size, s.start, s.stop) for s in step.sends),
+            tuple(Recv((r.peer + root) % size, r.start, r.stop, r.reduce) for r in step.recvs),
+        )
+        for step in ring_allgather_steps(size, place)
+    )
+    return Schedule(
+        "bcast", "scatter_allgather", size, rank, size, scatter_steps(size, rank, root) + around, root=root
+    )

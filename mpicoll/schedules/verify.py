@@ -1,0 +1,115 @@
+"""Prove that an algorithm is right for a given size, without running it.
+
+:func:`verify` replays all ranks on symbols. It proves that
+
+* sends and receives fit together, in number and in chunks, and nobody gets stuck, even if every send is a rendezvous;
+* no range is overwritten while a message reads it, and no chunk is sent that the rank does not hold;
+* every chunk ends where it belongs with each contributor exactly once, for ``ordered`` algorithms in rank order;
+* all ranks compute each chunk by the *same* expression, operand order included: their results are equal bit for bit;
+* no rank can finish before every rank has begun (except where only a root's data matters): a rank that called
+  something else is therefore always noticed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpicoll.schedules.registry import Algorithm
+from mpicoll.schedules.replay import Replay, ScheduleError, initial_vectors
+from mpicoll.schedules.types import Schedule
+
+
+class Term(NamedTuple):
+    """A symbolic value; equal terms are the same object, so comparing identities compares expressions."""
+
+    contributors: int
+    """Bit set of ranks."""
+    in_order: tuple[int, int] | None
+    """First and last rank if the operands are a run of ranks in order, else None."""
+
+
+class _Terms:
+    """Makes each leaf and each (left, right) pair once."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[tuple[int, int], Term] = {}
+        self._pairs: dict[tuple[int, int], tuple[Term, Term, Term]] = {}
+
+    def leaf(self, rank: int, chunk: int) -> Term:
+        return self._leaves.setdefault((rank, chunk), Term(1 << rank, (rank, rank)))
+
+    def combine(self, left: Term, right: Term) -> Term:
+        key = (id(left), id(right))
+        if key not in self._pairs:
+            if left.contributors & right.contributors:
+                raise ScheduleError(f"a contribution is counted twice: {left} with {right}")
+            run = None
+            if left.in_order and right.in_order and left.in_order[1] + 1 == right.in_order[0]:
+                run = (left.in_order[0], right.in_order[1])
+            # The operands are kept so that their ids stay theirs.
+            self._pairs[key] = (Term(left.contributors | right.contributors, run), left, right)
+        return self._pairs[key][0]
+
+
+def verify(algorithm: Algorithm, size: int, *, root: int = 0, segments: int = 1) -> None:
+    """Prove `algorithm` for `size` ranks.
+
+    Raises
+    ------
+    ScheduleError
+        Naming rank, step and chunk of the first thing that is wrong.
+    """
+    schedules = [algorithm.schedule(size, rank, root=root, segments=segments) for rank in range(size)]
+    verify_schedules(schedules, ordered=algorithm.ordered)
+
+
+def verify_schedules(schedules: list[Schedule], *, ordered: bool = False) -> None:
+    """Prove one schedule per rank, as :func:`verify` does."""
+    first, terms = schedules[0], _Terms()
+    for rank, schedule in enumerate(schedules):
+        same = (schedule.size, schedule.chunks, schedule.root) == (len(schedules), first.chunks, first.root)
+        if not same or schedule.rank != rank:
+            raise ScheduleError(f"rank {rank}: size, rank, chunks or root differ from the others': {schedule}")
+    replay = Replay(schedules, initial_vectors(first, terms.leaf), terms.combine)
+    vectors = replay.run()
+    _check_synchronised(first, replay.heard_from)
+    if first.collective == "barrier":
+        return
+    for chunk in range(first.chunks):
+        _check_chunk(first, chunk, vectors, terms, ordered)
+
+
+def _check_synchronised(schedule: Schedule, heard_from: list[int]) -> None:
+    everyone = (1 << schedule.size) - 1
+    for rank, known in enumerate(heard_from):
+        if schedule.collective in {"bcast", "reduce"} and not (schedule.collective == "reduce" and rank == schedule.root):
+            continue
+        if known != everyone:
+            raise ScheduleError(f"rank {rank} can finish before every rank has begun")
+
+
+def _receivers(schedule: Schedule, chunk: int) -> range | tuple[int, ...]:
+    if schedule.collective == "reduce":
+        return (schedule.root,)
+    if schedule.collective == "reduce_scatter":
+        return (schedule.owner(chunk),)
+    return range(schedule.size)
+
+
+def _check_chunk(
+    schedule: Schedule, chunk: int, vectors: list[list[Term | None]], terms: _Terms, ordered: bool
+) -> None:
+    receivers = _receivers(schedule, chunk)
+    results = [vectors[rank][chunk] for rank in receivers]
+    if schedule.collective in {"allgather", "bcast"}:
+        source = schedule.owner(chunk) if schedule.collective == "allgather" else schedule.root
+        wanted: Term | None = terms.leaf(source, chunk)
+    else:
+        wanted = results[0]
+        if wanted is None or wanted.contributors != (1 << schedule.size) - 1:
+            raise ScheduleError(f"chunk {chunk} at rank {receivers[0]}: contributors missing, {wanted}")
+        if ordered and wanted.in_order != (0, schedule.size - 1):
+            raise ScheduleError(f"chunk {chunk} at rank {receivers[0]}: operands are not in rank order")
+    for rank, result in zip(receivers, results, strict=True):
+        if result is not wanted:
+            raise ScheduleError(f"chunk {chunk}: rank {rank} computes it otherwise than rank {receivers[0]}")
