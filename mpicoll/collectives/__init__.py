@@ -1,0 +1,1 @@
+"""One call of a collective: check the arguments, choose the algorithm, run it."""

@@ -1,0 +1,342 @@
+"""From what the caller passed to a :class:`~mpicoll.collectives.task.Task`: every check of arguments is here.
+
+Each function takes the channel, the communicator's default algorithm, and the arguments of the MPI call of its name.
+What hand-written algorithms do not handle becomes a :class:`~mpicoll.collectives.task.NativeTask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives import select
+from mpicoll.collectives.task import NativeTask, Part, Task, in_place
+from mpicoll.errors import MpicollError
+from mpicoll.runtime import ops
+from mpicoll.runtime.agreement import agree
+from mpicoll.runtime.buffers import (
+    Buffer,
+    Foreign,
+    ScatteredBlocks,
+    check_alike,
+    check_apart,
+    resolve,
+    resolve_blocks,
+    resolve_counts,
+)
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.ops import Operation
+from mpicoll.runtime.supervisor import Signature
+
+P = ParamSpec("P")
+AnyTask = Task | NativeTask
+AnyOp = MPI.Op | Operation
+
+
+class Scope(NamedTuple):
+    """Where a call is made: the channel and the settings of the communicator object."""
+
+    channel: Channel
+    algorithm: str
+    timeout: float
+
+
+def _refusing(prepare: Callable[Concatenate[Scope, P], AnyTask]) -> Callable[Concatenate[Scope, P], AnyTask]:
+    """Let the other ranks know when this rank's arguments are refused, so that they do not wait for it."""
+
+    @wraps(prepare)
+    def guarded(scope: Scope, /, *args: P.args, **kwargs: P.kwargs) -> AnyTask:
+        try:
+            return prepare(scope, *args, **kwargs)
+        except (TypeError, ValueError, MpicollError) as error:
+            channel = scope.channel
+            if channel.check == "full" and channel.broken is None:
+                signature = Signature.of(f"{prepare.__name__}: refused")
+                agree(channel, signature, channel.enter(signature), scope.timeout, error)
+            channel.refuse(error)
+            raise
+
+    return guarded
+
+
+def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer | None, Buffer]:
+    """Resolve both buffers; None for the first if it is, or says, IN_PLACE."""
+    recv = resolve(recvbuf, "recvbuf", writable=True)
+    if in_place(sendbuf):
+        return None, recv
+    send = resolve(sendbuf, "sendbuf", writable=False)
+    check_alike(send, recv)
+    if send.address == recv.address and send.count == recv.count and recv.destination is None:
+        return None, recv
+    check_apart(send, recv)
+    return send, recv
+
+
+def _check_counts(send: int, recv: int) -> None:
+    if send != recv:
+        raise ValueError(f"sendbuf has {send} elements, but recvbuf {recv}")
+
+
+def _check_root(root: Any, size: int) -> int:
+    if isinstance(root, bool) or not isinstance(root, (int, np.integer)):
+        raise TypeError(f"root: {root!r} is not a rank")
+    if not 0 <= root < size:
+        raise ValueError(f"root: {root} is not in 0..{size - 1}")
+    return int(root)
+
+
+class _Chosen(NamedTuple):
+    """What decides how a reducing call is done; `reducer` is None if the MPI library has to do it."""
+
+    algorithm: str
+    reducer: ops.Reducer | None
+    op_name: str
+
+
+def _choose_reduction(
+    scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, nbytes: int
+) -> _Chosen:
+    reducer = ops.reducer_for(op, buffer.dtype)
+    name = select.resolve(
+        collective, algorithm, scope.algorithm, nbytes, commutative=ops.is_commutative(op)
+    )
+    return _Chosen(name, reducer, ops.name_of(op) or "")
+
+
+def _native(scope: Scope, collective: str, title: str, arguments: tuple[Any, ...], chosen: bool) -> NativeTask:
+    return NativeTask(scope.channel, collective, title, arguments, chosen)
+
+
+def _native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:
+    """Return an operation that the MPI library can apply."""
+    if isinstance(op, MPI.Op):
+        return op
+    dtype = next((buffer.dtype for buffer in buffers if buffer is not None), None)
+    if dtype is None:
+        raise TypeError(f"op: {op!r} needs buffers with elements that Numba knows")
+    return op.mpi_op(dtype)
+
+
+def _is_native(algorithm: str | None, scope: Scope) -> bool:
+    return algorithm == select.NATIVE or (algorithm is None and scope.algorithm == select.NATIVE)
+
+
+@_refusing
+def allreduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, algorithm: str | None) -> AnyTask:
+    """Prepare Allreduce."""
+    try:
+        send, recv = _pair(sendbuf, recvbuf)
+    except Foreign:
+        return _native(scope, "allreduce", "Allreduce", (sendbuf, recvbuf, _native_op(op)), False)
+    if send is not None:
+        _check_counts(send.count, recv.count)
+    chosen = _choose_reduction(scope, "allreduce", algorithm, op, recv, recv.nbytes)
+    if chosen.reducer is None or chosen.algorithm == select.NATIVE:
+        arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, _native_op(op, recv))
+        return _native(scope, "allreduce", "Allreduce", arguments, chosen.algorithm == select.NATIVE)
+    given, result = Part(send or recv, 0, recv.count), Part(recv, 0, recv.count)
+    return Task(
+        scope.channel, "allreduce", "Allreduce", chosen.algorithm, recv.count, recv.dtype, given, result,
+        source=send, target=recv, op_name=chosen.op_name, reducer=chosen.reducer,
+    )
+
+
+@_refusing
+def reduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int, algorithm: str | None) -> AnyTask:
+    """Prepare Reduce; only the root's recvbuf is looked at, and only the root may pass IN_PLACE."""
+    root = _check_root(root, scope.channel.size)
+    at_root = scope.channel.rank == root
+    try:
+        if at_root:
+            send, recv = _pair(sendbuf, recvbuf)
+        elif in_place(sendbuf):
+            raise ValueError("sendbuf: only the root may pass MPI.IN_PLACE to Reduce")
+        else:
+            send, recv = resolve(sendbuf, "sendbuf", writable=False), None
+    except Foreign:
+        return _native(scope, "reduce", "Reduce", (sendbuf, recvbuf, _native_op(op), root), False)
+    data = send or recv
+    assert data is not None
+    if send is not None and recv is not None:
+        _check_counts(send.count, recv.count)
+    chosen = _choose_reduction(scope, "reduce", algorithm, op, data, data.nbytes)
+    if chosen.reducer is None or chosen.algorithm == select.NATIVE:
+        arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, _native_op(op, data), root)
+        return _native(scope, "reduce", "Reduce", arguments, chosen.algorithm == select.NATIVE)
+    result = Part(recv, 0, recv.count) if recv is not None else None
+    return Task(
+        scope.channel, "reduce", "Reduce", chosen.algorithm, data.count, data.dtype, Part(data, 0, data.count), result,
+        source=send, target=recv, root=root, op_name=chosen.op_name, reducer=chosen.reducer,
+    )
+
+
+@_refusing
+def bcast(scope: Scope, buf: Any, root: int, algorithm: str | None) -> AnyTask:
+    """Prepare Bcast."""
+    root = _check_root(root, scope.channel.size)
+    at_root = scope.channel.rank == root
+    try:
+        buffer = resolve(buf, "buf", writable=not at_root)
+    except Foreign:
+        return _native(scope, "bcast", "Bcast", (buf, root), False)
+    name = select.resolve("bcast", algorithm, scope.algorithm, buffer.nbytes)
+    if name == select.NATIVE:
+        return _native(scope, "bcast", "Bcast", (buf, root), True)
+    part = Part(buffer, 0, buffer.count)
+    given, result = (part, None) if at_root else (None, part)
+    return Task(
+        scope.channel, "bcast", "Bcast", name, buffer.count, buffer.dtype, given, result, target=buffer, root=root
+    )
+
+
+@_refusing
+def reduce_scatter(
+    scope: Scope, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp, algorithm: str | None
+) -> AnyTask:
+    """Prepare Reduce_scatter; without `recvcounts` each rank's count is that of its own recvbuf."""
+    channel = scope.channel
+    try:
+        recv = resolve(recvbuf, "recvbuf", writable=True)
+        send = recv if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
+    except Foreign:
+        arguments = (sendbuf, recvbuf, recvcounts, _native_op(op))
+        return _native(scope, "reduce_scatter", "Reduce_scatter", arguments, False)
+    if recvcounts is not None:
+        counts = resolve_counts(recvcounts, channel.size)
+    elif send is recv:
+        raise ValueError("recvcounts: needed with MPI.IN_PLACE")
+    else:
+        counts = _everybodys_counts(scope, recv.count)
+    return _reduce_scatter(scope, (sendbuf, recvbuf, recvcounts), send, recv, counts, op, algorithm)
+
+
+@_refusing
+def reduce_scatter_block(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, algorithm: str | None) -> AnyTask:
+    """Prepare Reduce_scatter_block: all ranks receive equally much."""
+    size = scope.channel.size
+    try:
+        recv = resolve(recvbuf, "recvbuf", writable=True)
+        send = recv if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
+    except Foreign:
+        arguments = (sendbuf, recvbuf, _native_op(op))
+        return _native(scope, "reduce_scatter_block", "Reduce_scatter_block", arguments, False)
+    if send.count % size:
+        raise ValueError(f"sendbuf: {send.count} elements cannot be divided among {size} ranks")
+    counts = [send.count // size] * size
+    return _reduce_scatter(scope, (sendbuf, recvbuf), send, recv, counts, op, algorithm)
+
+
+def _reduce_scatter(
+    scope: Scope,
+    given: tuple[Any, ...],
+    send: Buffer,
+    recv: Buffer,
+    counts: list[int],
+    op: AnyOp,
+    algorithm: str | None,
+) -> AnyTask:
+    channel, rank = scope.channel, scope.channel.rank
+    begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
+    blocks = len(given) == 2
+    title = "Reduce_scatter_block" if blocks else "Reduce_scatter"
+    if send is not recv:
+        check_alike(send, recv)
+        check_apart(send, recv)
+        if own != recv.count:
+            raise ValueError(f"recvbuf has {recv.count} elements, but this rank's count is {own}")
+    if send.count != total:
+        raise ValueError(f"sendbuf has {send.count} elements, but the counts {counts} add up to {total}")
+    chosen = _choose_reduction(scope, "reduce_scatter", algorithm, op, send, send.nbytes)
+    if chosen.reducer is None or chosen.algorithm == select.NATIVE:
+        collective = "reduce_scatter_block" if blocks else "reduce_scatter"
+        arguments = (*given, _native_op(op, send))
+        return _native(scope, collective, title, arguments, chosen.algorithm == select.NATIVE)
+    return Task(
+        channel, "reduce_scatter", title, chosen.algorithm, total, send.dtype, Part(send, 0, total),
+        Part(recv, begin, begin + own), source=send, counts=tuple(counts), op_name=chosen.op_name,
+        reducer=chosen.reducer,
+    )
+
+
+def _everybodys_counts(scope: Scope, count: int) -> list[int]:
+    """Gather one count a rank."""
+    counts = np.empty(scope.channel.size, np.int64)
+    own = np.array([count], np.int64)
+    task = _gather_blocks(scope, own, counts, [1] * scope.channel.size, "bruck", "Reduce_scatter counts")
+    task.run(scope.timeout)
+    return [int(each) for each in counts]
+
+
+@_refusing
+def allgather(scope: Scope, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> AnyTask:
+    """Prepare Allgather: all ranks give equally much."""
+    size = scope.channel.size
+    try:
+        recv = resolve(recvbuf, "recvbuf", writable=True)
+        send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
+    except Foreign:
+        return _native(scope, "allgather", "Allgather", (sendbuf, recvbuf), False)
+    if recv.count % size:
+        raise ValueError(f"recvbuf: {recv.count} elements cannot be divided among {size} ranks")
+    counts = [recv.count // size] * size
+    return _allgather(scope, "Allgather", (sendbuf, recvbuf), send, recv, counts, algorithm)
+
+
+@_refusing
+def allgatherv(scope: Scope, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> AnyTask:
+    """Prepare Allgatherv: recvbuf says how much each rank gives and where it goes."""
+    try:
+        blocks = resolve_blocks(recvbuf, "recvbuf", scope.channel.size)
+        send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
+    except Foreign:
+        return _native(scope, "allgatherv", "Allgatherv", (sendbuf, recvbuf), False)
+    recv = blocks.buffer if blocks.is_packed else ScatteredBlocks(blocks)
+    return _allgather(scope, "Allgatherv", (sendbuf, recvbuf), send, recv, blocks.counts, algorithm)
+
+
+def _gather_blocks(
+    scope: Scope, send: np.ndarray, recv: np.ndarray, counts: list[int], algorithm: str, title: str
+) -> AnyTask:
+    buffers = resolve(send, "sendbuf", writable=False), resolve(recv, "recvbuf", writable=True)
+    return _allgather(scope, title, (send, recv), *buffers, counts, algorithm)
+
+
+def _allgather(
+    scope: Scope,
+    title: str,
+    arguments: tuple[Any, ...],
+    send: Buffer | None,
+    recv: Buffer,
+    counts: list[int],
+    algorithm: str | None,
+) -> AnyTask:
+    channel, rank = scope.channel, scope.channel.rank
+    begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
+    if send is not None:
+        check_alike(send, recv)
+        if send.count != own:
+            raise ValueError(f"sendbuf has {send.count} elements, but recvbuf has room for {own} from each rank"
+                             if title == "Allgather" else
+                             f"sendbuf has {send.count} elements, but this rank's count is {own}")
+        check_apart(send, recv)
+    name = select.resolve("allgather", algorithm, scope.algorithm, total * recv.dtype.itemsize)
+    if name == select.NATIVE:
+        return _native(scope, title.lower(), title, arguments, True)
+    given = Part(recv, begin, begin + own, begin) if send is None else Part(send, begin, begin + own)
+    return Task(
+        channel, "allgather", title, name, total, recv.dtype, given, Part(recv, 0, total), target=recv,
+        counts=tuple(counts),
+    )
+
+
+@_refusing
+def barrier(scope: Scope, algorithm: str | None) -> AnyTask:
+    """Prepare Barrier."""
+    name = select.resolve("barrier", algorithm, scope.algorithm, 0)
+    if name == select.NATIVE:
+        return _native(scope, "barrier", "Barrier", (), True)
+    return Task(scope.channel, "barrier", "Barrier", name, 0, np.dtype(np.uint8), None, None)

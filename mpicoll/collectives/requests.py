@@ -1,0 +1,160 @@
+"""What nonblocking and persistent calls return.
+
+Progress: an operation moves on in ``Test`` and ``Wait`` of any request and while any mpicoll call of this process
+waits; not while the program computes. ``Wait`` has the communicator's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from mpicoll.collectives.task import NativeTask, Task, fresh_memory
+from mpicoll.runtime import engine
+from mpicoll.runtime.engine import InFlight
+from mpicoll.runtime.p2p import Plan
+
+
+class Request:
+    """A collective on its way; holds the buffers until it is complete."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._flight: InFlight | None = None
+        self._error: BaseException | None = None
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until the result is there; True, like mpi4py's.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CollectiveTimeout
+            If it cannot complete.
+        """
+        if self._flight is not None:
+            try:
+                self._flight.finish(self._timeout)
+            finally:
+                engine.remove(self)
+            self._complete()
+        self._raise_late()
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Advance everything on its way and say whether this one is complete."""
+        engine.progress()
+        if self._flight is None:
+            self._raise_late()
+        return self._flight is None
+
+    wait, test = Wait, Test
+
+    def step(self) -> bool:
+        """Advance; called by whoever waits in this process."""
+        flight = self._flight
+        if flight is None:
+            return True
+        try:
+            if not flight.advance():
+                return False
+            self._complete()
+        except Exception as error:  # raised where the caller asks for the result
+            self._error = error
+            flight.abandon(error)
+            self._flight = None
+        return True
+
+    @staticmethod
+    def Waitall(requests: Sequence[Request]) -> bool:
+        """Wait for all of them."""
+        return all([request.Wait() for request in requests])
+
+    @staticmethod
+    def Testall(requests: Sequence[Request]) -> bool:
+        """Advance everything and say whether all of them are complete."""
+        return all([request.Test() for request in requests])
+
+    def _begin(self, flight: InFlight) -> None:
+        self._flight = flight
+        if self.step():
+            return
+        engine.add(self)
+
+    def _complete(self) -> None:
+        self._flight = None
+
+    def _raise_late(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+class CollectiveRequest(Request):
+    """The request of one nonblocking call."""
+
+    def __init__(self, task: Task | NativeTask, timeout: float) -> None:
+        super().__init__(timeout)
+        self._task: Task | NativeTask | None = task
+        self._plan: Plan | None = None
+        if isinstance(task, NativeTask):
+            self._begin(task.start(timeout))
+        else:
+            self._plan = task.plan(task.channel.next_slot(persistent=False), fresh_memory)
+            self._begin(task.begin(self._plan, timeout))
+
+    def _complete(self) -> None:
+        super()._complete()
+        if isinstance(self._task, Task) and self._plan is not None:
+            self._task.unload(self._plan)
+            self._plan.free()
+        self._task = self._plan = None
+
+
+class PersistentRequest(Request):
+    """A collective that is set up once and started many times; the buffers stay the same."""
+
+    def __init__(self, task: Task | NativeTask, timeout: float) -> None:
+        super().__init__(timeout)
+        self._task: Task | NativeTask | None = task
+        self._plan: Plan | None = None
+        if isinstance(task, Task):
+            slot = task.channel.next_slot(persistent=True)
+            self._plan = task.plan(slot, fresh_memory)
+            number = task.channel.enter(self._plan.signature)
+            task.check(self._plan.signature, number, timeout)
+
+    def Start(self) -> None:
+        """Begin with the data that the buffers hold now.
+
+        Raises
+        ------
+        RuntimeError
+            If it is still on its way, or was freed.
+        """
+        task = self._task
+        if task is None:
+            raise RuntimeError("persistent request: it was freed")
+        if self._flight is not None:
+            raise RuntimeError("persistent request: started again before it was complete")
+        if isinstance(task, NativeTask):
+            self._begin(task.start(self._timeout))
+            return
+        assert self._plan is not None
+        task.refresh()
+        self._begin(task.begin(self._plan, self._timeout))
+
+    def Free(self) -> None:
+        """Free it; local."""
+        if self._flight is not None:
+            raise RuntimeError("persistent request: freed before it was complete")
+        if self._plan is not None and isinstance(self._task, Task) and self._task.channel.broken is None:
+            self._plan.free()
+        self._task = self._plan = None
+
+    free = Free
+
+    def _complete(self) -> None:
+        super()._complete()
+        if isinstance(self._task, Task) and self._plan is not None:
+            self._task.unload(self._plan)

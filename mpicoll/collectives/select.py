@@ -1,0 +1,119 @@
+"""Which algorithm ``"auto"`` takes.
+
+A small table, measured with MPICH on one node (``python -m bench.allreduce``). Every rank reads the same row, since
+the facts it is chosen by (bytes, number of ranks, whether the operation commutes) are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpicoll.errors import UnknownAlgorithm
+from mpicoll.schedules import ALGORITHMS, Algorithm
+
+SEGMENT_NBYTES = 256 << 10
+"""A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
+MAX_SEGMENTS = 64
+NATIVE = "native"
+AUTO = "auto"
+
+
+class Rule(NamedTuple):
+    """Take `name` for vectors of fewer than `below` bytes."""
+
+    below: float
+    name: str
+
+
+_ALWAYS = float("inf")
+RULES: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (Rule(16 << 10, "recursive_doubling"), Rule(1 << 20, "halving_doubling"), Rule(_ALWAYS, "pipelined_ring")),
+    "reduce": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "ring")),
+    "bcast": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "scatter_allgather")),
+    "reduce_scatter": (Rule(256 << 10, "pairwise"), Rule(_ALWAYS, "ring")),
+    "allgather": (Rule(64 << 10, "bruck"), Rule(_ALWAYS, "ring")),
+    "barrier": (Rule(_ALWAYS, "dissemination"),),
+}
+ORDERED: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (Rule(16 << 10, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
+    "reduce": (Rule(_ALWAYS, "tree"),),
+    "reduce_scatter": (Rule(_ALWAYS, "tree"),),
+}
+"""For operations that do not commute."""
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
+    if collective not in ALGORITHMS:
+        raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
+    return (*ALGORITHMS[collective], NATIVE)
+
+
+def choose(collective: str, nbytes: int, *, commutative: bool = True) -> str:
+    """Return the algorithm for a vector of `nbytes` bytes."""
+    rules = RULES[collective] if commutative else ORDERED[collective]
+    return next(rule.name for rule in rules if nbytes < rule.below)
+
+
+def resolve(collective: str, wanted: str | None, default: str, nbytes: int, *, commutative: bool = True) -> str:
+    """Return the name of the algorithm to use.
+
+    Parameters
+    ----------
+    wanted
+        The call's own ``algorithm=``; None to use the communicator's default, which counts only where the collective
+        has such an algorithm and the operation allows it.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If the collective has no such algorithm.
+    ValueError
+        If the algorithm needs an operation that commutes.
+    """
+    if wanted is None:
+        usable = default == NATIVE or _is_usable(collective, default, commutative)
+        wanted = default if usable else AUTO
+    if wanted == AUTO:
+        return choose(collective, nbytes, commutative=commutative)
+    if wanted == NATIVE:
+        return wanted
+    if wanted not in ALGORITHMS[collective]:
+        raise UnknownAlgorithm(
+            f"algorithm: {wanted!r} is not one for {collective}; there are {', '.join((AUTO, *names(collective)))}"
+        )
+    if not _is_usable(collective, wanted, commutative):
+        ordered = [row.name for row in ALGORITHMS[collective].values() if row.ordered]
+        raise ValueError(
+            f"algorithm: {wanted!r} combines operands out of rank order, and the operation does not commute; "
+            f"choose one of {', '.join(ordered)}"
+        )
+    return wanted
+
+
+def _is_usable(collective: str, name: str, commutative: bool) -> bool:
+    row = ALGORITHMS[collective].get(name)
+    reduces = collective in ORDERED
+    return row is not None and (commutative or row.ordered or not reduces)
+
+
+def check_default(name: str) -> str:
+    """Return `name` if it may be a communicator's default.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If no collective has such an algorithm.
+    """
+    known = {AUTO, NATIVE, *(name for table in ALGORITHMS.values() for name in table)}
+    if name not in known:
+        raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
+    return name
+
+
+def segments(row: Algorithm, nbytes: int, size: int) -> int:
+    """Return into how many segments a pipelined algorithm cuts each rank's chunk."""
+    if not row.segmented:
+        return 1
+    per_chunk = nbytes // max(size, 2)
+    return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))

@@ -1,0 +1,250 @@
+"""A collective whose arguments are checked: ready to be run, started or kept.
+
+A :class:`Task` knows the whole vector as one run of elements and what part of it comes from, and goes to, the
+caller's buffers. Short vectors are *staged*: they are copied into memory of ours and back, so that a plan can be used
+again for any buffers of the same length. Long ones are worked on where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from mpicoll.kernels import reduce as kernels
+
+from mpicoll.collectives import select
+from mpicoll.runtime.agreement import agree
+from mpicoll.runtime.buffers import Buffer, view_at
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.lowering import Vector, lower
+from mpicoll.runtime.native import Arguments, NativeRun, call_blocking
+from mpicoll.runtime.ops import Reducer
+from mpicoll.runtime.p2p import Plan, Run
+from mpicoll.runtime.supervisor import Signature
+from mpicoll.schedules import Schedule, chunk_bounds, find
+
+STAGED_NBYTES = 8 << 10
+"""Up to this length copying in and out costs less than looking at where the buffers lie."""
+
+ROOTED = ("bcast", "reduce")
+"""Collectives that a rank can finish before the others have come."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements ``start`` to ``stop - 1`` of the vector, which stand in `buffer` from element `displ` on."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    displ: int = 0
+
+    def view(self, carrier: np.dtype[Any]) -> np.ndarray:
+        """Return the elements in the caller's buffer."""
+        address = self.buffer.address + self.displ * carrier.itemsize
+        return view_at(address, self.stop - self.start, carrier)
+
+
+@dataclass
+class Task:
+    """See the module. Collectives differ only in these facts.
+
+    Attributes
+    ----------
+    counts
+        Elements per rank, for collectives in which ranks own parts of the vector; None where the vector is one piece.
+    given, result
+        The parts of the vector that the caller's buffers supply and receive; None if nothing.
+    source, target
+        Buffers that hold the whole vector and may be used in place of copies: `source` is only read, `target` written.
+    """
+
+    channel: Channel
+    collective: str
+    title: str
+    algorithm: str
+    count: int
+    dtype: np.dtype[Any]
+    given: Part | None
+    result: Part | None
+    source: Buffer | None = None
+    target: Buffer | None = None
+    counts: tuple[int, ...] | None = None
+    root: int = 0
+    op_name: str = ""
+    reducer: Reducer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole vector."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def carrier(self) -> np.dtype[Any]:
+        """The type in which kernels see the elements."""
+        return kernels.carrier(self.dtype)
+
+    def signature(self) -> Signature:
+        """Return the call as every rank must make it."""
+        parts = [f"count={self.count}" if self.counts is None else f"counts={_short(self.counts)}"]
+        parts.append(f"dtype={self.dtype}")
+        if self.op_name:
+            parts.append(f"op={self.op_name}")
+        if self.collective in ROOTED:
+            parts.append(f"root={self.root}")
+        return Signature.of(f"{self.title}({', '.join(parts)}, algorithm={self.algorithm})")
+
+    def bounds(self, schedule: Schedule) -> Sequence[int]:
+        """Return the element offsets of the schedule's chunks."""
+        if self.counts is None:
+            return chunk_bounds(self.count, schedule.chunks)
+        per_rank = schedule.chunks // schedule.size
+        offsets, begin = [0], 0
+        for count in self.counts:
+            offsets += [begin + bound for bound in chunk_bounds(count, per_rank)[1:]]
+            begin += count
+        return offsets
+
+    def plan(self, tag_slot: int, allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> Plan:
+        """Bind the algorithm to memory: to the caller's if the vector is long, else to `allocate`\\ d memory."""
+        channel, carrier = self.channel, self.carrier
+        row = find(self.collective, self.algorithm)
+        segments = select.segments(row, self.nbytes, channel.size)
+        schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
+        staged = self.nbytes <= STAGED_NBYTES
+        source = None if staged or self.source is None else self.source.view(carrier)
+        if staged or self.target is None:
+            target = allocate(self.count, carrier)
+        else:
+            target = self.target.view(carrier)
+        vector = Vector(source, target, self.bounds(schedule))
+        stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, carrier))
+        copies_in = self.given is not None and (staged or (self.source is None and self.given.buffer is not self.target))
+        copies_out = self.result is not None and (staged or self.result.buffer is not self.target)
+        signature = self.signature()
+        return Plan(
+            channel.comm,
+            stages,
+            signature,
+            channel.tags.tag(tag_slot, signature),
+            inbox=target[self.given.start : self.given.stop] if self.given and copies_in else None,
+            outbox=target[self.result.start : self.result.stop] if self.result and copies_out else None,
+        )
+
+    def shared_plan(self) -> Plan:
+        """Return the plan for a blocking call, from the last calls if possible."""
+        key: tuple[Any, ...] = (
+            self.collective, self.algorithm, self.count, self.dtype, self.op_name, self.reducer, self.root, self.counts,
+        )
+        if self.nbytes > STAGED_NBYTES:
+            key += (
+                self.source and self.source.address,
+                self.target and self.target.address,
+                self.given is not None and self.given.buffer is self.target,
+            )
+        else:
+            key += (self.given is not None, self.result is not None)
+        plan = self.channel.cached_plan(key)
+        if plan is None:
+            self.channel.arena.restart()
+            plan = self.plan(0, self.channel.arena.take)
+            self.channel.keep_plan(key, plan)
+        return plan
+
+    def check(self, signature: Signature, number: int, timeout: float) -> None:
+        """Compare the call with the other ranks', as far as the mode asks for it."""
+        channel = self.channel
+        if channel.check == "full":
+            agree(channel, signature, number, timeout)
+        elif self.collective in ROOTED and channel.check == "default" and signature.code not in channel.agreed:
+            agree(channel, signature, number, timeout)
+            channel.agreed.add(signature.code)
+
+    def begin(self, plan: Plan, timeout: float) -> Run:
+        """Enter the collective, copy the data in and return the run, not yet advanced."""
+        number = self.channel.enter(plan.signature)
+        self.check(plan.signature, number, timeout)
+        self.load(plan)
+        return Run(self.channel, plan, number)
+
+    def refresh(self) -> None:
+        """Take the present contents of arrays that are stood in for by copies; persistent operations start with it."""
+        for buffer in {id(b): b for b in (self.source, self.target, self.given and self.given.buffer) if b}.values():
+            buffer.take_in()
+
+    def load(self, plan: Plan) -> None:
+        """Copy the caller's data to where the plan wants it."""
+        if plan.inbox is not None and self.given is not None:
+            np.copyto(plan.inbox, self.given.view(self.carrier))
+
+    def unload(self, plan: Plan) -> None:
+        """Copy the result to where the caller wants it."""
+        if self.result is not None:
+            if plan.outbox is not None:
+                np.copyto(self.result.view(self.carrier), plan.outbox)
+            self.result.buffer.give_back()
+
+    def run(self, timeout: float) -> None:
+        """Do it and wait for the end."""
+        plan = self.shared_plan()
+        self.begin(plan, timeout).finish(timeout)
+        self.unload(plan)
+
+
+def _short(counts: tuple[int, ...]) -> str:
+    return str(list(counts)) if len(counts) <= 16 else f"{list(counts[:8])}... (hash {hash(counts) & 0xFFFFFFFF:08x})"
+
+
+@dataclass
+class NativeTask:
+    """A call that the MPI library makes.
+
+    Attributes
+    ----------
+    chosen
+        True for ``algorithm="native"``: then a blocking call is made as any program would make it.
+    """
+
+    channel: Channel
+    collective: str
+    title: str
+    arguments: Arguments
+    chosen: bool
+
+    def signature(self) -> Signature:
+        """Return what is known of the call."""
+        return Signature.of(f"{self.title}(algorithm=native)")
+
+    def enter(self, timeout: float) -> int:
+        """Enter the collective and return its number."""
+        signature = self.signature()
+        number = self.channel.enter(signature)
+        if self.channel.check == "full":
+            agree(self.channel, signature, number, timeout)
+        return number
+
+    def start(self, timeout: float) -> NativeRun:
+        """Start it nonblocking."""
+        number = self.enter(timeout)
+        return NativeRun(self.channel, self.collective, self.arguments, self.signature(), number)
+
+    def run(self, timeout: float) -> None:
+        """Do it and wait for the end."""
+        if self.chosen:
+            self.enter(timeout)
+            call_blocking(self.channel, self.collective, self.arguments)
+        else:
+            self.start(timeout).finish(timeout)
+
+
+def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Allocate memory for a plan that does not share the channel's."""
+    return np.empty(count, dtype)
+
+
+def in_place(sendbuf: Any) -> bool:
+    """Say whether the caller passed MPI.IN_PLACE."""
+    return sendbuf is MPI.IN_PLACE or (isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 0 and sendbuf[0] is MPI.IN_PLACE)

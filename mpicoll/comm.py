@@ -1,0 +1,279 @@
+"""The mpi4py face: a communicator on which the usual calls are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.collectives import dense, select
+from mpicoll.collectives.dense import AnyOp, Scope
+from mpicoll.collectives.requests import CollectiveRequest, PersistentRequest, Request
+from mpicoll.environment import launched_size
+from mpicoll.runtime import abort
+from mpicoll.runtime.channel import Channel, channel_of
+
+
+class Intracomm(MPI.Intracomm):
+    """A communicator whose collectives are mpicoll's; everything else is inherited from mpi4py.
+
+    Making one is collective over `comm`: the first time, a private duplicate for our messages is made and cached on
+    `comm`, to be freed with it. The user's communicator itself never carries a message of ours.
+
+    Parameters
+    ----------
+    comm
+        An intracommunicator; with or without a topology.
+    algorithm
+        The default of every call's ``algorithm``: ``"auto"``, ``"native"`` (the MPI library), or the name of an
+        algorithm, which is then used for the collectives that have it.
+    timeout
+        Seconds that a rank waits in one collective before it raises
+        :class:`~mpicoll.errors.CollectiveTimeout`.
+
+    Raises
+    ------
+    TypeError, ValueError, UnknownAlgorithm
+        Naming the argument and its value.
+
+    Notes
+    -----
+    Every rank must make the same calls in the same order, with the same count, dtype, op, root and algorithm. If the
+    ranks disagree, all of them get :class:`~mpicoll.errors.MismatchError`; the communicator cannot be used after that
+    unless ``MPICOLL_CHECK=full`` is set, in which case each call is compared before any data moves.
+    """
+
+    def __new__(cls, comm: MPI.Comm | None = None, **settings: Any) -> Intracomm:
+        """Make a second handle of `comm`."""
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm: {comm!r} is not an intracommunicator")
+        if comm == MPI.COMM_NULL:
+            raise ValueError("comm: it is MPI.COMM_NULL")
+        return super().__new__(cls, comm)
+
+    def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
+        select.check_default(algorithm)
+        if not timeout > 0:
+            raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")
+        _check_launcher()
+        abort.install()
+        self._scope = Scope(channel_of(comm), algorithm, float(timeout))
+
+    @property
+    def algorithm(self) -> str:
+        """The default algorithm."""
+        return self._scope.algorithm
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until a waiting rank gives up."""
+        return self._scope.timeout
+
+    def algorithms(self, collective: str) -> tuple[str, ...]:
+        """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
+        return select.names(collective)
+
+    def choice(self, collective: str, nbytes: int, *, commutative: bool = True) -> str:
+        """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
+        select.names(collective)
+        return select.choose(collective, nbytes, commutative=commutative)
+
+    # Blocking collectives -------------------------------------------------------------------------------------------
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
+        """Reduce over all ranks and give the result to all; equal bits on every rank."""
+        self._run(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+
+    def Reduce(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
+    ) -> None:
+        """Reduce over all ranks and give the result to `root`."""
+        self._run(dense.reduce, sendbuf, recvbuf, op, root, algorithm)
+
+    def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Copy the root's buffer to all ranks."""
+        self._run(dense.bcast, buf, root, algorithm)
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> None:
+        """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
+        self._run(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> None:
+        """Reduce over all ranks and give rank r the r-th of equal parts."""
+        self._run(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give every rank the parts of all ranks, equally long."""
+        self._run(dense.allgather, sendbuf, recvbuf, algorithm)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
+        self._run(dense.allgatherv, sendbuf, recvbuf, algorithm)
+
+    def Barrier(self, *, algorithm: str | None = None) -> None:
+        """Wait until every rank has come."""
+        self._run(dense.barrier, algorithm)
+
+    # Nonblocking collectives ----------------------------------------------------------------------------------------
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
+        """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
+        return self._start(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+
+    def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
+        """Start :meth:`Bcast`."""
+        return self._start(dense.bcast, buf, root, algorithm)
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Reduce_scatter`."""
+        return self._start(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+
+    def Ireduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> Request:
+        """Start :meth:`Reduce_scatter_block`."""
+        return self._start(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
+        """Start :meth:`Allgather`."""
+        return self._start(dense.allgather, sendbuf, recvbuf, algorithm)
+
+    # Persistent collectives -----------------------------------------------------------------------------------------
+
+    def Allreduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
+        return self._keep(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+
+    def Reduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce`."""
+        return self._keep(dense.reduce, sendbuf, recvbuf, op, root, algorithm)
+
+    def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Bcast`."""
+        return self._keep(dense.bcast, buf, root, algorithm)
+
+    def Reduce_scatter_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce_scatter`."""
+        return self._keep(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+
+    def Reduce_scatter_block_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce_scatter_block`."""
+        return self._keep(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+
+    def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Allgather`."""
+        return self._keep(dense.allgather, sendbuf, recvbuf, algorithm)
+
+    def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Barrier`."""
+        return self._keep(dense.barrier, algorithm)
+
+    # Making and freeing communicators -------------------------------------------------------------------------------
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Split as mpi4py does; the parts are mpicoll communicators with the same settings."""
+        return self._wrap(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
+        """Split by kind as mpi4py does; see :meth:`Split`."""
+        return self._wrap(super().Split_type(split_type, key, info))
+
+    def Dup(self, info: MPI.Info | None = None) -> Any:
+        """Duplicate; see :meth:`Split`."""
+        return self._wrap(super().Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> Any:
+        """Duplicate with hints; see :meth:`Split`."""
+        return self._wrap(super().Dup_with_info(info))
+
+    def Clone(self) -> Any:
+        """Duplicate; see :meth:`Split`."""
+        return self._wrap(super().Clone())
+
+    def Create(self, group: MPI.Group) -> Any:
+        """Make a communicator of a group; see :meth:`Split`."""
+        return self._wrap(super().Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
+        """Make a communicator of a group, collective over the group only; see :meth:`Split`."""
+        return self._wrap(super().Create_group(group, tag))
+
+    def Free(self) -> None:
+        """Free the communicator and everything that was cached on it; collective."""
+        super().Free()
+
+    def _wrap(self, comm: MPI.Comm) -> Any:
+        if comm == MPI.COMM_NULL:
+            return comm
+        return Intracomm(MPI.Intracomm(comm), algorithm=self.algorithm, timeout=self.timeout)
+
+    def _own(self) -> Channel:
+        channel = self._scope.channel
+        if not channel.lock.acquire(blocking=False):
+            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+        return channel
+
+    def _run(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> None:
+        channel = self._own()
+        try:
+            prepare(self._scope, *arguments).run(self._scope.timeout)
+        finally:
+            channel.lock.release()
+
+    def _start(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> Request:
+        channel = self._own()
+        try:
+            return CollectiveRequest(prepare(self._scope, *arguments), self._scope.timeout)
+        finally:
+            channel.lock.release()
+
+    def _keep(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> PersistentRequest:
+        channel = self._own()
+        try:
+            return PersistentRequest(prepare(self._scope, *arguments), self._scope.timeout)
+        finally:
+            channel.lock.release()
+
+
+def _check_launcher() -> None:
+    """Refuse to work when the launcher belongs to another MPI: every process would believe that it is alone."""
+    launched = launched_size()
+    if launched is not None and launched > 1 and MPI.COMM_WORLD.size == 1:
+        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        raise RuntimeError(
+            f"the launcher started {launched} processes, but MPI sees only this one: mpirun and the MPI library of "
+            f"mpi4py ({library}) do not belong together; use the mpirun of that library"
+        )

@@ -1,0 +1,1 @@
+"""Where MPI is touched: private communicators, buffers, operations, waiting, running schedules."""

@@ -1,0 +1,130 @@
+"""Make sure, before any data moves, that all ranks make the same call.
+
+One small allreduce of (code, -code) with MIN tells every rank whether all codes are equal, so all of them raise or
+none does, and the communicator stays usable. It costs as much as an allreduce of 16 bytes; when it is done is decided by
+``MPICOLL_CHECK``: in ``full`` mode before every call, by default only where a rank could otherwise finish before the
+others have come (bcast and reduce), and there only the first time that a call with this signature is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.runtime.channel import Channel, Tags
+from mpicoll.runtime.lowering import Vector, lower
+from mpicoll.runtime.ops import Reducer, reducer_for
+from mpicoll.runtime.p2p import Plan, Run
+from mpicoll.runtime.supervisor import Signature
+from mpicoll.schedules import find
+
+_RECORD_NBYTES = 2048
+_INT64 = np.dtype(np.int64)
+_UINT8 = np.dtype(np.uint8)
+
+
+def _private_plan(
+    channel: Channel, collective: str, algorithm: str, memory: np.ndarray, counts: int, tag: int, reducer: Reducer | None
+) -> Plan:
+    schedule = find(collective, algorithm).schedule(channel.size, channel.rank)
+    bounds = [chunk * counts for chunk in range(schedule.chunks + 1)]
+
+    def scratch(count: int) -> np.ndarray:
+        return np.empty(count, memory.dtype)
+
+    stages = lower(schedule, Vector(None, memory, bounds), reducer, scratch)
+    return Plan(channel.comm, stages, Signature.of("agreement"), tag, inbox=memory)
+
+
+def _cached(channel: Channel, key: str, make: Callable[[], Plan]) -> Plan:
+    plan = channel.cached_plan(key)
+    if plan is None:
+        plan = make()
+        channel.keep_plan(key, plan)
+    return plan
+
+
+def _agreement_plan(channel: Channel) -> Plan:
+    minimum = reducer_for(MPI.MIN, _INT64)
+    return _cached(
+        channel,
+        "agreement",
+        lambda: _private_plan(
+            channel, "allreduce", "recursive_doubling", np.empty(2, _INT64), 2, Tags.AGREEMENT, minimum
+        ),
+    )
+
+
+def _exchange_plan(channel: Channel) -> Plan:
+    memory = np.empty(channel.size * _RECORD_NBYTES, _UINT8)
+    return _cached(
+        channel,
+        "exchange",
+        lambda: _private_plan(channel, "allgather", "bruck", memory, _RECORD_NBYTES, Tags.EXCHANGE, None),
+    )
+
+
+def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
+    plan.signature = signature  # a rank that waits here waits for this call
+    Run(channel, plan, number).finish(timeout)
+    assert plan.inbox is not None
+    return plan.inbox
+
+
+def agree(
+    channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None
+) -> None:
+    """Compare `signature`, or `error`, with what the other ranks have; the communicator stays usable.
+
+    Parameters
+    ----------
+    error
+        What is wrong with this rank's arguments: it takes part and then raises it itself.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the signatures differ.
+    RemoteError
+        If another rank's arguments are wrong and this one's are not.
+    CollectiveTimeout
+        If a rank never came.
+    """
+    text = signature.text if error is None else f"!{type(error).__name__}: {error}"
+    code = Signature.of(text).code
+    plan = _agreement_plan(channel)
+    assert plan.inbox is not None
+    plan.inbox[:] = code, -code
+    lowest, highest = _run(channel, plan, signature, number, timeout).tolist()
+    if error is not None:
+        if lowest != -highest:
+            _exchange(channel, text, signature, number, timeout)
+        raise error
+    if lowest != -highest:
+        _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:
+    """Return every rank's text."""
+    plan = _exchange_plan(channel)
+    assert plan.inbox is not None
+    records = plan.inbox.reshape(channel.size, _RECORD_NBYTES)
+    own = text.encode()[:_RECORD_NBYTES]
+    records[channel.rank] = 0
+    records[channel.rank, : len(own)] = np.frombuffer(own, _UINT8)
+    _run(channel, plan, signature, number, timeout)
+    return [bytes(record).rstrip(b"\0").decode(errors="replace") for record in records]
+
+
+def _raise_difference(number: int, texts: list[str]) -> None:
+    for rank, text in enumerate(texts):
+        if text.startswith("!"):
+            raise RemoteError(f"collective {number}: rank {rank} refused its arguments: {text[1:]}")
+    calls: dict[str, list[str]] = {}
+    for rank, text in enumerate(texts):
+        calls.setdefault(text, []).append(str(rank))
+    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
+    raise MismatchError(f"collective {number} of this communicator differs between ranks: {'; '.join(parts)}")

@@ -1,0 +1,363 @@
+"""What the caller passed, as flat memory: addresses, counts and element types, checked once.
+
+mpi4py's buffer specifications are understood: an array or any object with the buffer protocol, ``[data, datatype]``,
+``[data, count, datatype]``, ``[data, (count, displ), datatype]``, and with counts and displacements for the vector
+forms. What has no element type of ours (derived datatypes, long double, memory on other devices) is reported by
+:class:`Foreign`; such calls go to the MPI library as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
+import numpy as np
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+_KINDS = frozenset("biufc")
+_REFUSED = frozenset("OSUVMm")
+_BFLOAT16 = np.dtype("bfloat16")
+
+
+class Foreign(Exception):  # noqa: N818  (control flow: the MPI library takes over)
+    """The specification is legal for mpi4py but not one that hand-written algorithms handle."""
+
+
+class Spec(NamedTuple):
+    """A taken-apart buffer specification; None where the caller left something out."""
+
+    data: Any
+    counts: Any
+    displs: Any
+    datatype: MPI.Datatype | str | None
+
+
+class Buffer:
+    """One argument as flat memory.
+
+    Attributes
+    ----------
+    address, count, dtype
+        Where the elements are, how many, and their type in native byte order.
+    nbytes
+        ``count * dtype.itemsize``.
+    owner
+        Keeps the memory alive.
+    destination
+        None, or the caller's array if the elements stand in for it in a contiguous copy; see :meth:`give_back`.
+    """
+
+    __slots__ = ("address", "count", "destination", "dtype", "nbytes", "order", "owner")
+
+    def __init__(
+        self,
+        owner: Any,
+        address: int,
+        count: int,
+        dtype: np.dtype[Any],
+        *,
+        destination: np.ndarray | None = None,
+        order: str = "",
+    ) -> None:
+        self.owner = owner
+        self.address = address
+        self.count = count
+        self.dtype = dtype
+        self.nbytes = count * dtype.itemsize
+        self.destination = destination
+        self.order = order
+        """"C" or "F" for arrays whose memory order matters, "" for flat memory."""
+
+    def give_back(self) -> None:
+        """Copy the result into the caller's array, if the elements stand in for it."""
+        if self.destination is not None:
+            self.destination[...] = self.owner
+
+    def take_in(self) -> None:
+        """Copy the caller's present data into the stand-in; persistent operations do so at each start."""
+        if self.destination is not None:
+            self.owner[...] = self.destination
+
+    def view(self, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the memory as a flat array of `dtype`, which has the elements' item size."""
+        return view_at(self.address, self.count, dtype)
+
+
+def view_at(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return `count` elements at `address` as an array that does not own them."""
+    if count == 0:
+        return np.empty(0, dtype)
+    return np.frombuffer(MPI.buffer.fromaddress(address, count * dtype.itemsize), dtype)
+
+
+def _element_dtype(dtype: np.dtype[Any], argument: str) -> np.dtype[Any]:
+    if dtype == _BFLOAT16:
+        return _BFLOAT16
+    if dtype.kind in _REFUSED:
+        raise TypeError(f"{argument}: elements of dtype {dtype} cannot be communicated")
+    if dtype.kind not in _KINDS or dtype.itemsize > 16 or dtype.char in "gG":
+        raise Foreign
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def from_array(array: np.ndarray, argument: str, writable: bool) -> Buffer:
+    """Describe an array; one that is not contiguous or byte-swapped is stood in for by a copy."""
+    dtype = _element_dtype(array.dtype, argument)
+    flags = array.flags
+    if writable and not flags.writeable:
+        raise ValueError(f"{argument}: the array is read-only")
+    order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
+    if order and array.dtype.isnative:
+        order = "" if flags.c_contiguous and flags.f_contiguous else order
+        return Buffer(array, MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address, array.size, dtype,
+                      order=order)
+    if writable and 0 in array.strides and array.size > 1:
+        raise ValueError(f"{argument}: the array is a broadcast view, whose elements share memory")
+    copy = np.array(array, dtype=dtype, order="C")
+    return Buffer(copy, copy.ctypes.data, copy.size, dtype, destination=array, order="C" if copy.ndim > 1 else "")
+
+
+def _flat_bytes(array: np.ndarray) -> Any:
+    """Return something with the buffer protocol: custom dtypes have it only through a byte view."""
+    if array.dtype != _BFLOAT16:
+        return array
+    return (array if array.flags.c_contiguous else array.T).view(np.uint16)
+
+
+def take_apart(spec: Any, argument: str, *, vector: bool = False) -> Spec:
+    """Split a specification as mpi4py does; in vector collectives only a tuple is a pair (counts, displs)."""
+    if not isinstance(spec, (list, tuple)):
+        return Spec(spec, None, None, None)
+    parts = list(spec)
+    if not 2 <= len(parts) <= 4:
+        raise ValueError(f"{argument}: a buffer specification has 2 to 4 items, not {len(parts)}")
+    datatype: Any = None
+    if len(parts) > 2 or isinstance(parts[1], (MPI.Datatype, str)):
+        datatype = parts.pop()
+    data, counts, displs = (*parts, None, None)[:3]
+    pair = tuple if vector else (tuple, list)
+    if displs is None and isinstance(counts, pair) and len(counts) == 2:
+        counts, displs = counts
+    if datatype is not None and not isinstance(datatype, (MPI.Datatype, str)):
+        raise TypeError(f"{argument}: {datatype!r} is not a datatype")
+    return Spec(data, counts, displs, datatype)
+
+
+def _datatype_dtype(datatype: MPI.Datatype | str, argument: str) -> np.dtype[Any]:
+    if isinstance(datatype, str):
+        try:
+            datatype = MPI.Datatype.fromcode(datatype)
+        except ValueError:
+            raise TypeError(f"{argument}: {datatype!r} is not a type code") from None
+    if datatype == MPI.DATATYPE_NULL:
+        raise TypeError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
+    if not datatype.is_predefined:
+        raise Foreign
+    dtype = dtlib.to_numpy_dtype(datatype)
+    if dtype.kind == "S":
+        return np.dtype(np.int8)
+    return _element_dtype(dtype, argument) if dtype.kind != "V" else _foreign()
+
+
+def _foreign() -> Any:
+    raise Foreign
+
+
+def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
+    """Return any object with the buffer protocol as an array."""
+    if isinstance(data, np.ndarray):
+        return data
+    if data is None or isinstance(data, (int, float, complex)) and not isinstance(data, np.generic):
+        raise TypeError(f"{argument}: {data!r} is not a buffer")
+    if hasattr(data, "__cuda_array_interface__"):
+        raise Foreign
+    try:
+        view = memoryview(data)
+    except TypeError:
+        if hasattr(data, "__dlpack__"):
+            raise Foreign from None
+        raise TypeError(f"{argument}: {type(data).__name__} is not a buffer (an array, or [array, datatype])") from None
+    if writable and view.readonly:
+        raise ValueError(f"{argument}: the buffer is read-only")
+    return np.asarray(view)
+
+
+def resolve(spec: Any, argument: str, *, writable: bool) -> Buffer:
+    """Describe one argument of a collective.
+
+    Parameters
+    ----------
+    spec
+        An array or a specification as mpi4py takes it.
+    argument
+        Its name, for error messages.
+    writable
+        Whether the collective writes to it.
+
+    Raises
+    ------
+    Foreign
+        If only the MPI library can handle it.
+    TypeError, ValueError
+        Naming argument and value.
+    """
+    if type(spec) is np.ndarray:
+        return from_array(spec, argument, writable)
+    parts = take_apart(spec, argument)
+    array = _memory(parts.data, argument, writable)
+    if parts.counts is None and parts.datatype is None:
+        return from_array(array, argument, writable)
+    if isinstance(parts.counts, (list, tuple, np.ndarray)):
+        raise TypeError(f"{argument}: counts {parts.counts!r} make sense in vector collectives only")
+    return _part(array, parts, argument, writable)
+
+
+def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool) -> Buffer:
+    """Describe `count` elements from element `displ` of contiguous memory, read as the given datatype."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{argument}: the array is read-only")
+    dtype = _element_dtype(array.dtype, argument)
+    if parts.datatype is not None:
+        dtype = _datatype_dtype(parts.datatype, argument)
+    displ = _index(parts.displs, argument, "displacement") if parts.displs is not None else 0
+    available = array.nbytes // dtype.itemsize - displ
+    if parts.counts is None and array.nbytes % dtype.itemsize:
+        raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of {dtype}")
+    count = available if parts.counts is None else _index(parts.counts, argument, "count")
+    if count > available:
+        raise ValueError(f"{argument}: {count} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes")
+    address = MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address + displ * dtype.itemsize
+    return Buffer(array, address, count, dtype)
+
+
+def _index(value: Any, argument: str, what: str) -> int:
+    try:
+        number = int(value.__index__())
+    except (AttributeError, TypeError):
+        raise TypeError(f"{argument}: {what} {value!r} is not a whole number") from None
+    if number < 0:
+        raise ValueError(f"{argument}: {what} {number} is negative")
+    return number
+
+
+def check_alike(send: Buffer, recv: Buffer) -> None:
+    """Refuse a pair of buffers of different type, or of different memory order."""
+    if send.dtype != recv.dtype:
+        raise TypeError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
+    if send.order and recv.order and send.order != recv.order:
+        raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
+
+
+def check_apart(send: Buffer, recv: Buffer) -> None:
+    """Refuse buffers that overlap; the very same memory has been taken for IN_PLACE before."""
+    if send.destination is not None or recv.destination is not None:
+        return  # one of them is a copy
+    if send.address < recv.address + recv.nbytes and recv.address < send.address + send.nbytes:
+        raise ValueError("sendbuf and recvbuf overlap in memory")
+
+
+class Blocks(NamedTuple):
+    """A receive buffer of a vector collective: one block a rank."""
+
+    buffer: Buffer
+    counts: list[int]
+    displs: list[int]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the blocks follow each other without gaps."""
+        expected = 0
+        for count, displ in zip(self.counts, self.displs, strict=True):
+            if count and displ != expected:
+                return False
+            expected += count
+        return True
+
+
+class ScatteredBlocks(Buffer):
+    """Stands in, packed, for blocks that lie apart in the caller's memory."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Blocks) -> None:
+        packed = np.empty(sum(blocks.counts), blocks.buffer.dtype)
+        super().__init__(packed, packed.ctypes.data, packed.size, packed.dtype, destination=packed)
+        self._blocks = blocks
+        self.take_in()
+
+    def _pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield each block here and in the caller's memory."""
+        whole, begin = self._blocks.buffer.view(self.dtype), 0
+        for count, displ in zip(self._blocks.counts, self._blocks.displs, strict=True):
+            yield self.owner[begin : begin + count], whole[displ : displ + count]
+            begin += count
+
+    def give_back(self) -> None:
+        """Copy the blocks to where the caller wants them."""
+        for packed, scattered in self._pairs():
+            scattered[...] = packed
+        self._blocks.buffer.give_back()
+
+    def take_in(self) -> None:
+        """Copy the caller's present blocks."""
+        for packed, scattered in self._pairs():
+            packed[...] = scattered
+
+
+def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
+    """Describe the receive buffer of Allgatherv; without counts it is cut into equal blocks.
+
+    Raises
+    ------
+    Foreign, TypeError, ValueError
+        As :func:`resolve`; also for counts that do not fit the buffer and blocks that overlap.
+    """
+    parts = take_apart(spec, argument, vector=True)
+    plain = [parts.data, parts.datatype] if parts.datatype is not None else parts.data
+    buffer = resolve(plain, argument, writable=True)
+    if parts.counts is None:
+        if buffer.count % size:
+            raise ValueError(f"{argument}: {buffer.count} elements cannot be divided among {size} ranks")
+        counts = [buffer.count // size] * size
+    else:
+        counts = _indices(parts.counts, argument, "counts", size)
+    displs = _running_sum(counts) if parts.displs is None else _indices(parts.displs, argument, "displs", size)
+    _check_blocks(buffer.count, counts, displs, argument)
+    return Blocks(buffer, counts, displs)
+
+
+def _indices(values: Any, argument: str, what: str, size: int) -> list[int]:
+    try:
+        numbers = [_index(value, argument, what) for value in values]
+    except TypeError:
+        raise TypeError(f"{argument}: {what} {values!r} are not whole numbers") from None
+    if len(numbers) != size:
+        raise ValueError(f"{argument}: {len(numbers)} {what} were given for {size} ranks")
+    return numbers
+
+
+def _running_sum(counts: Sequence[int]) -> list[int]:
+    displs, total = [], 0
+    for count in counts:
+        displs.append(total)
+        total += count
+    return displs
+
+
+def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str) -> None:
+    end = 0
+    for displ, count in sorted((displ, count) for displ, count in zip(displs, counts, strict=True) if count):
+        if displ < end:
+            raise ValueError(f"{argument}: blocks overlap at element {displ}")
+        end = displ + count
+    if end > available:
+        raise ValueError(f"{argument}: the blocks end at element {end}, the buffer at {available}")
+
+
+def resolve_counts(recvcounts: Any, size: int) -> list[int]:
+    """Check the `recvcounts` of Reduce_scatter."""
+    return _indices(recvcounts, "recvcounts", "recvcounts", size)

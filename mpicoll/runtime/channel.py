@@ -1,0 +1,218 @@
+"""The private side of a communicator: a duplicate on which all our messages travel, and what belongs to it.
+
+It is made once per communicator, cached as an attribute of it, and freed with it. Nothing of ours ever touches the
+user's communicator, so no receive of theirs can catch our messages.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import CommunicatorBroken
+from mpicoll.runtime.supervisor import Signature, Supervisor
+from mpicoll.runtime.waiting import polls_before_yield
+
+if TYPE_CHECKING:
+    from mpicoll.runtime.p2p import Plan
+
+MAX_PLANS = 128
+"""Plans kept for repeated calls; each holds its requests."""
+
+_READ_NEWS_EVERY = 256
+CHECK_MODES = ("off", "default", "full")
+
+
+class Tags:
+    """How the tag space is used: some bits say which operation in flight, the rest say what call it is.
+
+    A message of a call that its peer does not make finds no receive there, so nothing is overwritten by a wrong
+    program, and two operations in flight cannot take each other's messages.
+    """
+
+    AGREEMENT, EXCHANGE, FIRST_FREE = 1, 2, 3
+    """Values in slot 0; 0 itself is the control tag."""
+
+    def __init__(self, upper_bound: int) -> None:
+        bits = min((upper_bound + 1).bit_length() - 1, 28)
+        slot_bits = min(10, bits // 3)
+        self.slots = 1 << slot_bits
+        self._code_bits = bits - slot_bits
+
+    def tag(self, slot: int, signature: Signature) -> int:
+        """Return the tag of a call in a slot; slot 0 is for blocking calls."""
+        codes = (1 << self._code_bits) - self.FIRST_FREE
+        return (slot << self._code_bits) + self.FIRST_FREE + signature.code % codes
+
+
+class Arena:
+    """Working memory that blocking calls share, since only one runs at a time; it grows and is never returned."""
+
+    _ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._used = 0
+
+    def restart(self) -> None:
+        """Begin a new plan: it may use everything."""
+        self._used = 0
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return uninitialised memory that no other part of the same plan uses."""
+        nbytes = count * dtype.itemsize
+        start = self._used
+        if start + nbytes > self._memory.size:
+            # Plans that hold the old memory keep it alive; parts of this plan may lie in old and new memory.
+            grown = max(start + nbytes, 2 * self._memory.size, 1 << 16)
+            raw = np.empty(grown + self._ALIGNMENT, np.uint8)
+            shift = -raw.ctypes.data % self._ALIGNMENT
+            self._memory = raw[shift : shift + grown]
+        self._used = start + -(-nbytes // self._ALIGNMENT) * self._ALIGNMENT
+        return self._memory[start : start + nbytes].view(dtype)
+
+
+class Channel:
+    """What one communicator needs for our collectives.
+
+    Attributes
+    ----------
+    comm
+        The private duplicate.
+    number
+        How many collectives have been called; equal on all ranks in a correct program.
+    broken
+        Why nothing more can be done here, or None.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self.tags = Tags(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+        self.supervisor = Supervisor(self.comm)
+        self.polls = polls_before_yield(self.comm)
+        self.arena = Arena()
+        self.agreed: set[int] = set()
+        self.number = 0
+        self.broken: str | None = None
+        self.lock = threading.Lock()
+        self.check = _agree_on_check(self.comm)
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._kept: list[Any] = []
+        self._nonblocking = 0
+        self._persistent = 0
+        _channels.add(self)
+
+    def enter(self, signature: Signature) -> int:
+        """Begin a collective: return its number.
+
+        Raises
+        ------
+        CommunicatorBroken
+            If an earlier failure left messages in flight.
+        """
+        if self.broken is not None:
+            raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
+        self.number += 1
+        self.supervisor.record(self.number, signature)
+        if self.number % _READ_NEWS_EVERY == 0:
+            self.supervisor.read_news()
+        return self.number
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the others that this rank does not make the call that they make now."""
+        if self.broken is None:
+            self.number += 1
+            self.supervisor.refuse(self.number, f"{type(error).__name__}: {error}")
+
+    def break_off(self, reason: str, *kept: Any) -> None:
+        """Mark the channel unusable; what is `kept` stays alive, since messages may still arrive in it."""
+        self.broken = self.broken or reason
+        self._kept.extend(kept)
+
+    def cached_plan(self, key: Hashable) -> Plan | None:
+        """Return the plan kept under `key`."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def keep_plan(self, key: Hashable, plan: Plan) -> None:
+        """Keep a plan for the next call; the one unused for longest is freed."""
+        self._plans[key] = plan
+        if len(self._plans) > MAX_PLANS:
+            self._plans.popitem(last=False)[1].free()
+
+    def next_slot(self, *, persistent: bool) -> int:
+        """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks."""
+        half = self.tags.slots // 2
+        if persistent:
+            self._persistent += 1
+            return half + self._persistent % half
+        self._nonblocking += 1
+        return 1 + self._nonblocking % (half - 1)
+
+    def release(self) -> None:
+        """Free the requests; local, so that it can be done at any time, for instance before MPI is finalised."""
+        for plan in self._plans.values():
+            if self.broken is None:
+                plan.free()
+        self._plans.clear()
+
+    def close(self) -> None:
+        """Free everything; collective."""
+        _channels.discard(self)
+        self.release()
+        if self.broken is None:
+            self.comm.Free()
+        else:
+            self._kept.append(self.comm)
+        self.broken = "it was freed"
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_keyval: int | None = None
+
+
+def _agree_on_check(comm: MPI.Intracomm) -> str:
+    """Return the strictest mode that any rank asks for, so that all do the same."""
+    text = os.environ.get("MPICOLL_CHECK", "default") or "default"
+    if text not in CHECK_MODES:
+        raise ValueError(f"MPICOLL_CHECK: {text!r} is not one of {', '.join(CHECK_MODES)}")
+    wanted = np.array([CHECK_MODES.index(text)], np.int32)
+    comm.Allreduce(MPI.IN_PLACE, wanted, MPI.MAX)
+    return CHECK_MODES[wanted[0]]
+
+
+def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+    if not (sys.is_finalizing() or MPI.Is_finalized()):
+        channel.close()
+
+
+def channel_of(comm: MPI.Intracomm) -> Channel:
+    """Return the channel of a communicator; collective when it is made."""
+    global _keyval
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
+    channel = comm.Get_attr(_keyval)
+    if channel is None:
+        channel = Channel(comm)
+        comm.Set_attr(_keyval, channel)
+    return channel
+
+
+@atexit.register
+def _release_all() -> None:
+    """Before MPI is finalised, free requests that would otherwise be reported as leaks."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        for channel in list(_channels):
+            channel.release()

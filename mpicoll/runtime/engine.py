@@ -1,0 +1,116 @@
+"""Progress of nonblocking operations: whoever waits for anything drives all that is on its way.
+
+MPI moves long messages only inside MPI calls, and our kernels run on the caller's core, so a nonblocking collective
+advances whenever any mpicoll call of this process waits, and in Test and Wait of any request; never in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.supervisor import Waiting
+from mpicoll.runtime.waiting import wait_until
+
+
+class Advancing(Protocol):
+    """Something that can be driven."""
+
+    def step(self) -> bool:
+        """Go on without waiting; return whether it has ended, well or badly."""
+        ...
+
+
+class InFlight(ABC):
+    """A collective on its way.
+
+    Attributes
+    ----------
+    number
+        The number of the collective on its communicator.
+    """
+
+    __slots__ = ("channel", "number")
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self.channel, self.number = channel, number
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Go on as far as messages have come, without waiting; return whether the end is reached."""
+
+    @abstractmethod
+    def waiting(self) -> Waiting:
+        """Describe what it waits for."""
+
+    @abstractmethod
+    def abandon(self, error: BaseException) -> None:
+        """Give up: no message may reach the caller's memory any more, and nobody may use the channel."""
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the end, at most `timeout` seconds.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CollectiveTimeout
+            After which the channel is broken.
+        """
+        if self.advance():
+            return
+        supervisor = self.channel.supervisor
+        try:
+            wait_until(
+                with_progress(self.advance),
+                self.channel.polls,
+                lambda waited: supervisor.look(self.waiting(), waited, timeout),
+            )
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+
+_active: list[Advancing] = []
+_lock = threading.Lock()
+
+
+def add(operation: Advancing) -> None:
+    """Drive `operation` from now on."""
+    with _lock:
+        _active.append(operation)
+
+
+def remove(operation: Advancing) -> None:
+    """Stop driving `operation`."""
+    with _lock:
+        if operation in _active:
+            _active.remove(operation)
+
+
+def progress() -> None:
+    """Advance everything that is on its way, unless another thread is doing so."""
+    if not _active or not _lock.acquire(blocking=False):
+        return
+    try:
+        _active[:] = [operation for operation in _active if not operation.step()]
+    finally:
+        _lock.release()
+
+
+def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a test that also advances the others; the plain test if there are none."""
+    if not _active:
+        return done
+
+    def test() -> bool:
+        progress()
+        return done()
+
+    return test
+
+
+def pending() -> int:
+    """Return how many nonblocking operations have not ended."""
+    return len(_active)

@@ -1,0 +1,67 @@
+"""The MPI library's own collectives: the baseline, and the way for what is not written by hand.
+
+This is the only module that calls them on users' data. They run on the private duplicate like everything else.
+As an algorithm (``algorithm="native"``) they are called as any program would call them: blocking, without a deadline.
+As the way for foreign datatypes and operations they are started nonblocking, so that the wait has a deadline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.engine import InFlight
+from mpicoll.runtime.supervisor import Signature, Waiting
+
+Arguments = tuple[Any, ...]
+
+BLOCKING = {
+    "allreduce": MPI.Intracomm.Allreduce,
+    "reduce": MPI.Intracomm.Reduce,
+    "bcast": MPI.Intracomm.Bcast,
+    "reduce_scatter": MPI.Intracomm.Reduce_scatter,
+    "reduce_scatter_block": MPI.Intracomm.Reduce_scatter_block,
+    "allgather": MPI.Intracomm.Allgather,
+    "allgatherv": MPI.Intracomm.Allgatherv,
+    "barrier": MPI.Intracomm.Barrier,
+}
+NONBLOCKING = {
+    "allreduce": MPI.Intracomm.Iallreduce,
+    "reduce": MPI.Intracomm.Ireduce,
+    "bcast": MPI.Intracomm.Ibcast,
+    "reduce_scatter": MPI.Intracomm.Ireduce_scatter,
+    "reduce_scatter_block": MPI.Intracomm.Ireduce_scatter_block,
+    "allgather": MPI.Intracomm.Iallgather,
+    "allgatherv": MPI.Intracomm.Iallgatherv,
+    "barrier": MPI.Intracomm.Ibarrier,
+}
+
+
+class NativeRun(InFlight):
+    """A nonblocking collective of the MPI library on its way."""
+
+    __slots__ = ("_request", "signature")
+
+    def __init__(self, channel: Channel, collective: str, arguments: Arguments, signature: Signature, number: int):
+        super().__init__(channel, number)
+        self.signature = signature
+        self._request = NONBLOCKING[collective](channel.comm, *arguments)
+
+    def advance(self) -> bool:
+        """Return whether it has ended."""
+        return bool(self._request.Test())
+
+    def waiting(self) -> Waiting:
+        """Describe what is waited for; only the MPI library knows more."""
+        return Waiting(self.number, self.signature, "inside the MPI library", ())
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up; the request stays alive because it cannot be taken back."""
+        self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
+
+
+def call_blocking(channel: Channel, collective: str, arguments: Arguments) -> None:
+    """Make the MPI library's blocking call."""
+    BLOCKING[collective](channel.comm, *arguments)

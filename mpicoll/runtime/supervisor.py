@@ -1,0 +1,226 @@
+"""How ranks that wait too long find out why: who called what, who never came, who failed.
+
+Nothing here costs anything while messages arrive in time. A rank that has waited for a fifth of a second tells the
+others the number and the signature of the collective that it is in, and reads what they have told. Collectives are
+numbered alike on all ranks of a communicator, so
+
+* another signature under the same number proves that the program is wrong: :class:`MismatchError` everywhere;
+* a rank from which nothing has come when the time is up is named in :class:`CollectiveTimeout`;
+* a rank that refused its own arguments has said so at once: :class:`RemoteError` on the others.
+
+The messages are short JSON texts on a tag of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
+
+CONTROL_TAG = 0
+_MAX_NBYTES = 16384
+_HISTORY = 1024
+_GATHER_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 0.02
+_EVERYBODY = 64
+"""Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
+
+
+class Signature(NamedTuple):
+    """A call as all ranks must make it: its text for people, and a number for comparing."""
+
+    text: str
+    code: int
+
+    @classmethod
+    def of(cls, text: str) -> Signature:
+        """Make the signature with this text."""
+        return cls(text, zlib.crc32(text.encode()))
+
+
+class Waiting(NamedTuple):
+    """What a rank is waiting for."""
+
+    number: int
+    signature: Signature
+    progress: str
+    peers: tuple[int, ...]
+
+
+class _Report(NamedTuple):
+    """The last news from a rank."""
+
+    number: int
+    code: int
+    text: str
+    progress: str
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+class Supervisor:
+    """One rank's view of what the ranks of a communicator are doing."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
+        self._reports: dict[int, _Report] = {}
+        self._refused: set[int] = set()
+        self._announced: tuple[int, float] = (-1, 0.0)
+        self._outbox: list[tuple[MPI.Request, bytes]] = []
+
+    def record(self, number: int, signature: Signature) -> None:
+        """Note that this rank calls collective `number` now."""
+        self._history[number % _HISTORY] = (number, signature)
+
+    def called(self, number: int) -> Signature | None:
+        """Return what this rank called under `number`, as far back as is remembered."""
+        noted, signature = self._history[number % _HISTORY]
+        return signature if noted == number else None
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Tell all others that this rank cannot take part in collective `number`."""
+        self._refused.add(number)
+        self._tell_all({"kind": "refused", "number": number, "text": reason})
+
+    def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
+        """Exchange news; return after how many seconds of waiting to look again.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CollectiveTimeout
+            If this wait cannot end well.
+        """
+        self.read_news()
+        self._announce(waiting, waited)
+        wrong = self._find_mismatch()
+        if wrong is not None:
+            self._raise_mismatch(wrong, waiting)
+        if waited >= timeout:
+            self._raise_timeout(waiting, timeout)
+        return min(waited + _LOOK_AGAIN_SECONDS, timeout)
+
+    def read_news(self) -> None:
+        """Read all control messages that have come; raise what an alarm among them says."""
+        self._outbox = [entry for entry in self._outbox if not entry[0].Test()]
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, CONTROL_TAG, status):
+            self._read_one(status)
+
+    def _read_one(self, status: MPI.Status) -> None:
+        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        source = status.Get_source()
+        self._comm.Recv([data, MPI.BYTE], source, CONTROL_TAG)
+        news = json.loads(data.tobytes())
+        number = int(news["number"])
+        if news["kind"] == "waiting":
+            report = _Report(number, int(news["code"]), str(news["text"]), str(news["progress"]))
+            self._reports[source] = report
+        elif news["kind"] == "refused":
+            if number not in self._refused:
+                raise RemoteError(f"collective {number}: rank {source} refused its arguments: {news['text']}")
+        elif news["kind"] == "mismatch":
+            raise MismatchError(str(news["text"]))
+        elif news["kind"] == "timeout":
+            raise CollectiveTimeout(f"(reported by rank {source}) {news['text']}", news["missing"])
+
+    def _announce(self, waiting: Waiting, waited: float) -> None:
+        """Tell the others what this rank waits for, once, and again each time the wait has doubled."""
+        number, said_at = self._announced
+        if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
+            return
+        self._announced = (waiting.number, waited)
+        news = {
+            "kind": "waiting",
+            "number": waiting.number,
+            "code": waiting.signature.code,
+            "text": waiting.signature.text,
+            "progress": waiting.progress,
+        }
+        for peer in self._audience(waiting.peers):
+            self._tell(peer, news)
+
+    def _audience(self, waited_for: tuple[int, ...]) -> list[int]:
+        size, rank = self._comm.size, self._comm.rank
+        if size <= _EVERYBODY:
+            return [peer for peer in range(size) if peer != rank]
+        distances = [1 << k for k in range((size - 1).bit_length())]
+        near = {(rank + sign * distance) % size for distance in distances for sign in (1, -1)}
+        return sorted((near | set(waited_for)) - {rank})
+
+    def _tell(self, peer: int, news: dict[str, Any]) -> None:
+        text = json.dumps(news).encode()
+        if len(text) > _MAX_NBYTES:
+            text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()
+        # A message that nobody reads must not hold up this rank: it is kept until it is gone.
+        self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
+
+    def _tell_all(self, news: dict[str, Any]) -> None:
+        for peer in range(self._comm.size):
+            if peer != self._comm.rank:
+                self._tell(peer, news)
+
+    def _find_mismatch(self) -> int | None:
+        for report in self._reports.values():
+            own = self.called(report.number)
+            if own is not None and own.code != report.code:
+                return report.number
+        return None
+
+    def _raise_mismatch(self, number: int, waiting: Waiting) -> None:
+        """Wait a moment for the others' reports, then tell everybody and raise."""
+        self._gather(number)
+        text = self._describe(number)
+        self._tell_all({"kind": "mismatch", "number": number, "text": text})
+        self._flush()
+        raise MismatchError(text)
+
+    def _gather(self, number: int) -> None:
+        until = time.monotonic() + _GATHER_SECONDS
+        while time.monotonic() < until:
+            self.read_news()
+            heard = [report for report in self._reports.values() if report.number >= number]
+            if len(heard) == self._comm.size - 1:
+                return
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _describe(self, number: int) -> str:
+        """Say which ranks called what under `number`."""
+        own = self.called(number)
+        calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
+        for rank, report in self._reports.items():
+            if report.number == number:
+                calls.setdefault(report.text, []).append(rank)
+        parts = [f"{_ranks(sorted(ranks))} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
+        return f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
+
+    def _raise_timeout(self, waiting: Waiting, timeout: float) -> None:
+        size, rank = self._comm.size, self._comm.rank
+        others = [peer for peer in range(size) if peer != rank]
+        here = [peer for peer in others if peer in self._reports and self._reports[peer].number >= waiting.number]
+        missing = [peer for peer in others if peer not in here]
+        if size > _EVERYBODY:
+            missing = [peer for peer in missing if peer in waiting.peers]
+        text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
+        text += f"{_ranks(missing)} did not come" if missing else "nothing more arrived"
+        text += f" within {timeout:g} s"
+        text += "".join(f"; rank {peer} was last seen in {self._reports[peer].text}, collective "
+                        f"{self._reports[peer].number}" for peer in missing if peer in self._reports)
+        text += f"; {_ranks(sorted([*here, rank]))} waited there"
+        self._tell_all({"kind": "timeout", "number": waiting.number, "text": text, "missing": missing})
+        self._flush()
+        raise CollectiveTimeout(text, missing)
+
+    def _flush(self) -> None:
+        """Give the alarms a moment to leave, since the program may end right after."""
+        until = time.monotonic() + 0.1
+        while self._outbox and time.monotonic() < until:
+            self._outbox = [entry for entry in self._outbox if not entry[0].Test()]

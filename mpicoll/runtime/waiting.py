@@ -1,0 +1,57 @@
+"""Waiting for messages: poll, spin a little, then yield the core, then sleep; and never for ever.
+
+How long a rank polls before it yields depends on whether every rank of the node has a core to itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from mpicoll.environment import cores, local_ranks
+
+POLLS_BEFORE_YIELD = 200
+"""About as long as a message takes on one node; with fewer cores than ranks the peer needs the core at once."""
+SECONDS_BEFORE_SLEEP = 0.02
+SLEEP_SECONDS = 100e-6
+LOOK_AFTER_SECONDS = 0.2
+"""When a wait becomes suspicious, so that the ranks tell each other what they are waiting for."""
+
+
+def polls_before_yield(comm: MPI.Intracomm) -> int:
+    """Return how often to poll at once, from the number of ranks that share this node."""
+    ranks = local_ranks()
+    if ranks is None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks = node.size
+        node.Free()
+    return POLLS_BEFORE_YIELD if ranks <= cores() else 1
+
+
+def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], float]) -> None:
+    """Call `done` until it returns True.
+
+    Parameters
+    ----------
+    polls
+        How often to poll before the core is yielded.
+    look
+        ``look(waited) -> seconds`` is called when the wait has become long; it raises to end the wait, or returns
+        after how many seconds of waiting it wants to be called again.
+    """
+    for _ in range(polls):
+        if done():
+            return
+    started = time.monotonic()
+    look_at = LOOK_AFTER_SECONDS
+    while not done():
+        waited = time.monotonic() - started
+        if waited < SECONDS_BEFORE_SLEEP:
+            os.sched_yield()
+            continue
+        time.sleep(SLEEP_SECONDS)
+        if waited >= look_at:
+            look_at = look(waited)
