@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, select
-from mpicoll.collectives.dense import AnyOp, Scope
+from mpicoll.collectives import dense, fastlane, select
+from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, PersistentRequest, Request
 from mpicoll.environment import launched_size
 from mpicoll.runtime import abort
-from mpicoll.runtime.channel import Channel, channel_of
+from mpicoll.runtime.channel import channel_of
+
+AnyRequest = TypeVar("AnyRequest", CollectiveRequest, PersistentRequest)
 
 
 class Intracomm(MPI.Intracomm):
@@ -83,17 +85,17 @@ class Intracomm(MPI.Intracomm):
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
         """Reduce over all ranks and give the result to all; equal bits on every rank."""
-        self._run(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+        self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> None:
         """Reduce over all ranks and give the result to `root`."""
-        self._run(dense.reduce, sendbuf, recvbuf, op, root, algorithm)
+        self._run("reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Copy the root's buffer to all ranks."""
-        self._run(dense.bcast, buf, root, algorithm)
+        self._run("bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Reduce_scatter(
         self,
@@ -105,35 +107,35 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> None:
         """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
-        self._run(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+        self._run("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> None:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
-        self._run(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+        self._run("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, equally long."""
-        self._run(dense.allgather, sendbuf, recvbuf, algorithm)
+        self._run("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
-        self._run(dense.allgatherv, sendbuf, recvbuf, algorithm)
+        self._run("allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
         """Wait until every rank has come."""
-        self._run(dense.barrier, algorithm)
+        self._run("barrier", None, None, MPI.SUM, 0, algorithm)
 
     # Nonblocking collectives ----------------------------------------------------------------------------------------
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
-        return self._start(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+        return self._start("allreduce", sendbuf, recvbuf, op, 0, algorithm)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`."""
-        return self._start(dense.bcast, buf, root, algorithm)
+        return self._start("bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Ireduce_scatter(
         self,
@@ -145,17 +147,17 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter`."""
-        return self._start(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+        return self._start("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`."""
-        return self._start(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+        return self._start("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`."""
-        return self._start(dense.allgather, sendbuf, recvbuf, algorithm)
+        return self._start("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     # Persistent collectives -----------------------------------------------------------------------------------------
 
@@ -163,17 +165,17 @@ class Intracomm(MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
         """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
-        return self._keep(dense.allreduce, sendbuf, recvbuf, op, algorithm)
+        return self._keep("allreduce", sendbuf, recvbuf, op, 0, algorithm)
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce`."""
-        return self._keep(dense.reduce, sendbuf, recvbuf, op, root, algorithm)
+        return self._keep("reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Bcast`."""
-        return self._keep(dense.bcast, buf, root, algorithm)
+        return self._keep("bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Reduce_scatter_init(
         self,
@@ -185,21 +187,21 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter`."""
-        return self._keep(dense.reduce_scatter, sendbuf, recvbuf, recvcounts, op, algorithm)
+        return self._keep("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter_block`."""
-        return self._keep(dense.reduce_scatter_block, sendbuf, recvbuf, op, algorithm)
+        return self._keep("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Allgather`."""
-        return self._keep(dense.allgather, sendbuf, recvbuf, algorithm)
+        return self._keep("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Barrier`."""
-        return self._keep(dense.barrier, algorithm)
+        return self._keep("barrier", None, None, MPI.SUM, 0, algorithm)
 
     # Making and freeing communicators -------------------------------------------------------------------------------
 
@@ -240,32 +242,44 @@ class Intracomm(MPI.Intracomm):
             return comm
         return Intracomm(MPI.Intracomm(comm), algorithm=self.algorithm, timeout=self.timeout)
 
-    def _own(self) -> Channel:
-        channel = self._scope.channel
-        if not channel.lock.acquire(blocking=False):
-            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
-        return channel
-
-    def _run(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> None:
-        channel = self._own()
+    def _run(self, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
+        """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`)."""
+        scope = self._scope
+        channel = scope.channel
+        lock = channel.lock
+        if not lock.acquire(blocking=False):
+            _raise_busy()
         try:
-            prepare(self._scope, *arguments).run(self._scope.timeout)
+            key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
+            lane = channel.lanes.get(key) if key is not None else None
+            if lane is not None:
+                fastlane.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
+                return
+            task = dense.prepare(scope, Call(collective, sendbuf, recvbuf, op, root, *settings))
+            plan = task.run(scope.timeout)
+            if key is not None and plan is not None:
+                fastlane.note(channel, key, task, plan)
         finally:
-            channel.lock.release()
+            lock.release()
 
-    def _start(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> Request:
-        channel = self._own()
-        try:
-            return CollectiveRequest(prepare(self._scope, *arguments), self._scope.timeout)
-        finally:
-            channel.lock.release()
+    def _start(self, *call: Any) -> Request:
+        return self._prepared(CollectiveRequest, *call)
 
-    def _keep(self, prepare: Callable[..., dense.AnyTask], *arguments: Any) -> PersistentRequest:
-        channel = self._own()
+    def _keep(self, *call: Any) -> PersistentRequest:
+        return self._prepared(PersistentRequest, *call)
+
+    def _prepared(self, kind: type[AnyRequest], *call: Any) -> AnyRequest:
+        scope = self._scope
+        if not scope.channel.lock.acquire(blocking=False):
+            _raise_busy()
         try:
-            return PersistentRequest(prepare(self._scope, *arguments), self._scope.timeout)
+            return kind(dense.prepare(scope, Call(*call)), scope.timeout)
         finally:
-            channel.lock.release()
+            scope.channel.lock.release()
+
+
+def _raise_busy() -> NoReturn:
+    raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
 
 
 def _check_launcher() -> None:

@@ -1,14 +1,12 @@
 """From what the caller passed to a :class:`~mpicoll.collectives.task.Task`: every check of arguments is here.
 
-Each function takes the channel, the communicator's default algorithm, and the arguments of the MPI call of its name.
 What hand-written algorithms do not handle becomes a :class:`~mpicoll.collectives.task.NativeTask`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -32,7 +30,6 @@ from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
 from mpicoll.runtime.supervisor import Signature
 
-P = ParamSpec("P")
 AnyTask = Task | NativeTask
 AnyOp = MPI.Op | Operation
 
@@ -45,22 +42,35 @@ class Scope(NamedTuple):
     timeout: float
 
 
-def _refusing(prepare: Callable[Concatenate[Scope, P], AnyTask]) -> Callable[Concatenate[Scope, P], AnyTask]:
-    """Let the other ranks know when this rank's arguments are refused, so that they do not wait for it."""
+class Call(NamedTuple):
+    """What the caller passed; what a collective does not have is left out."""
 
-    @wraps(prepare)
-    def guarded(scope: Scope, /, *args: P.args, **kwargs: P.kwargs) -> AnyTask:
-        try:
-            return prepare(scope, *args, **kwargs)
-        except (TypeError, ValueError, MpicollError) as error:
-            channel = scope.channel
-            if channel.check == "full" and channel.broken is None:
-                signature = Signature.of(f"{prepare.__name__}: refused")
-                agree(channel, signature, channel.enter(signature), scope.timeout, error)
-            channel.refuse(error)
-            raise
+    collective: str
+    sendbuf: Any = None
+    recvbuf: Any = None
+    op: AnyOp = MPI.SUM
+    root: Any = 0
+    algorithm: str | None = None
+    recvcounts: Any = None
 
-    return guarded
+
+def prepare(scope: Scope, call: Call) -> AnyTask:
+    """Check a call and choose how it is done.
+
+    Raises
+    ------
+    TypeError, ValueError, UnknownAlgorithm
+        If the arguments cannot be used; the other ranks are told, so that they do not wait for this one.
+    """
+    try:
+        return _PREPARE[call.collective](scope, call)
+    except (TypeError, ValueError, MpicollError) as error:
+        channel = scope.channel
+        if channel.check == "full" and channel.broken is None:
+            signature = Signature.of(f"{call.collective}: refused")
+            agree(channel, signature, channel.enter(signature), scope.timeout, error)
+        channel.refuse(error)
+        raise
 
 
 def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer | None, Buffer]:
@@ -121,20 +131,15 @@ def _native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:
     return op.mpi_op(dtype)
 
 
-def _is_native(algorithm: str | None, scope: Scope) -> bool:
-    return algorithm == select.NATIVE or (algorithm is None and scope.algorithm == select.NATIVE)
-
-
-@_refusing
-def allreduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, algorithm: str | None) -> AnyTask:
-    """Prepare Allreduce."""
+def _allreduce(scope: Scope, call: Call) -> AnyTask:
+    sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
     try:
         send, recv = _pair(sendbuf, recvbuf)
     except Foreign:
         return _native(scope, "allreduce", "Allreduce", (sendbuf, recvbuf, _native_op(op)), False)
     if send is not None:
         _check_counts(send.count, recv.count)
-    chosen = _choose_reduction(scope, "allreduce", algorithm, op, recv, recv.nbytes)
+    chosen = _choose_reduction(scope, "allreduce", call.algorithm, op, recv, recv.nbytes)
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, _native_op(op, recv))
         return _native(scope, "allreduce", "Allreduce", arguments, chosen.algorithm == select.NATIVE)
@@ -145,10 +150,10 @@ def allreduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, algorithm: st
     )
 
 
-@_refusing
-def reduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int, algorithm: str | None) -> AnyTask:
-    """Prepare Reduce; only the root's recvbuf is looked at, and only the root may pass IN_PLACE."""
-    root = _check_root(root, scope.channel.size)
+def _reduce(scope: Scope, call: Call) -> AnyTask:
+    """Only the root's recvbuf is looked at, and only the root may pass IN_PLACE."""
+    sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
+    root = _check_root(call.root, scope.channel.size)
     at_root = scope.channel.rank == root
     try:
         if at_root:
@@ -163,7 +168,7 @@ def reduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int, algor
     assert data is not None
     if send is not None and recv is not None:
         _check_counts(send.count, recv.count)
-    chosen = _choose_reduction(scope, "reduce", algorithm, op, data, data.nbytes)
+    chosen = _choose_reduction(scope, "reduce", call.algorithm, op, data, data.nbytes)
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, _native_op(op, data), root)
         return _native(scope, "reduce", "Reduce", arguments, chosen.algorithm == select.NATIVE)
@@ -174,16 +179,14 @@ def reduce(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int, algor
     )
 
 
-@_refusing
-def bcast(scope: Scope, buf: Any, root: int, algorithm: str | None) -> AnyTask:
-    """Prepare Bcast."""
-    root = _check_root(root, scope.channel.size)
+def _bcast(scope: Scope, call: Call) -> AnyTask:
+    buf, root = call.recvbuf, _check_root(call.root, scope.channel.size)
     at_root = scope.channel.rank == root
     try:
         buffer = resolve(buf, "buf", writable=not at_root)
     except Foreign:
         return _native(scope, "bcast", "Bcast", (buf, root), False)
-    name = select.resolve("bcast", algorithm, scope.algorithm, buffer.nbytes)
+    name = select.resolve("bcast", call.algorithm, scope.algorithm, buffer.nbytes)
     if name == select.NATIVE:
         return _native(scope, "bcast", "Bcast", (buf, root), True)
     part = Part(buffer, 0, buffer.count)
@@ -193,17 +196,14 @@ def bcast(scope: Scope, buf: Any, root: int, algorithm: str | None) -> AnyTask:
     )
 
 
-@_refusing
-def reduce_scatter(
-    scope: Scope, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp, algorithm: str | None
-) -> AnyTask:
-    """Prepare Reduce_scatter; without `recvcounts` each rank's count is that of its own recvbuf."""
-    channel = scope.channel
+def _reduce_scatter(scope: Scope, call: Call) -> AnyTask:
+    """Without `recvcounts` each rank's count is that of its own recvbuf."""
+    sendbuf, recvbuf, recvcounts, channel = call.sendbuf, call.recvbuf, call.recvcounts, scope.channel
     try:
         recv = resolve(recvbuf, "recvbuf", writable=True)
         send = recv if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
     except Foreign:
-        arguments = (sendbuf, recvbuf, recvcounts, _native_op(op))
+        arguments = (sendbuf, recvbuf, recvcounts, _native_op(call.op))
         return _native(scope, "reduce_scatter", "Reduce_scatter", arguments, False)
     if recvcounts is not None:
         counts = resolve_counts(recvcounts, channel.size)
@@ -211,35 +211,28 @@ def reduce_scatter(
         raise ValueError("recvcounts: needed with MPI.IN_PLACE")
     else:
         counts = _everybodys_counts(scope, recv.count)
-    return _reduce_scatter(scope, (sendbuf, recvbuf, recvcounts), send, recv, counts, op, algorithm)
+    return _scattering(scope, call, (sendbuf, recvbuf, recvcounts), send, recv, counts)
 
 
-@_refusing
-def reduce_scatter_block(scope: Scope, sendbuf: Any, recvbuf: Any, op: AnyOp, algorithm: str | None) -> AnyTask:
-    """Prepare Reduce_scatter_block: all ranks receive equally much."""
-    size = scope.channel.size
+def _reduce_scatter_block(scope: Scope, call: Call) -> AnyTask:
+    sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
     try:
         recv = resolve(recvbuf, "recvbuf", writable=True)
         send = recv if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
     except Foreign:
-        arguments = (sendbuf, recvbuf, _native_op(op))
+        arguments = (sendbuf, recvbuf, _native_op(call.op))
         return _native(scope, "reduce_scatter_block", "Reduce_scatter_block", arguments, False)
     if send.count % size:
         raise ValueError(f"sendbuf: {send.count} elements cannot be divided among {size} ranks")
     counts = [send.count // size] * size
-    return _reduce_scatter(scope, (sendbuf, recvbuf), send, recv, counts, op, algorithm)
+    return _scattering(scope, call, (sendbuf, recvbuf), send, recv, counts)
 
 
-def _reduce_scatter(
-    scope: Scope,
-    given: tuple[Any, ...],
-    send: Buffer,
-    recv: Buffer,
-    counts: list[int],
-    op: AnyOp,
-    algorithm: str | None,
+def _scattering(
+    scope: Scope, call: Call, given: tuple[Any, ...], send: Buffer, recv: Buffer, counts: list[int]
 ) -> AnyTask:
-    channel, rank = scope.channel, scope.channel.rank
+    """Finish both forms of reduce_scatter; `send` is `recv` for IN_PLACE."""
+    channel, rank, op = scope.channel, scope.channel.rank, call.op
     begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
     blocks = len(given) == 2
     title = "Reduce_scatter_block" if blocks else "Reduce_scatter"
@@ -250,7 +243,7 @@ def _reduce_scatter(
             raise ValueError(f"recvbuf has {recv.count} elements, but this rank's count is {own}")
     if send.count != total:
         raise ValueError(f"sendbuf has {send.count} elements, but the counts {counts} add up to {total}")
-    chosen = _choose_reduction(scope, "reduce_scatter", algorithm, op, send, send.nbytes)
+    chosen = _choose_reduction(scope, "reduce_scatter", call.algorithm, op, send, send.nbytes)
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         collective = "reduce_scatter_block" if blocks else "reduce_scatter"
         arguments = (*given, _native_op(op, send))
@@ -266,15 +259,14 @@ def _everybodys_counts(scope: Scope, count: int) -> list[int]:
     """Gather one count a rank."""
     counts = np.empty(scope.channel.size, np.int64)
     own = np.array([count], np.int64)
-    task = _gather_blocks(scope, own, counts, [1] * scope.channel.size, "bruck", "Reduce_scatter counts")
-    task.run(scope.timeout)
+    call = Call("allgather", own, counts, algorithm="bruck")
+    send, recv = resolve(own, "sendbuf", writable=False), resolve(counts, "recvbuf", writable=True)
+    _gathering(scope, call, "Reduce_scatter counts", send, recv, [1] * scope.channel.size).run(scope.timeout)
     return [int(each) for each in counts]
 
 
-@_refusing
-def allgather(scope: Scope, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> AnyTask:
-    """Prepare Allgather: all ranks give equally much."""
-    size = scope.channel.size
+def _allgather(scope: Scope, call: Call) -> AnyTask:
+    sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
     try:
         recv = resolve(recvbuf, "recvbuf", writable=True)
         send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
@@ -283,49 +275,35 @@ def allgather(scope: Scope, sendbuf: Any, recvbuf: Any, algorithm: str | None) -
     if recv.count % size:
         raise ValueError(f"recvbuf: {recv.count} elements cannot be divided among {size} ranks")
     counts = [recv.count // size] * size
-    return _allgather(scope, "Allgather", (sendbuf, recvbuf), send, recv, counts, algorithm)
+    return _gathering(scope, call, "Allgather", send, recv, counts)
 
 
-@_refusing
-def allgatherv(scope: Scope, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> AnyTask:
-    """Prepare Allgatherv: recvbuf says how much each rank gives and where it goes."""
+def _allgatherv(scope: Scope, call: Call) -> AnyTask:
+    """The specification of recvbuf says how much each rank gives and where it goes."""
+    sendbuf, recvbuf = call.sendbuf, call.recvbuf
     try:
         blocks = resolve_blocks(recvbuf, "recvbuf", scope.channel.size)
         send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
     except Foreign:
         return _native(scope, "allgatherv", "Allgatherv", (sendbuf, recvbuf), False)
     recv = blocks.buffer if blocks.is_packed else ScatteredBlocks(blocks)
-    return _allgather(scope, "Allgatherv", (sendbuf, recvbuf), send, recv, blocks.counts, algorithm)
+    return _gathering(scope, call, "Allgatherv", send, recv, blocks.counts)
 
 
-def _gather_blocks(
-    scope: Scope, send: np.ndarray, recv: np.ndarray, counts: list[int], algorithm: str, title: str
+def _gathering(
+    scope: Scope, call: Call, title: str, send: Buffer | None, recv: Buffer, counts: list[int]
 ) -> AnyTask:
-    buffers = resolve(send, "sendbuf", writable=False), resolve(recv, "recvbuf", writable=True)
-    return _allgather(scope, title, (send, recv), *buffers, counts, algorithm)
-
-
-def _allgather(
-    scope: Scope,
-    title: str,
-    arguments: tuple[Any, ...],
-    send: Buffer | None,
-    recv: Buffer,
-    counts: list[int],
-    algorithm: str | None,
-) -> AnyTask:
+    """Finish both forms of allgather; `send` is None for IN_PLACE."""
     channel, rank = scope.channel, scope.channel.rank
     begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
     if send is not None:
         check_alike(send, recv)
         if send.count != own:
-            raise ValueError(f"sendbuf has {send.count} elements, but recvbuf has room for {own} from each rank"
-                             if title == "Allgather" else
-                             f"sendbuf has {send.count} elements, but this rank's count is {own}")
+            raise ValueError(f"sendbuf has {send.count} elements, but recvbuf takes {own} from this rank")
         check_apart(send, recv)
-    name = select.resolve("allgather", algorithm, scope.algorithm, total * recv.dtype.itemsize)
+    name = select.resolve("allgather", call.algorithm, scope.algorithm, total * recv.dtype.itemsize)
     if name == select.NATIVE:
-        return _native(scope, title.lower(), title, arguments, True)
+        return _native(scope, call.collective, title, (call.sendbuf, call.recvbuf), True)
     given = Part(recv, begin, begin + own, begin) if send is None else Part(send, begin, begin + own)
     return Task(
         channel, "allgather", title, name, total, recv.dtype, given, Part(recv, 0, total), target=recv,
@@ -333,10 +311,20 @@ def _allgather(
     )
 
 
-@_refusing
-def barrier(scope: Scope, algorithm: str | None) -> AnyTask:
-    """Prepare Barrier."""
-    name = select.resolve("barrier", algorithm, scope.algorithm, 0)
+def _barrier(scope: Scope, call: Call) -> AnyTask:
+    name = select.resolve("barrier", call.algorithm, scope.algorithm, 0)
     if name == select.NATIVE:
         return _native(scope, "barrier", "Barrier", (), True)
     return Task(scope.channel, "barrier", "Barrier", name, 0, np.dtype(np.uint8), None, None)
+
+
+_PREPARE: dict[str, Callable[[Scope, Call], AnyTask]] = {
+    "allreduce": _allreduce,
+    "reduce": _reduce,
+    "bcast": _bcast,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_block": _reduce_scatter_block,
+    "allgather": _allgather,
+    "allgatherv": _allgatherv,
+    "barrier": _barrier,
+}

@@ -187,11 +187,12 @@ class Task:
                 np.copyto(self.result.view(self.carrier), plan.outbox)
             self.result.buffer.give_back()
 
-    def run(self, timeout: float) -> None:
-        """Do it and wait for the end."""
+    def run(self, timeout: float) -> Plan:
+        """Do it and wait for the end; return the plan, which is kept for the next time."""
         plan = self.shared_plan()
         self.begin(plan, timeout).finish(timeout)
         self.unload(plan)
+        return plan
 
 
 def _short(counts: tuple[int, ...]) -> str:

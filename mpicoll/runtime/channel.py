@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import sys
 import threading
 import weakref
@@ -25,7 +26,7 @@ from mpicoll.runtime.waiting import polls_before_yield
 if TYPE_CHECKING:
     from mpicoll.runtime.p2p import Plan
 
-MAX_PLANS = 128
+MAX_PLANS = 256
 """Plans kept for repeated calls; each holds its requests."""
 
 _READ_NEWS_EVERY = 256
@@ -92,20 +93,23 @@ class Channel:
         How many collectives have been called; equal on all ranks in a correct program.
     broken
         Why nothing more can be done here, or None.
+    lanes
+        Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
-        self.supervisor = Supervisor(self.comm)
+        self.check, session = _agree_on_settings(self.comm)
+        self.supervisor = Supervisor(self.comm, session)
         self.polls = polls_before_yield(self.comm)
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.number = 0
         self.broken: str | None = None
         self.lock = threading.Lock()
-        self.check = _agree_on_check(self.comm)
+        self.lanes: dict[Hashable, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._kept: list[Any] = []
         self._nonblocking = 0
@@ -151,6 +155,7 @@ class Channel:
         self._plans[key] = plan
         if len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)[1].free()
+            self.lanes.clear()  # one of them may lead to the freed plan
 
     def next_slot(self, *, persistent: bool) -> int:
         """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks."""
@@ -167,6 +172,7 @@ class Channel:
             if self.broken is None:
                 plan.free()
         self._plans.clear()
+        self.lanes.clear()
 
     def close(self) -> None:
         """Free everything; collective."""
@@ -183,14 +189,15 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 _keyval: int | None = None
 
 
-def _agree_on_check(comm: MPI.Intracomm) -> str:
-    """Return the strictest mode that any rank asks for, so that all do the same."""
+def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
+    """Return the strictest check mode that any rank asks for, and a number that no other channel has."""
     text = os.environ.get("MPICOLL_CHECK", "default") or "default"
     if text not in CHECK_MODES:
         raise ValueError(f"MPICOLL_CHECK: {text!r} is not one of {', '.join(CHECK_MODES)}")
-    wanted = np.array([CHECK_MODES.index(text)], np.int32)
-    comm.Allreduce(MPI.IN_PLACE, wanted, MPI.MAX)
-    return CHECK_MODES[wanted[0]]
+    session = secrets.randbits(62) if comm.rank == 0 else 0
+    agreed = np.array([CHECK_MODES.index(text), session], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+    return CHECK_MODES[agreed[0]], int(agreed[1])
 
 
 def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:

@@ -67,10 +67,18 @@ def _ranks(ranks: list[int]) -> str:
 
 
 class Supervisor:
-    """One rank's view of what the ranks of a communicator are doing."""
+    """One rank's view of what the ranks of a communicator are doing.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    Parameters
+    ----------
+    session
+        A number that the ranks of this communicator share and no other has. News that nobody read before a
+        communicator was freed may turn up on the next one, because MPI libraries use its context again.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, session: int) -> None:
         self._comm = comm
+        self._session = session
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
         self._refused: set[int] = set()
@@ -120,6 +128,8 @@ class Supervisor:
         source = status.Get_source()
         self._comm.Recv([data, MPI.BYTE], source, CONTROL_TAG)
         news = json.loads(data.tobytes())
+        if news["session"] != self._session:
+            return
         number = int(news["number"])
         if news["kind"] == "waiting":
             report = _Report(number, int(news["code"]), str(news["text"]), str(news["progress"]))
@@ -157,6 +167,7 @@ class Supervisor:
         return sorted((near | set(waited_for)) - {rank})
 
     def _tell(self, peer: int, news: dict[str, Any]) -> None:
+        news = {"session": self._session, **news}
         text = json.dumps(news).encode()
         if len(text) > _MAX_NBYTES:
             text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()

@@ -1,0 +1,98 @@
+"""Repeat a call that has been made before without looking at its arguments twice.
+
+Checking arguments and choosing an algorithm costs several microseconds of Python, more than a short message takes.
+When the same call comes again (same collective, element type, count, op, root, algorithm, and for long vectors the
+same addresses), everything was decided the first time; what remains is to see that the arrays are still plain
+contiguous ones. Only whole NumPy arrays travel here, everything else takes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives.dense import AnyOp, AnyTask, Scope
+from mpicoll.collectives.task import STAGED_NBYTES, Part, Task
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.ops import Operation
+from mpicoll.runtime.p2p import Plan, Run
+
+MAX_LANES = 512
+_COUNTED = ("reduce_scatter", "allgatherv")
+"""Collectives whose counts per rank would have to be compared too."""
+_address = MPI.buffer.frombuffer
+
+
+class Lane(NamedTuple):
+    """A decided call: its plan, and the plan's ends in the caller's element type (None: nothing to copy)."""
+
+    plan: Plan
+    inbox: np.ndarray | None
+    outbox: np.ndarray | None
+
+
+def key_of(
+    scope: Scope,
+    collective: str,
+    sendbuf: Any,
+    recvbuf: Any,
+    op: AnyOp,
+    root: Any,
+    algorithm: str | None,
+    recvcounts: Any = None,
+) -> Hashable | None:
+    """Return what tells calls apart, or None for one that has to take the long way.
+
+    Short arrays must own their memory, so that two of them cannot overlap; long ones are told apart by address.
+    """
+    if type(recvbuf) is not np.ndarray or not recvbuf.flags.carray or recvcounts is not None:
+        return None
+    if scope.channel.check == "full" or collective in _COUNTED:
+        return None
+    what: Any = op.handle if isinstance(op, MPI.Op) else op
+    if type(root) is not int or not isinstance(what, (int, Operation)):
+        return None  # the long way says what is wrong with them
+    key = (collective, recvbuf.dtype, recvbuf.size, what, root, algorithm, scope.algorithm)
+    long = recvbuf.nbytes > STAGED_NBYTES
+    if type(sendbuf) is np.ndarray:
+        if not sendbuf.flags.c_contiguous or sendbuf is recvbuf:
+            return None
+        key += (sendbuf.dtype, sendbuf.size)
+        if long or sendbuf.nbytes > STAGED_NBYTES:
+            return (*key, _address(sendbuf, readonly=True).address, _address(recvbuf).address)
+        return key if recvbuf.flags.owndata and sendbuf.flags.owndata else None
+    if sendbuf is not None and sendbuf is not MPI.IN_PLACE:
+        return None
+    return (*key, sendbuf is None, _address(recvbuf).address) if long else (*key, sendbuf is None)
+
+
+def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
+    """Remember the decision, if the buffers are used as a whole."""
+    if not isinstance(task, Task) or not (_whole(task.given) and _whole(task.result)):
+        return
+    if len(channel.lanes) >= MAX_LANES:
+        channel.lanes.clear()
+    ends = [end if end is None else end.view(task.dtype) for end in (plan.inbox, plan.outbox)]
+    channel.lanes[key] = Lane(plan, *ends)
+
+
+def _whole(part: Part | None) -> bool:
+    if part is None:
+        return True
+    whole = part.displ == 0 and part.stop - part.start == part.buffer.count
+    return whole and part.buffer.destination is None
+
+
+def repeat(channel: Channel, lane: Lane, sendbuf: Any, recvbuf: np.ndarray, timeout: float) -> None:
+    """Make the call."""
+    plan = lane.plan
+    number = channel.enter(plan.signature)
+    if lane.inbox is not None:
+        source = sendbuf if type(sendbuf) is np.ndarray else recvbuf
+        np.copyto(lane.inbox, source if source.ndim == 1 else source.reshape(-1))
+    Run(channel, plan, number).finish(timeout)
+    if lane.outbox is not None:
+        np.copyto(recvbuf if recvbuf.ndim == 1 else recvbuf.reshape(-1), lane.outbox)

@@ -1,0 +1,99 @@
+"""Train a model on many ranks.
+
+    mpirun -n 8 python -m mpicoll.train
+    mpirun -n 8 python -m mpicoll.train --model conv --epochs 10 --json result.json
+    mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
+    mpirun -n 8 python -m mpicoll.train --help
+
+Exit status: 0; 1 if training could not start or go on; 2 if the options are wrong; 130 after an interrupt.
+NumPy and Numba are imported inside the functions, after the number of threads is chosen.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpicoll.errors import MpicollError, UnknownAlgorithm
+from mpicoll.train.config import HelpRequested, TrainConfig, parse
+from mpicoll.train.environment import launched_rank, launcher_mismatch, limit_threads
+from mpicoll.train.failures import TrainingError, UsageError
+from mpicoll.train.report import complain, say
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    What goes wrong on all ranks is said once, in one line, by rank 0. What goes wrong on one rank is said by that rank,
+    and ends the job.
+    """
+    limit_threads()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    problem = launcher_mismatch(world.size, MPI.get_vendor()[0])
+    if problem is not None:
+        return _refuse(problem, 1, launched_rank())
+    try:
+        return _run(parse(sys.argv[1:] if argv is None else argv), world)
+    except HelpRequested as text:
+        if world.rank == 0:
+            say(str(text))
+        return 0
+    except TrainingError as error:
+        return _refuse(str(error), error.exit_status, world.rank)
+    except KeyboardInterrupt:
+        complain(f"rank {world.rank}: interrupted")
+        return _abort(world, _INTERRUPTED)
+    except MpicollError as error:
+        complain(f"error: rank {world.rank}: {type(error).__name__}: {error}")
+        return _abort(world, 1)
+    except BaseException:
+        complain(f"rank {world.rank}:\n{traceback.format_exc()}")
+        return _abort(world, 1)
+
+
+def _run(config: TrainConfig, world: MPI.Intracomm) -> int:
+    from mpicoll.train.run import run
+
+    run(config, make_communicator(config, world))
+    return 0
+
+
+def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> MPI.Intracomm:
+    """Return the communicator that everything in a run goes through.
+
+    Raises
+    ------
+    UsageError
+        If the algorithm is unknown.
+    """
+    from mpicoll import Intracomm
+
+    try:
+        return Intracomm(world, algorithm=config.algorithm, timeout=config.timeout)
+    except UnknownAlgorithm as error:
+        raise UsageError(f"--{error}") from None
+
+
+def _refuse(message: str, status: int, rank: int) -> int:
+    if rank == 0:
+        complain(f"error: {message}")
+    return status
+
+
+def _abort(world: MPI.Intracomm, status: int) -> int:
+    sys.stdout.flush()
+    world.Abort(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Everything that a run prints or writes; only rank 0 does either."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.failures import UsageError
+
+_PIPE_INTERVAL = 1.0
+"""Seconds between two states of the progress bar where standard error is no terminal, as under most launchers."""
+
+
+def say(text: str) -> None:
+    """Print to standard output."""
+    print(text, flush=True)
+
+
+def complain(text: str) -> None:
+    """Print to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """The progress bar, or nothing where it is not wanted, not rank 0's business, or tqdm is not installed."""
+
+    def __init__(self, config: TrainConfig, total: int, rank: int) -> None:
+        self._bar: Any = None
+        if rank or config.quiet or not config.progress:
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        tqdm.monitor_interval = 0  # no thread beside MPI
+        interval = 0.1 if sys.stderr.isatty() else _PIPE_INTERVAL
+        self._bar = tqdm(total=total, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr)
+
+    def advance(self) -> None:
+        """Note that a step is done."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def show(self, epoch: int, loss: float, accuracy: float, samples_per_second: float, share: float) -> None:
+        """Change the figures beside the bar; they appear with its next state."""
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {epoch + 1}", refresh=False)
+            self._bar.set_postfix_str(
+                f"loss {loss:.4f}, accuracy {accuracy:.1%}, {_thousands(samples_per_second)} samples/s, "
+                f"communication {share:.0%}", refresh=False,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Leave the bar's last state on the screen."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return the final lines: what was reached, and how the time went."""
+    ranks = f"{result['ranks']} rank{'s' if result['ranks'] > 1 else ''}"
+    accuracy = result["test_accuracy"]
+    tested = "no test samples" if accuracy is None else f"test accuracy {accuracy:.2%}"
+    time = result["seconds"]
+    return (
+        f"{tested}, train loss {result['train_loss'][-1]:.4f} after {result['steps']} steps on {ranks}; "
+        f"{_thousands(result['samples_per_second'])} samples/s, parameters {result['parameters_sha256'][:12]}\n"
+        f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
+        f"({result['communication_share']:.0%} of the steps is communication); "
+        f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
+    )
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def check_writable(paths: Iterable[str | None]) -> None:
+    """Refuse result files that could not be written, before hours of training.
+
+    Raises
+    ------
+    UsageError
+        If a folder is missing or not writable, or the path is a folder.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        folder = Path(path).expanduser().absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
+            raise UsageError(f"{path}: cannot be written there")
+
+
+def write_json(path: str, result: dict[str, Any]) -> None:
+    """Write `result`, all of it or nothing."""
+    with _Replacing(path) as stream:
+        json.dump(result, stream, indent=2, allow_nan=False)
+        stream.write("\n")
+
+
+def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float]]) -> None:
+    """Write step, epoch, learning rate, loss and accuracy as comma-separated values that read back exactly."""
+    with _Replacing(path) as stream:
+        stream.write("step,epoch,learning_rate,loss,accuracy\n")
+        stream.writelines(",".join(map(repr, row)) + "\n" for row in rows)
+
+
+class _Replacing:
+    """A text file that takes the place of `path` when the block ends well."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path).expanduser().absolute()
+
+    def __enter__(self) -> IO[str]:
+        handle, self._name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+        self._stream = os.fdopen(handle, "w", encoding="utf-8")
+        return self._stream
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stream.close()
+        if kind is None:
+            Path(self._name).chmod(0o644)
+            Path(self._name).replace(self._path)
+        else:
+            Path(self._name).unlink()

@@ -1,0 +1,96 @@
+"""Tests that every rank runs at the same time: ``make test-8``.
+
+A test passes if it passes on all ranks; a failure on any rank is reported by all of them. Each test gets a fresh
+communicator, so that what a failed one leaves in flight cannot disturb the next.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+
+WORLD = MPI.COMM_WORLD
+TIMEOUT = 20.0
+
+
+def pytest_report_header() -> str:
+    return f"MPI: {MPI.Get_library_version().splitlines()[0]}, {WORLD.size} ranks, mpicoll {mpicoll.__version__}"
+
+
+@pytest.fixture(scope="session")
+def verdicts() -> Iterator[MPI.Intracomm]:
+    """A communicator on which only the outcomes of tests travel."""
+    comm = WORLD.Dup()
+    yield comm
+    comm.Free()
+
+
+def _note(text: str) -> None:
+    folder = os.environ.get("MPICOLL_TEST_FOLDER")
+    if folder:
+        (Path(folder) / f"rank-{WORLD.rank}.test").write_text(text)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _note(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _note("")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Run the test, then agree on the outcome."""
+    comm = pyfuncitem._request.getfixturevalue("verdicts")
+    error: BaseException | None = None
+    result = None
+    try:
+        result = yield
+    except (Exception, pytest.fail.Exception) as caught:
+        error = caught
+    failed = _failed_ranks(comm, error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        pytest.fail(f"failed on ranks {failed}; their output says why")
+    return result
+
+
+def _failed_ranks(comm: MPI.Intracomm, failed: bool) -> list[int]:
+    flags = np.empty(comm.size, np.int8)
+    request = comm.Iallgather(np.array([failed], np.int8), flags)
+    while not request.Test():
+        time.sleep(0.0005)
+    return np.flatnonzero(flags).tolist()
+
+
+@pytest.fixture
+def comm(verdicts: MPI.Intracomm) -> Iterator[mpicoll.Intracomm]:
+    """A fresh communicator of all ranks."""
+    plain = WORLD.Dup()
+    yield mpicoll.Intracomm(plain, timeout=TIMEOUT)
+    plain.Free()
+
+
+def _groups() -> list[tuple[int, ...]]:
+    """Ways to cut the ranks in two so that every size from 1 to all of them comes up, two at a time."""
+    whole = WORLD.size
+    return [(first, whole - first) for first in range(whole, (whole - 1) // 2, -1)]
+
+
+@pytest.fixture(params=_groups(), ids=lambda sizes: "P" + "+".join(str(size) for size in sizes if size))
+def subcomm(request: pytest.FixtureRequest, verdicts: MPI.Intracomm) -> Iterator[mpicoll.Intracomm]:
+    """A communicator of the first or of the last ranks; both groups run the test at the same time."""
+    plain = WORLD.Split(int(WORLD.rank >= request.param[0]), WORLD.rank)
+    yield mpicoll.Intracomm(plain, timeout=TIMEOUT)
+    plain.Free()

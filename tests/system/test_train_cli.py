@@ -1,0 +1,196 @@
+"""The trainer under mpirun, in fresh processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
+MODULE = ("-m", "mpicoll.train")
+TRAIN = "import sys; from mpicoll.train.__main__ import main; sys.exit(main({arguments!r}))"
+
+
+def launch(size, *arguments, timeout=120):
+    command = [MPIRUN, "-n", str(size), sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def train(size, *options):
+    done = launch(size, *MODULE, "--quiet", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done
+
+
+def only_line(done):
+    """The single line of ours; what a launcher adds when a job ends is not counted."""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in done.stderr
+    return line
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--batch 64", "--batch 5 --model logistic", "--model conv --batch 50", "--algorithm ring --bucket-bytes 10K"],
+)
+def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
+    curves = {}
+    for size in (1, 2, 3, 8):
+        path = tmp_path / f"{size}.csv"
+        train(size, *options.split(), "--steps", "50", "--log-steps", str(path))
+        curves[size] = np.loadtxt(path, delimiter=",", skiprows=1)[:, 3:]
+        assert len(curves[size]) == 50
+    for size in (2, 3, 8):
+        np.testing.assert_allclose(curves[size], curves[1], rtol=1e-5, err_msg=f"{size} ranks")
+    assert curves[1][-1, 0] < curves[1][0, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_defaults_reach_97_percent_on_digits_with_eight_ranks(tmp_path, seed):
+    path = tmp_path / "r.json"
+    train(8, "--seed", str(seed), "--json", str(path))
+    result = json.loads(path.read_text())
+    assert result["test_accuracy"] >= 0.97
+    assert result["ranks"] == 8
+
+
+def test_ranks_without_samples_take_part(tmp_path):
+    path = tmp_path / "r.json"
+    options = "--dataset synthetic:9x4x2 --batch 3 --epochs 3"
+    train(5, *options.split(), "--json", str(path))
+    assert json.loads(path.read_text())["steps"] == 9
+
+
+def test_mapped_files_are_read_by_every_rank(tmp_path):
+    random = np.random.default_rng(0)
+    y = random.integers(0, 3, 200)
+    np.save(tmp_path / "x.npy", random.standard_normal((200, 4)) + 5 * np.eye(4)[y])
+    np.save(tmp_path / "y.npy", y)
+    files = ("--dataset", str(tmp_path / "x.npy"), "--labels", str(tmp_path / "y.npy"))
+    train(3, *files, "--epochs", "20", "--json", str(tmp_path / "r"))
+    assert json.loads((tmp_path / "r").read_text())["test_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ("--hidden 3 --model conv", 2, "--hidden is for"),
+        ("--algorithm nonsense", 2, "nonsense"),
+        ("--dataset nowhere.npz", 1, "no such file"),
+        ("--lr 1e30", 1, "the loss became"),
+    ],
+)
+def test_errors_are_one_line_and_one_status(options, status, message):
+    done = launch(3, *MODULE, "--no-progress", *options.split())
+    assert done.returncode == status
+    assert message in only_line(done)
+
+
+def test_help_is_printed_once():
+    done = launch(3, *MODULE, "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("examples:") == 1
+
+
+def test_ranks_with_different_options_are_named():
+    code = "from mpi4py import MPI; arguments = ['--lr', str(MPI.COMM_WORLD.rank // 2 + 1)];"
+    done = launch(3, "-c", code + "import sys; from mpicoll.train.__main__ import main; sys.exit(main(arguments))")
+    assert done.returncode == 2
+    assert "rank 2 was started with other options" in only_line(done)
+
+
+PATCH_STEP = """
+from mpi4py import MPI
+from mpicoll.train.loop import Trainer
+take_step = Trainer._take_step
+def patched(self, step, *rest, **more):
+    take_step(self, step, *rest, **more)
+    if MPI.COMM_WORLD.rank == 1 and step == 5:
+        {action}
+Trainer._take_step = patched
+"""
+
+
+def launch_patched(action, size=3):
+    code = PATCH_STEP.format(action=action) + TRAIN.format(arguments=["--no-progress", "--timeout", "20"])
+    return launch(size, "-c", code, timeout=90)
+
+
+def test_exception_on_one_rank_ends_the_job_with_its_traceback():
+    done = launch_patched("raise LookupError('lost it')")
+    assert done.returncode != 0
+    assert "rank 1:\n" in done.stderr
+    assert "LookupError: lost it" in done.stderr
+    assert done.stdout.count("test accuracy") == 0
+
+
+def test_replica_that_went_astray_is_named():
+    done = launch_patched("self.parameters[7] += 1e-3")
+    assert done.returncode == 1
+    assert "parameters of rank 1 differ" in only_line(done)
+
+
+def test_interrupt_ends_the_job():
+    command = [MPIRUN, "-n", "2", sys.executable, *MODULE, "--epochs", "100000", "--no-progress"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+
+
+GRADIENTS = """
+import numpy as np
+from mpi4py import MPI
+from mpicoll import GradientSynchronizer, Intracomm
+from mpicoll.errors import MismatchError, RemoteError
+world = MPI.COMM_WORLD
+rank = world.rank
+comm = Intracomm(world)
+for dtype in ("float32", "float64"):
+    sync = GradientSynchronizer([(3, 5), (), (2,)], comm=comm, bucket_bytes=20, dtype=dtype)
+    for weights in ([1, 1, 1], [3, 0, 1], [0, 0, 0]):
+        for place, gradient in enumerate(sync.gradients):
+            gradient[...] = place + rank
+        if weights[rank] == 0:
+            sync.flat[:] = np.nan
+        sync.synchronize(weights[rank])
+        total = sum(weights)
+        for place, gradient in enumerate(sync.gradients):
+            mean = sum(w * (place + r) for r, w in enumerate(weights)) / total if total else 0
+            np.testing.assert_allclose(gradient, mean, rtol=1e-6)
+added = GradientSynchronizer([(7,)], comm=comm, average=False)
+added.flat[:] = rank
+added.synchronize()
+assert (added.flat == 3).all()
+
+def refused(kind, message, **changed):
+    options = {"comm": comm, "dtype": "float32", "bucket_bytes": 64} | (changed if rank == 1 else {})
+    try:
+        GradientSynchronizer([(4,)], **options)
+    except kind as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"{changed} was accepted")
+
+refused(MismatchError, "rank 1 differs", bucket_bytes=32)
+refused(MismatchError, "rank 1 differs", dtype="float64")
+refused((RemoteError, ValueError), "compression" if rank == 1 else "rank 1 refused", compression="int8")
+world.Barrier()
+print("fine", flush=True)
+"""
+
+
+def test_gradient_synchronizer_weighs_and_refuses_on_all_ranks():
+    done = launch(3, "-c", GRADIENTS)
+    assert done.stderr == ""
+    assert done.stdout.count("fine") == 3

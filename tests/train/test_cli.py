@@ -1,0 +1,98 @@
+"""The command on one rank, without a launcher."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+
+def train(*options, timeout=120):
+    command = [sys.executable, "-m", "mpicoll.train", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_json_and_step_log_hold_the_run(tmp_path):
+    done = train(*"--epochs 2 --batch 100 --quiet --json r.json --log-steps s.csv".replace(" r.", f" {tmp_path}/r.")
+                 .replace(" s.", f" {tmp_path}/s.").split())  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert 0.5 < result["test_accuracy"] <= 1
+    assert len(result["train_loss"]) == 2
+    assert result["train_loss"][1] < result["train_loss"][0]
+    assert result["ranks"] == 1
+    assert result["steps"] == 30
+    assert len(result["parameters_sha256"]) == 64
+    assert result["samples_per_second"] > 0
+    assert 0 < result["seconds_to_first_step"] < 120
+    assert 0 <= result["communication_share"] <= 1
+    assert result["config"]["batch"] == 100
+    assert result["versions"]["mpi_library"]
+    rows = list(csv.DictReader((tmp_path / "s.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(30))
+    assert [int(row["epoch"]) for row in rows] == [0] * 15 + [1] * 15
+    assert sum(1 for _ in tmp_path.iterdir()) == 2
+    weights = [100] * 14 + [38]
+    losses = [float(row["loss"]) for row in rows]
+    assert result["train_loss"][0] == pytest.approx(np.average(losses[:15], weights=weights), rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["mlp", "logistic", "conv"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_model_learns(tmp_path, model, dtype):
+    path = tmp_path / "r.json"
+    options = f"--model {model} --dtype {dtype} --epochs 4 --quiet --json {path}"
+    assert train(*options.split()).returncode == 0
+    assert json.loads(path.read_text())["test_accuracy"] > 0.9
+
+
+def test_summary_and_progress_bar_are_apart():
+    done = train("--epochs", "1")
+    assert done.returncode == 0
+    assert "test accuracy" in done.stdout
+    assert "how the time went" in done.stdout
+    assert "23/23" in done.stderr
+    assert train("--epochs", "1", "--no-progress").stderr == ""
+
+
+def test_same_seed_gives_the_same_bits(tmp_path):
+    hashes = []
+    for name in "ab":
+        train("--epochs", "1", "--quiet", "--json", str(tmp_path / name))
+        hashes.append(json.loads((tmp_path / name).read_text())["parameters_sha256"])
+    assert hashes[0] == hashes[1]
+
+
+def test_without_test_samples_there_is_no_accuracy(tmp_path):
+    done = train("--epochs", "1", "--test-fraction", "0", "--no-progress", "--json", str(tmp_path / "r"))
+    assert "no test samples" in done.stdout
+    assert json.loads((tmp_path / "r").read_text())["test_accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ("--hidden 3 --model conv", 2, "--hidden is for --model mlp"),
+        ("--algorithm nonsense", 2, "nonsense"),
+        ("--json /nowhere/r.json", 2, "cannot be written"),
+        ("--dataset nowhere", 1, "nowhere"),
+        ("--dataset nowhere.npz", 1, "no such file"),
+        ("--dataset synthetic:50x7 --model conv", 1, "needs images"),
+        ("--lr 1e30", 1, "the loss became"),
+    ],
+)
+def test_errors_are_one_line(options, status, message):
+    done = train("--no-progress", *options.split())
+    assert done.returncode == status
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version(option):
+    done = train(option)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mpicoll" in done.stdout

@@ -1,0 +1,88 @@
+import dataclasses
+
+import pytest
+
+from mpicoll.train.config import HelpRequested, Synthetic, TrainConfig, parse, parse_synthetic
+from mpicoll.train.failures import UsageError
+
+
+def test_no_options_are_the_defaults():
+    assert parse([]) == TrainConfig()
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse([]).lr = 1
+
+
+def test_options_arrive():
+    config = parse(
+        ["--hidden", "12,3", "--batch=7", "--bucket-bytes=64K", "--timeout=2.5", "--no-progress", "--steps=9"]
+    )
+    assert (config.hidden, config.batch, config.bucket_bytes, config.timeout) == ((12, 3), 7, 65536, 2.5)
+    assert not config.progress
+    assert config.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--hidden 64 --model logistic", "--hidden is for --model mlp"),
+        ("--hidden 64 --model conv", "--hidden is for --model mlp"),
+        ("--filters 3", "--filters is for --model conv"),
+        ("--hidden 0", "--hidden"),
+        ("--hidden 64,", "--hidden"),
+        ("--labels y.npy", "--labels is for"),
+        ("--dataset x.npy", "needs --labels"),
+        ("--dataset synthetic", "synthetic:N"),
+        ("--dataset synthetic:", "synthetic:N"),
+        ("--dataset synthetic:1", "at least 2 samples"),
+        ("--dataset synthetic:10x0", "at least"),
+        ("--dataset synthetic:10x4x1", "at least"),
+        ("--batch 0", "--batch"),
+        ("--batch -1", "--batch"),
+        ("--batch 1.5", "--batch"),
+        ("--batch ٣x", "--batch"),
+        ("--epochs 0", "--epochs"),
+        ("--lr -1", "--lr"),
+        ("--lr nan", "--lr"),
+        ("--lr inf", "--lr"),
+        ("--momentum 1", "--momentum"),
+        ("--momentum 0 --nesterov", "--nesterov needs"),
+        ("--timeout 0", "--timeout"),
+        ("--test-fraction 1", "--test-fraction"),
+        ("--bucket-bytes 0", "--bucket-bytes"),
+        ("--bucket-bytes 4X", "--bucket-bytes"),
+        ("--model tree", "--model"),
+        ("--dtype float16", "--dtype"),
+        ("--epoch 3", "unrecognized"),
+        ("--bogus", "unrecognized"),
+        ("stray", "unrecognized"),
+        ("--seed", "expected one argument"),
+    ],
+)
+def test_wrong_options_give_one_line(options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(options.split())
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_status == 2
+
+
+def test_help_names_every_option_and_default():
+    with pytest.raises(HelpRequested) as caught:
+        parse(["--help"])
+    text = " ".join(str(caught.value).split())
+    for field in dataclasses.fields(TrainConfig):
+        name = "no-progress" if field.name == "progress" else field.name.replace("_", "-")
+        assert f"--{name}" in text
+    for default in ("0.2", "256,128", "digits", "cosine", "float32", "60.0"):
+        assert f"default: {default}" in text
+    assert "examples" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("synthetic:5", Synthetic(5)), ("synthetic:5x6", Synthetic(5, 6)), ("synthetic:5x6x7", Synthetic(5, 6, 7))],
+)
+def test_synthetic_is_read(text, expected):
+    assert parse_synthetic(text) == expected

@@ -1,0 +1,96 @@
+"""The synchronizer on one rank; several ranks are in tests/system."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll.gradients import GradientSynchronizer, differing_ranks
+
+
+def make(*shapes, **options):
+    return GradientSynchronizer(list(shapes), comm=MPI.COMM_SELF, **options)
+
+
+def test_gradients_are_views_of_one_buffer_in_order():
+    sync = make((2, 3), (), (4,), (0, 5))
+    assert [g.shape for g in sync.gradients] == [(2, 3), (), (4,), (0, 5)]
+    sync.flat[:] = np.arange(11)
+    np.testing.assert_array_equal(sync.gradients[0], [[0, 1, 2], [3, 4, 5]])
+    assert sync.gradients[1] == 6
+    assert all(np.shares_memory(g, sync.flat) for g in sync.gradients if g.size)
+
+
+def test_arrays_give_shape_and_dtype():
+    sync = GradientSynchronizer([np.zeros((2, 2)), np.zeros(3)], comm=MPI.COMM_SELF)
+    assert sync.flat.dtype == np.float64
+    assert sync.flat.shape == (7,)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4, 12, 4096])
+@pytest.mark.parametrize("average", [True, False])
+def test_buckets_cover_the_buffer_once_and_respect_their_size(bucket_bytes, average):
+    sync = make((5,), (2,), bucket_bytes=bucket_bytes, average=average)
+    assert sum(len(bucket) for bucket in sync.buckets) == 7 + average
+    assert max(bucket.nbytes for bucket in sync.buckets) <= max(4, bucket_bytes)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 3])
+def test_mean_over_one_rank_changes_nothing_whatever_the_weight(weight):
+    sync = make((3,), bucket_bytes=8)
+    sync.flat[:] = [1, 2, 3]
+    sync.synchronize(weight)
+    np.testing.assert_array_equal(sync.flat, [1, 2, 3])
+    assert sync.calls == 1
+    assert sync.nbytes == 16
+    assert sync.seconds > 0
+
+
+def test_weight_zero_removes_even_nan():
+    sync = make((3,))
+    sync.flat[:] = np.nan
+    sync.synchronize(0)
+    np.testing.assert_array_equal(sync.flat, 0)
+
+
+@pytest.mark.parametrize("weight", [-1, np.nan, np.inf])
+def test_impossible_weights_are_refused(weight):
+    with pytest.raises(ValueError, match="weight"):
+        make((3,)).synchronize(weight)
+
+
+def test_weight_without_average_is_refused():
+    with pytest.raises(ValueError, match="average=False"):
+        make((3,), average=False).synchronize(2)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "message"),
+    [
+        ([(3,)], {"compression": "int8"}, "compression: 'int8' is not available"),
+        ([(3,)], {"bucket_bytes": 0}, "bucket_bytes: 0"),
+        ([(3,)], {"dtype": "int32"}, "dtype"),
+        ([(3,)], {"dtype": "float16"}, "dtype"),
+        ([(3,)], {"dtype": ">f4"}, "dtype"),
+        ([(-3,)], {}, "negative"),
+        ([np.zeros(3), np.zeros(3, np.float32)], {}, "one dtype"),
+        ([np.zeros(3)], {"dtype": "float32"}, "was asked for"),
+    ],
+)
+def test_wrong_arguments_are_refused(shapes, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(*shapes, **options)
+
+
+def test_arrays_and_shapes_do_not_mix():
+    with pytest.raises(TypeError, match="not both"):
+        make(np.zeros(3), (3,))
+
+
+def test_no_parameters_are_no_problem():
+    sync = make()
+    sync.synchronize()
+    assert sync.gradients == []
+
+
+def test_one_rank_never_differs():
+    assert differing_ranks(MPI.COMM_SELF, bytes(32)) == ()
