@@ -22,7 +22,6 @@ from mpicoll.__main__ import parse_nbytes
 from mpicoll.environment import cores, launched_size
 
 if TYPE_CHECKING:
-    import numpy as np
     from mpi4py import MPI
 
     from mpicoll import Intracomm
@@ -40,8 +39,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--ranks", default="2,8", help="rank counts to start when not run under mpirun (default: %(default)s)")
-    add("--sizes", type=parse_nbytes, nargs="+", default=DEFAULT_SIZES, metavar="BYTES",
-        help="message sizes such as 8 64K 1MB (default: 8 B to 64 MB in powers of 8)")
+    add(
+        "--sizes",
+        type=parse_nbytes,
+        nargs="+",
+        default=DEFAULT_SIZES,
+        metavar="BYTES",
+        help="message sizes such as 8 64K 1MB (default: 8 B to 64 MB in powers of 8)",
+    )
     add("--algorithms", nargs="+", metavar="NAME", help="ours to measure (default: auto and all)")
     add("--dtype", default="float32", help="element type (default: %(default)s)")
     add("--in-place", action="store_true", help="measure IN_PLACE instead of two buffers")
@@ -119,13 +124,15 @@ def _measure(arguments: argparse.Namespace, progress: Callable[[str], None]) -> 
         if arguments.in_place:
             one.recvbuf[:] = 0  # in place the sums would grow without end
         timings = compare(plain, contenders, arguments.seconds)
-        rows.append({
-            "nbytes": one.given.nbytes,
-            "choice": comm.choice("allreduce", one.given.nbytes),
-            "wrong": sum(one.wrong(name) for name in contenders),
-            "median": {name: timing.median for name, timing in timings.items()},
-            "spread": {name: timing.spread for name, timing in timings.items()},
-        })
+        rows.append(
+            {
+                "nbytes": one.given.nbytes,
+                "choice": comm.choice("allreduce", one.given.nbytes),
+                "wrong": sum(one.wrong(name) for name in contenders),
+                "median": {name: timing.median for name, timing in timings.items()},
+                "spread": {name: timing.spread for name, timing in timings.items()},
+            }
+        )
     return rows
 
 
@@ -167,12 +174,23 @@ def _metadata(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
 
     from bench.harness import library
 
-    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized",
-              MPI.THREAD_MULTIPLE: "multiple"}
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
     return {
-        "library": library(), "thread_level": levels[MPI.Query_thread()], "ranks": size, "cores": cores(),
-        "dtype": arguments.dtype, "in_place": arguments.in_place, "machine": platform.machine(),
-        "python": platform.python_version(), "mpi4py": mpi4py.__version__, "numpy": np.__version__,
+        "library": library(),
+        "thread_level": levels[MPI.Query_thread()],
+        "ranks": size,
+        "cores": cores(),
+        "dtype": arguments.dtype,
+        "in_place": arguments.in_place,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "mpi4py": mpi4py.__version__,
+        "numpy": np.__version__,
         "numba": numba.__version__,
     }
 
@@ -190,8 +208,10 @@ def _warnings(rows: list[dict[str, Any]], metadata: dict[str, Any]) -> list[str]
 def _report(rows: list[dict[str, Any]], arguments: argparse.Namespace, size: int) -> None:
     metadata = _metadata(size, arguments)
     place = "in place" if arguments.in_place else "two buffers"
-    title = (f"allreduce, {metadata['library']} (threads: {metadata['thread_level']}), {size} ranks on "
-             f"{metadata['cores']} cores, {arguments.dtype} SUM, {place}; ours as native's time / our time")
+    title = (
+        f"allreduce, {metadata['library']} (threads: {metadata['thread_level']}), {size} ranks on "
+        f"{metadata['cores']} cores, {arguments.dtype} SUM, {place}; ours as native's time / our time"
+    )
     lines = ["", title, "", *table([{**row, "size": size} for row in rows], arguments.markdown), ""]
     sys.stdout.write("\n".join(lines + _warnings(rows, metadata)) + "\n")
     if arguments.json:

@@ -50,9 +50,7 @@ def _batch(comm: MPI.Intracomm, call: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def compare(
-    comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], seconds: float
-) -> dict[str, Timing]:
+def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, Timing]:
     """Time every contender for about `seconds` seconds in all; collective over `comm`, which is plain MPI."""
     calls, estimates = {}, {}
     for name, call in contenders.items():

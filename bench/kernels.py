@@ -64,7 +64,7 @@ def report(op: str, dtype: np.dtype, nbytes: int, rounds: int) -> None:
     plain = {"new": out, "a": a, "b": b}
     calls: list[Callable[[], object]] = [lambda: np.copyto(raw_out, raw_a)]
     for where in places:
-        calls += [lambda args=places[where]: reduce(*args), lambda result=plain[where]: _NUMPY[op](a, b, out=result)]
+        calls += [partial(reduce, *places[where]), partial(_NUMPY[op], a, b, out=plain[where])]
     seconds = median_seconds(calls, rounds)
     copy = 2 * a.nbytes / seconds[0] / 1e9
     for where, ours, numpy in zip(places, seconds[1::2], seconds[2::2], strict=True):

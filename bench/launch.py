@@ -32,8 +32,9 @@ def launcher() -> tuple[str, ...]:
         beside = Path(sys.executable).parent / "mpirun"
         found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
         if found is None:
-            raise FileNotFoundError("no mpirun was found beside Python or on the path; set MPIEXEC, or install "
-                                    "mpicoll[mpich]")
+            raise FileNotFoundError(
+                "no mpirun was found beside Python or on the path; set MPIEXEC, or install mpicoll[mpich]"
+            )
         command = [found]
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" in version and len(command) == 1:

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Mapping
 
-_WORLD_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
+_WORLD_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
-def _first_number(names: tuple[str, ...]) -> int | None:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdigit() and int(text) > 0:
-            return int(text)
-    return None
+def _first_number(names: Iterable[str], variables: Mapping[str, str]) -> int | None:
+    return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)
 
 
-def launched_size() -> int | None:
+def launched_size(variables: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of ranks that the launcher started, or None if there was no launcher."""
-    return _first_number(_WORLD_SIZE)
+    return _first_number(_WORLD_SIZE, variables) or None
 
 
-def local_ranks() -> int | None:
+def launched_rank(variables: Mapping[str, str] = os.environ) -> int:
+    """Return the rank that the launcher gave to this process; 0 where there is no launcher."""
+    return _first_number(_RANK, variables) or 0
+
+
+def local_ranks(variables: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of ranks on this node, or None if the launcher does not say."""
-    return _first_number(_LOCAL_SIZE)
+    return _first_number(_LOCAL_SIZE, variables) or _slurm_local_ranks(variables) or None
+
+
+def _slurm_local_ranks(variables: Mapping[str, str]) -> int | None:
+    """Read ``SLURM_STEP_TASKS_PER_NODE``, for example ``8(x2),4``: eight tasks on nodes 0 and 1, four on node 2."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", variables.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(count)] * int(times or 1)
+    node = variables.get("SLURM_NODEID", "0")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
 
 
 def cores() -> int:
@@ -31,3 +44,22 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def launcher_mismatch(size: int, library: str) -> str | None:
+    """Return what is wrong if the launcher started several ranks that MPI does not know of, else None.
+
+    Parameters
+    ----------
+    size
+        The size of COMM_WORLD.
+    library
+        The name of the MPI library, for the message.
+    """
+    launched = launched_size() or 1
+    if size > 1 or launched < 2:
+        return None
+    return (
+        f"the launcher started {launched} processes, but each of them runs alone, because mpi4py loaded another MPI "
+        f"library ({library}): start with that library's own mpirun, or choose the library with MPI4PY_LIBMPI"
+    )

@@ -124,8 +124,13 @@ def run(
         variables = {**launch.clean_environment(), FOLDER: name, "PYTHONUNBUFFERED": "1", **(environment or {})}
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=variables, stdin=subprocess.DEVNULL,
-                stdout=None if stream else out, stderr=None if stream else err, start_new_session=True,
+                command,
+                cwd=REPOSITORY,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=None if stream else out,
+                stderr=None if stream else err,
+                start_new_session=True,
             )
             report = ""
             while process.poll() is None:
@@ -148,14 +153,21 @@ def _quiet_ranks(folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mpirun", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mpirun", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-n", type=int, required=True, help="number of ranks")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for everything")
     parser.add_argument("--test-timeout", type=float, default=120.0, help="seconds for one test")
     arguments, rest = parser.parse_known_args(argv)
-    outcome = run(arguments.n, rest, timeout=arguments.timeout, test_timeout=arguments.test_timeout, stream=True,
-                  environment={"MPICOLL_TEST_QUIET": "1"})
+    outcome = run(
+        arguments.n,
+        rest,
+        timeout=arguments.timeout,
+        test_timeout=arguments.test_timeout,
+        stream=True,
+        environment={"MPICOLL_TEST_QUIET": "1"},
+    )
     sys.stdout.write(outcome.report + "\n" if outcome.report else "")
     return outcome.returncode or int(outcome.hung)
 

@@ -111,9 +111,7 @@ def _choose_reduction(
     scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, nbytes: int
 ) -> _Chosen:
     reducer = ops.reducer_for(op, buffer.dtype)
-    name = select.resolve(
-        collective, algorithm, scope.algorithm, nbytes, commutative=ops.is_commutative(op)
-    )
+    name = select.resolve(collective, algorithm, scope.algorithm, nbytes, commutative=ops.is_commutative(op))
     return _Chosen(name, reducer, ops.name_of(op) or "")
 
 
@@ -145,8 +143,18 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
         return _native(scope, "allreduce", "Allreduce", arguments, chosen.algorithm == select.NATIVE)
     given, result = Part(send or recv, 0, recv.count), Part(recv, 0, recv.count)
     return Task(
-        scope.channel, "allreduce", "Allreduce", chosen.algorithm, recv.count, recv.dtype, given, result,
-        source=send, target=recv, op_name=chosen.op_name, reducer=chosen.reducer,
+        scope.channel,
+        "allreduce",
+        "Allreduce",
+        chosen.algorithm,
+        recv.count,
+        recv.dtype,
+        given,
+        result,
+        source=send,
+        target=recv,
+        op_name=chosen.op_name,
+        reducer=chosen.reducer,
     )
 
 
@@ -174,8 +182,19 @@ def _reduce(scope: Scope, call: Call) -> AnyTask:
         return _native(scope, "reduce", "Reduce", arguments, chosen.algorithm == select.NATIVE)
     result = Part(recv, 0, recv.count) if recv is not None else None
     return Task(
-        scope.channel, "reduce", "Reduce", chosen.algorithm, data.count, data.dtype, Part(data, 0, data.count), result,
-        source=send, target=recv, root=root, op_name=chosen.op_name, reducer=chosen.reducer,
+        scope.channel,
+        "reduce",
+        "Reduce",
+        chosen.algorithm,
+        data.count,
+        data.dtype,
+        Part(data, 0, data.count),
+        result,
+        source=send,
+        target=recv,
+        root=root,
+        op_name=chosen.op_name,
+        reducer=chosen.reducer,
     )
 
 
@@ -249,8 +268,17 @@ def _scattering(
         arguments = (*given, _native_op(op, send))
         return _native(scope, collective, title, arguments, chosen.algorithm == select.NATIVE)
     return Task(
-        channel, "reduce_scatter", title, chosen.algorithm, total, send.dtype, Part(send, 0, total),
-        Part(recv, begin, begin + own), source=send, counts=tuple(counts), op_name=chosen.op_name,
+        channel,
+        "reduce_scatter",
+        title,
+        chosen.algorithm,
+        total,
+        send.dtype,
+        Part(send, 0, total),
+        Part(recv, begin, begin + own),
+        source=send,
+        counts=tuple(counts),
+        op_name=chosen.op_name,
         reducer=chosen.reducer,
     )
 
@@ -290,9 +318,7 @@ def _allgatherv(scope: Scope, call: Call) -> AnyTask:
     return _gathering(scope, call, "Allgatherv", send, recv, blocks.counts)
 
 
-def _gathering(
-    scope: Scope, call: Call, title: str, send: Buffer | None, recv: Buffer, counts: list[int]
-) -> AnyTask:
+def _gathering(scope: Scope, call: Call, title: str, send: Buffer | None, recv: Buffer, counts: list[int]) -> AnyTask:
     """Finish both forms of allgather; `send` is None for IN_PLACE."""
     channel, rank = scope.channel, scope.channel.rank
     begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
@@ -306,7 +332,15 @@ def _gathering(
         return _native(scope, call.collective, title, (call.sendbuf, call.recvbuf), True)
     given = Part(recv, begin, begin + own, begin) if send is None else Part(send, begin, begin + own)
     return Task(
-        channel, "allgather", title, name, total, recv.dtype, given, Part(recv, 0, total), target=recv,
+        channel,
+        "allgather",
+        title,
+        name,
+        total,
+        recv.dtype,
+        given,
+        Part(recv, 0, total),
+        target=recv,
         counts=tuple(counts),
     )
 

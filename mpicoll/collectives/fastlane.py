@@ -55,7 +55,7 @@ def key_of(
     what: Any = op.handle if isinstance(op, MPI.Op) else op
     if type(root) is not int or not isinstance(what, (int, Operation)):
         return None  # the long way says what is wrong with them
-    key = (collective, recvbuf.dtype, recvbuf.size, what, root, algorithm, scope.algorithm)
+    key: tuple[Any, ...] = (collective, recvbuf.dtype, recvbuf.size, what, root, algorithm, scope.algorithm)
     long = recvbuf.nbytes > STAGED_NBYTES
     if type(sendbuf) is np.ndarray:
         if not sendbuf.flags.c_contiguous or sendbuf is recvbuf:

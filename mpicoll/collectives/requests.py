@@ -68,12 +68,15 @@ class Request:
     @staticmethod
     def Waitall(requests: Sequence[Request]) -> bool:
         """Wait for all of them."""
-        return all([request.Wait() for request in requests])
+        for request in requests:
+            request.Wait()
+        return True
 
     @staticmethod
     def Testall(requests: Sequence[Request]) -> bool:
         """Advance everything and say whether all of them are complete."""
-        return all([request.Test() for request in requests])
+        done = [request.Test() for request in requests]  # each of them, even if one is not complete
+        return all(done)
 
     def _begin(self, flight: InFlight) -> None:
         self._flight = flight

@@ -27,7 +27,11 @@ class Rule(NamedTuple):
 
 _ALWAYS = float("inf")
 RULES: dict[str, tuple[Rule, ...]] = {
-    "allreduce": (Rule(16 << 10, "recursive_doubling"), Rule(1 << 20, "halving_doubling"), Rule(_ALWAYS, "pipelined_ring")),
+    "allreduce": (
+        Rule(16 << 10, "recursive_doubling"),
+        Rule(1 << 20, "halving_doubling"),
+        Rule(_ALWAYS, "pipelined_ring"),
+    ),
     "reduce": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "ring")),
     "bcast": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "scatter_allgather")),
     "reduce_scatter": (Rule(256 << 10, "pairwise"), Rule(_ALWAYS, "ring")),

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from mpicoll.kernels import reduce as kernels
 
 from mpicoll.collectives import select
+from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
 from mpicoll.runtime.channel import Channel
@@ -109,7 +109,7 @@ class Task:
         return offsets
 
     def plan(self, tag_slot: int, allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> Plan:
-        """Bind the algorithm to memory: to the caller's if the vector is long, else to `allocate`\\ d memory."""
+        """Bind the algorithm to memory: to the caller's if the vector is long, else to memory from `allocate`."""
         channel, carrier = self.channel, self.carrier
         row = find(self.collective, self.algorithm)
         segments = select.segments(row, self.nbytes, channel.size)
@@ -122,7 +122,9 @@ class Task:
             target = self.target.view(carrier)
         vector = Vector(source, target, self.bounds(schedule))
         stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, carrier))
-        copies_in = self.given is not None and (staged or (self.source is None and self.given.buffer is not self.target))
+        copies_in = self.given is not None and (
+            staged or (self.source is None and self.given.buffer is not self.target)
+        )
         copies_out = self.result is not None and (staged or self.result.buffer is not self.target)
         signature = self.signature()
         return Plan(
@@ -137,7 +139,14 @@ class Task:
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, from the last calls if possible."""
         key: tuple[Any, ...] = (
-            self.collective, self.algorithm, self.count, self.dtype, self.op_name, self.reducer, self.root, self.counts,
+            self.collective,
+            self.algorithm,
+            self.count,
+            self.dtype,
+            self.op_name,
+            self.reducer,
+            self.root,
+            self.counts,
         )
         if self.nbytes > STAGED_NBYTES:
             key += (
@@ -248,4 +257,6 @@ def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 def in_place(sendbuf: Any) -> bool:
     """Say whether the caller passed MPI.IN_PLACE."""
-    return sendbuf is MPI.IN_PLACE or (isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 0 and sendbuf[0] is MPI.IN_PLACE)
+    return sendbuf is MPI.IN_PLACE or (
+        isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 0 and sendbuf[0] is MPI.IN_PLACE
+    )

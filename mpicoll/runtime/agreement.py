@@ -1,8 +1,8 @@
 """Make sure, before any data moves, that all ranks make the same call.
 
 One small allreduce of (code, -code) with MIN tells every rank whether all codes are equal, so all of them raise or
-none does, and the communicator stays usable. It costs as much as an allreduce of 16 bytes; when it is done is decided by
-``MPICOLL_CHECK``: in ``full`` mode before every call, by default only where a rank could otherwise finish before the
+none does, and the communicator stays usable. It costs as much as an allreduce of 16 bytes. When it is done is decided
+by ``MPICOLL_CHECK``: in ``full`` mode before every call, by default only where a rank could otherwise finish before the
 others have come (bcast and reduce), and there only the first time that a call with this signature is made.
 """
 
@@ -27,7 +27,13 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def _private_plan(
-    channel: Channel, collective: str, algorithm: str, memory: np.ndarray, counts: int, tag: int, reducer: Reducer | None
+    channel: Channel,
+    collective: str,
+    algorithm: str,
+    memory: np.ndarray,
+    counts: int,
+    tag: int,
+    reducer: Reducer | None,
 ) -> Plan:
     schedule = find(collective, algorithm).schedule(channel.size, channel.rank)
     bounds = [chunk * counts for chunk in range(schedule.chunks + 1)]
@@ -74,9 +80,7 @@ def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeou
     return plan.inbox
 
 
-def agree(
-    channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None
-) -> None:
+def agree(channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None) -> None:
     """Compare `signature`, or `error`, with what the other ranks have; the communicator stays usable.
 
     Parameters

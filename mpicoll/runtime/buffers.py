@@ -21,7 +21,7 @@ _REFUSED = frozenset("OSUVMm")
 _BFLOAT16 = np.dtype("bfloat16")
 
 
-class Foreign(Exception):  # noqa: N818  (control flow: the MPI library takes over)
+class Foreign(Exception):
     """The specification is legal for mpi4py but not one that hand-written algorithms handle."""
 
 
@@ -89,7 +89,8 @@ def view_at(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray:
     """Return `count` elements at `address` as an array that does not own them."""
     if count == 0:
         return np.empty(0, dtype)
-    return np.frombuffer(MPI.buffer.fromaddress(address, count * dtype.itemsize), dtype)
+    memory: Any = MPI.buffer.fromaddress(address, count * dtype.itemsize)
+    return np.frombuffer(memory, dtype)
 
 
 def _element_dtype(dtype: np.dtype[Any], argument: str) -> np.dtype[Any]:
@@ -111,8 +112,9 @@ def from_array(array: np.ndarray, argument: str, writable: bool) -> Buffer:
     order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
     if order and array.dtype.isnative:
         order = "" if flags.c_contiguous and flags.f_contiguous else order
-        return Buffer(array, MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address, array.size, dtype,
-                      order=order)
+        return Buffer(
+            array, MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address, array.size, dtype, order=order
+        )
     if writable and 0 in array.strides and array.size > 1:
         raise ValueError(f"{argument}: the array is a broadcast view, whose elements share memory")
     copy = np.array(array, dtype=dtype, order="C")
@@ -169,7 +171,7 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     """Return any object with the buffer protocol as an array."""
     if isinstance(data, np.ndarray):
         return data
-    if data is None or isinstance(data, (int, float, complex)) and not isinstance(data, np.generic):
+    if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):
         raise TypeError(f"{argument}: {data!r} is not a buffer")
     if hasattr(data, "__cuda_array_interface__"):
         raise Foreign

@@ -100,7 +100,7 @@ class Channel:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self.tags = Tags(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+        self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.check, session = _agree_on_settings(self.comm)
         self.supervisor = Supervisor(self.comm, session)
         self.polls = polls_before_yield(self.comm)
@@ -211,7 +211,7 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
     channel = comm.Get_attr(_keyval)
-    if channel is None:
+    if not isinstance(channel, Channel):
         channel = Channel(comm)
         comm.Set_attr(_keyval, channel)
     return channel

@@ -7,6 +7,7 @@ As the way for foreign datatypes and operations they are started nonblocking, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -17,7 +18,7 @@ from mpicoll.runtime.supervisor import Signature, Waiting
 
 Arguments = tuple[Any, ...]
 
-BLOCKING = {
+BLOCKING: dict[str, Callable[..., None]] = {
     "allreduce": MPI.Intracomm.Allreduce,
     "reduce": MPI.Intracomm.Reduce,
     "bcast": MPI.Intracomm.Bcast,
@@ -27,7 +28,7 @@ BLOCKING = {
     "allgatherv": MPI.Intracomm.Allgatherv,
     "barrier": MPI.Intracomm.Barrier,
 }
-NONBLOCKING = {
+NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "allreduce": MPI.Intracomm.Iallreduce,
     "reduce": MPI.Intracomm.Ireduce,
     "bcast": MPI.Intracomm.Ibcast,

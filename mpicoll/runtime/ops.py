@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
 from mpicoll.kernels import reduce as kernels
 
 Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -47,7 +48,7 @@ class Operation:
         if dtype not in self._mpi:
             reducer, carrier = self.reducer(dtype), kernels.carrier(dtype)
 
-            def callback(invec: MPI.buffer, inoutvec: MPI.buffer, datatype: MPI.Datatype) -> None:
+            def callback(invec: Any, inoutvec: Any, datatype: MPI.Datatype) -> None:
                 left, right = np.frombuffer(invec, carrier), np.frombuffer(inoutvec, carrier)
                 reducer(right, left, right)
 

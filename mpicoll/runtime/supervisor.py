@@ -223,8 +223,11 @@ class Supervisor:
         text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
         text += f"{_ranks(missing)} did not come" if missing else "nothing more arrived"
         text += f" within {timeout:g} s"
-        text += "".join(f"; rank {peer} was last seen in {self._reports[peer].text}, collective "
-                        f"{self._reports[peer].number}" for peer in missing if peer in self._reports)
+        text += "".join(
+            f"; rank {peer} was last seen in {self._reports[peer].text}, collective {self._reports[peer].number}"
+            for peer in missing
+            if peer in self._reports
+        )
         text += f"; {_ranks(sorted([*here, rank]))} waited there"
         self._tell_all({"kind": "timeout", "number": waiting.number, "text": text, "missing": missing})
         self._flush()

@@ -86,7 +86,7 @@ class _Fold:
 
 @lru_cache(maxsize=256)
 def _keeps_lower(places: int, partner: Partner) -> tuple[tuple[bool, ...], ...]:
-    """For each step and place: does the place keep the lower half of the range that it shares with its partner?
+    """Say for each step and place whether it keeps the lower half of the range that it shares with its partner.
 
     The owners that a place still serves after step s form a set; partners' sets are disjoint and unite to the set
     before the step. Naming a set by its least member makes every member choose alike.

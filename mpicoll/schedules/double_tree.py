@@ -1,13 +1,13 @@
-"""Pipelined double binary tree: two trees, each carrying half of the vector, so that nobody is a leaf twice idle.
+r"""Pipelined double binary tree: two trees, each carrying half of the vector, so that nobody is a leaf twice idle.
 
 Tree one numbers its nodes in order: odd ranks are leaves, rank 0 is the root with one child. Eight ranks::
 
             0                        tree two is the mirror image (r -> 7 - r), for odd sizes shifted by one:
-              \\                      a rank that forwards in one tree is, with the exception of rank 0 or P-1,
+              \                      a rank that forwards in one tree is, with the exception of rank 0 or P-1,
                4                     a leaf in the other, so the work is even.
-            /     \\
+            /     \
           2        6
-         / \\     /  \\
+         / \     /  \
         1   3   5    7
 
 Everything runs on one clock. In every tick a chunk moves one level up in each tree, and one level down: a rank at

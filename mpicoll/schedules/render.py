@@ -70,8 +70,7 @@ def _grid(label: str, vectors: Sequence[Sequence[Any]], gone: Sequence[set[int]]
     lines = []
     for rank, name in enumerate(_names(len(vectors))):
         cells = [
-            SENT_ON if value is None or chunk in gone[rank] else str(value)
-            for chunk, value in enumerate(vectors[rank])
+            SENT_ON if value is None or chunk in gone[rank] else str(value) for chunk, value in enumerate(vectors[rank])
         ]
         lines.append(f"{label if rank == 0 else '':8s}{name} " + " ".join(cell.rjust(width) for cell in cells))
     return lines
@@ -93,7 +92,7 @@ class _Film:
         away: list[dict[int, list[Send]]] = [{} for _ in ensemble.schedules]
         for rank, matches in enumerate(ensemble.sender_of):
             for place, (peer, sent_at) in matches.items():
-                recv = ensemble.schedules[rank].steps[place.step].recvs[place.index]
+                recv = ensemble.schedules[rank].steps[place.step].recvs[place.slot]
                 if recv.reduce is not Reduce.COPY:
                     away[peer].setdefault(sent_at.step, []).append(_send_at(ensemble.schedules[peer], sent_at))
         return away
@@ -110,7 +109,7 @@ class _Film:
 
 
 def _send_at(schedule: Schedule, place: Place) -> Send:
-    return schedule.steps[place.step].sends[place.index]
+    return schedule.steps[place.step].sends[place.slot]
 
 
 def data_after_each_step(
@@ -132,7 +131,9 @@ def data_after_each_step(
     frames = [[(start[rank], set[int]()) for rank in range(len(schedules))]]
     for number in range(count):
         # A rank that is done, or has no such step, keeps its last picture.
-        frames.append([p[number] if number < len(p) else (p or [frames[0][r]])[-1] for r, p in enumerate(film.pictures)])
+        frames.append(
+            [p[number] if number < len(p) else (p or [frames[0][r]])[-1] for r, p in enumerate(film.pictures)]
+        )
     width = max(len(str(v)) for frame in frames for vector, _ in frame for v in vector if v is not None)
     lines = []
     for number, frame in enumerate(frames):

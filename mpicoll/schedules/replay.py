@@ -18,10 +18,10 @@ class ScheduleError(AssertionError):
 
 
 class Place(NamedTuple):
-    """Where a message is posted: step number and index among the step's sends (or receives)."""
+    """Where a message is posted: step number and place among the step's sends (or receives)."""
 
     step: int
-    index: int
+    slot: int
 
 
 class Event(NamedTuple):
@@ -169,7 +169,7 @@ class Replay:
         for other, send in self._reading[rank]:
             if _overlap(send, recv) and lands_now:
                 raise ScheduleError(f"rank {rank} step {number}: receives over {send}, in flight since step {other}")
-        for other, earlier in self._writing[rank]:
+        for _, earlier in self._writing[rank]:
             if _overlap(earlier, recv) and (lands_now or earlier.reduce is Reduce.COPY):
                 raise ScheduleError(f"rank {rank} step {number}: two receives in flight into {recv}, {earlier}")
 

@@ -120,6 +120,4 @@ def scatter_allgather_bcast(size: int, rank: int, *, root: int = 0, segments: in
         )
         for step in ring_allgather_steps(size, place)
     )
-    return Schedule(
-        "bcast", "scatter_allgather", size, rank, size, scatter_steps(size, rank, root) + around, root=root
-    )
+    return Schedule("bcast", "scatter_allgather", size, rank, size, scatter_steps(size, rank, root) + around, root=root)

@@ -81,10 +81,10 @@ def verify_schedules(schedules: list[Schedule], *, ordered: bool = False) -> Non
 
 def _check_synchronised(schedule: Schedule, heard_from: list[int]) -> None:
     everyone = (1 << schedule.size) - 1
+    rooted = schedule.collective in {"bcast", "reduce"}
     for rank, known in enumerate(heard_from):
-        if schedule.collective in {"bcast", "reduce"} and not (schedule.collective == "reduce" and rank == schedule.root):
-            continue
-        if known != everyone:
+        may_go = rooted and not (schedule.collective == "reduce" and rank == schedule.root)
+        if known != everyone and not may_go:
             raise ScheduleError(f"rank {rank} can finish before every rank has begun")
 
 

@@ -16,9 +16,10 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpicoll.environment import launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, UnknownAlgorithm
 from mpicoll.train.config import HelpRequested, TrainConfig, parse
-from mpicoll.train.environment import launched_rank, launcher_mismatch, limit_threads
+from mpicoll.train.environment import limit_threads
 from mpicoll.train.failures import TrainingError, UsageError
 from mpicoll.train.report import complain, say
 

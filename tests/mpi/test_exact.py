@@ -81,7 +81,7 @@ def test_bcast(subcomm: Intracomm, algorithm: str) -> None:
     for number, dtype in enumerate(exact.DTYPES):
         for count in [*counts(size), LONG]:
             root = (number + count) % size
-            wanted = exact.given("LXOR" if dtype == bool else "SUM", dtype, root, count)
+            wanted = exact.given("LXOR" if dtype == exact.BOOL else "SUM", dtype, root, count)
             data = wanted.copy() if subcomm.rank == root else np.zeros_like(wanted)
             subcomm.Bcast(data, root=root, algorithm=algorithm)
             assert exact.same_bits(data, wanted), (dtype, count, root)
@@ -92,7 +92,7 @@ def test_allgather(subcomm: Intracomm, algorithm: str) -> None:
     size, rank = subcomm.size, subcomm.rank
     for dtype in exact.DTYPES:
         for count in [*counts(size), LONG // size]:
-            op = "LXOR" if dtype == bool else "SUM"
+            op = "LXOR" if dtype == exact.BOOL else "SUM"
             wanted = np.stack([exact.given(op, dtype, r, count) for r in range(size)])
             result = np.zeros_like(wanted)
             subcomm.Allgather(wanted[rank].copy(), result, algorithm=algorithm)

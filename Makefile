@@ -1,0 +1,66 @@
+# `make help` lists the targets. Everything below runs in a virtual environment that is made on first use.
+
+PYTHON ?= python3
+MPI ?= mpich
+VENV ?= $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
+BIN := $(VENV)/bin
+RANKS ?= 8
+ARGS ?=
+# Any launcher can be given: make train MPIEXEC="srun"
+MPIEXEC ?=
+RUN = $(if $(MPIEXEC),$(MPIEXEC),$$($(BIN)/python -c "from bench.launch import launcher; print(*launcher())"))
+export PYTHONUNBUFFERED = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test test-serial test-mpi test-system test-one check format bench warmup clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+	@echo 'variables: PYTHON=python3 MPI=mpich|openmpi RANKS=8 ARGS="--epochs 5" MPIEXEC="srun"'
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mpicoll needs Python 3.10 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(MPI),dev]"
+	@touch $@
+
+install: $(VENV)/ready  ## make the virtual environment, with an MPI library from PyPI
+
+train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
+	$(RUN) -n $(RANKS) $(BIN)/python -m mpicoll.train $(ARGS)
+
+test:  ## all tests, under MPICH and under Open MPI
+	$(MAKE) MPI=mpich test-serial test-one
+	$(MAKE) MPI=openmpi test-one
+
+test-one: test-mpi test-system
+
+warmup: $(VENV)/ready
+	$(BIN)/python -m mpicoll.kernels.warmup
+
+test-serial: warmup  ## tests that need no launcher
+	$(BIN)/python -m pytest -q tests --ignore tests/mpi --ignore tests/system $(ARGS)
+
+test-mpi: test-$(RANKS)
+
+test-%: warmup  ## test-N runs the MPI tests on N ranks, with a deadline for each
+	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)
+
+test-system: warmup  ## tests that launch whole programs
+	$(BIN)/python -m pytest -q tests/system $(ARGS)
+
+check: $(VENV)/ready  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready  ## let ruff put the code in order
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/ready  ## our allreduce against the MPI library's, on 2 and on 8 ranks
+	$(BIN)/python -m bench.allreduce $(ARGS)
+
+clean:  ## remove what was made
+	rm -rf .venv .venv-openmpi build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

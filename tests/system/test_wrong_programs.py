@@ -1,0 +1,166 @@
+"""Programs that are wrong end with the same clear error on every rank, in time, and never hang."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import pytest
+
+from tests.mpirun import run
+
+PROGRAM = "tests/system/programs/disagree.py"
+SIZES = (3, 8)
+DIFFER = (
+    "count",
+    "count_zero",
+    "count_large",
+    "dtype",
+    "dtype_width",
+    "op",
+    "algorithm",
+    "bcast_root",
+    "reduce_root",
+    "bcast_count",
+    "collective",
+    "order",
+    "barrier",
+    "recvcounts",
+    "nonblocking",
+)
+
+
+@lru_cache(maxsize=8)
+def outcomes(size: int, mode: str) -> dict[str, list[dict]]:
+    """Run all cases in one launch; per case the outcome of every rank."""
+    outcome = run(size, [PROGRAM], timeout=150, environment={"MPICOLL_CHECK": mode})
+    assert outcome.returncode == 0, outcome.text
+    cases: dict[str, list[dict]] = {}
+    for line in outcome.stdout.splitlines():
+        entry = json.loads(line)
+        cases.setdefault(entry["case"], []).append(entry)
+    assert all(len(entries) == size for entries in cases.values())
+    return {case: sorted(entries, key=lambda entry: entry["rank"]) for case, entries in cases.items()}
+
+
+@pytest.mark.parametrize("mode", ["default", "full"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", DIFFER)
+def test_every_rank_learns_who_called_what(case: str, size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)[case]:
+        assert entry["error"] == "MismatchError", entry
+        assert entry["seconds"] < 4, entry
+        assert "rank 1 called" in entry["text"], entry
+        assert entry["text"].count(" called ") == 2, entry
+        assert entry["usable"] or mode == "default", entry
+
+
+@pytest.mark.parametrize("mode", ["default", "full"])
+@pytest.mark.parametrize("size", SIZES)
+def test_one_ranks_bad_argument_is_an_error_on_all(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["refused"]:
+        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError")
+        assert "read-only" in entry["text"]
+        assert entry["seconds"] < 4
+        assert entry["usable"] == (mode == "full")
+
+
+@pytest.mark.parametrize("mode", ["default", "full"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_same_bad_argument_everywhere_leaves_the_communicator_usable(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["refused_by_all"]:
+        assert (entry["error"], entry["usable"]) == ("ValueError", True)
+        assert entry["text"] == "sendbuf has 3 elements, but recvbuf 4"
+
+
+@pytest.mark.parametrize("mode", ["default", "full"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", ["never_came", "left_early"])
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)[case]:
+        if entry["rank"] != 1:
+            assert entry["error"] == "CollectiveTimeout", entry
+            assert entry["missing"] == [1], entry
+            assert 3.5 < entry["seconds"] < 6, entry
+            assert "rank 1 did not come" in entry["text"]
+            assert "step" in entry["text"]
+
+
+@pytest.mark.parametrize("mode", ["default", "full", "off"])
+def test_a_slow_rank_is_waited_for(mode: str) -> None:
+    for entry in outcomes(3, mode)["slow_is_fine"] if mode != "off" else _slow_without_checks():
+        assert (entry["error"], entry["usable"]) == ("NoneType", True)
+
+
+def _slow_without_checks() -> list[dict]:
+    outcome = run(3, [PROGRAM, "slow_is_fine"], environment={"MPICOLL_CHECK": "off"})
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+RAISING = """
+import numpy as np, time
+from mpi4py import MPI
+import mpicoll
+comm = mpicoll.Intracomm(MPI.COMM_WORLD)
+x = np.ones(1000)
+comm.Allreduce(MPI.IN_PLACE, x)
+if comm.rank == 2:
+    raise KeyError("the culprit")
+comm.Allreduce(MPI.IN_PLACE, x)
+"""
+
+CATCHING = """
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+comm = mpicoll.Intracomm(MPI.COMM_WORLD, timeout=5)
+try:
+    comm.Allreduce(MPI.IN_PLACE, np.ones(300_000 + comm.rank))
+except mpicoll.errors.MismatchError:
+    pass
+again = mpicoll.Intracomm(MPI.COMM_WORLD.Dup())
+again.Allreduce(MPI.IN_PLACE, np.ones(300_000))
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(size: int, tmp_path) -> None:
+    program = tmp_path / "raising.py"
+    program.write_text(RAISING)
+    outcome = run(size, [str(program)], timeout=40)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode != 0
+    assert 'raise KeyError("the culprit")' in outcome.text
+    assert "rank 2 failed" in outcome.text
+    assert outcome.seconds < 20
+
+
+def test_a_program_may_go_on_with_another_communicator_after_a_mismatch(tmp_path) -> None:
+    program = tmp_path / "catching.py"
+    program.write_text(CATCHING)
+    outcome = run(3, [str(program)], timeout=40)
+    assert not outcome.hung, outcome.report
+    assert outcome.stdout.count("went on") == 3, outcome.text
+    assert outcome.returncode == 0, outcome.text
+
+
+HANGING = """
+import sys, time
+from mpi4py import MPI
+def stuck_here():
+    time.sleep(60)
+if MPI.COMM_WORLD.rank == 1:
+    stuck_here()
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_a_run_that_hangs_is_killed_and_says_where_every_rank_stood(tmp_path) -> None:
+    program = tmp_path / "hanging.py"
+    program.write_text(HANGING)
+    outcome = run(3, [str(program)], timeout=6)
+    assert outcome.hung
+    assert outcome.seconds < 20
+    assert "in stuck_here" in outcome.report
+    assert all(f"--- rank {rank}" in outcome.report for rank in range(3))
