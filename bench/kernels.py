@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import ml_dtypes
 import numpy as np

@@ -84,7 +84,7 @@ class Intracomm(MPI.Intracomm):
     def choice(self, collective: str, nbytes: int, *, commutative: bool = True) -> str:
         """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
         select.names(collective)
-        return select.choose(collective, nbytes, commutative=commutative)
+        return select.choose(collective, nbytes, self._scope.channel.size, commutative=commutative)
 
     # Blocking collectives -------------------------------------------------------------------------------------------
 

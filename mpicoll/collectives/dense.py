@@ -99,6 +99,10 @@ def _check_root(root: Any, size: int) -> int:
     return int(root)
 
 
+def _algorithm(scope: Scope, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True) -> str:
+    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.channel.size, commutative=commutative)
+
+
 class _Chosen(NamedTuple):
     """What decides how a reducing call is done; `reducer` is None if the MPI library has to do it."""
 
@@ -111,7 +115,7 @@ def _choose_reduction(
     scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, nbytes: int
 ) -> _Chosen:
     reducer = ops.reducer_for(op, buffer.dtype)
-    name = select.resolve(collective, algorithm, scope.algorithm, nbytes, commutative=ops.is_commutative(op))
+    name = _algorithm(scope, collective, algorithm, nbytes, commutative=ops.is_commutative(op))
     return _Chosen(name, reducer, ops.name_of(op) or "")
 
 
@@ -205,7 +209,7 @@ def _bcast(scope: Scope, call: Call) -> AnyTask:
         buffer = resolve(buf, "buf", writable=not at_root)
     except Foreign:
         return _native(scope, "bcast", "Bcast", (buf, root), False)
-    name = select.resolve("bcast", call.algorithm, scope.algorithm, buffer.nbytes)
+    name = _algorithm(scope, "bcast", call.algorithm, buffer.nbytes)
     if name == select.NATIVE:
         return _native(scope, "bcast", "Bcast", (buf, root), True)
     part = Part(buffer, 0, buffer.count)
@@ -327,7 +331,7 @@ def _gathering(scope: Scope, call: Call, title: str, send: Buffer | None, recv: 
         if send.count != own:
             raise ValueError(f"sendbuf has {send.count} elements, but recvbuf takes {own} from this rank")
         check_apart(send, recv)
-    name = select.resolve("allgather", call.algorithm, scope.algorithm, total * recv.dtype.itemsize)
+    name = _algorithm(scope, "allgather", call.algorithm, total * recv.dtype.itemsize)
     if name == select.NATIVE:
         return _native(scope, call.collective, title, (call.sendbuf, call.recvbuf), True)
     given = Part(recv, begin, begin + own, begin) if send is None else Part(send, begin, begin + own)
@@ -346,7 +350,7 @@ def _gathering(scope: Scope, call: Call, title: str, send: Buffer | None, recv: 
 
 
 def _barrier(scope: Scope, call: Call) -> AnyTask:
-    name = select.resolve("barrier", call.algorithm, scope.algorithm, 0)
+    name = _algorithm(scope, "barrier", call.algorithm, 0)
     if name == select.NATIVE:
         return _native(scope, "barrier", "Barrier", (), True)
     return Task(scope.channel, "barrier", "Barrier", name, 0, np.dtype(np.uint8), None, None)

@@ -19,27 +19,34 @@ AUTO = "auto"
 
 
 class Rule(NamedTuple):
-    """Take `name` for vectors of fewer than `below` bytes."""
+    """Take `name` for vectors of fewer than `below` bytes, if the number of ranks suits it."""
 
     below: float
     name: str
+    min_size: int = 1
+    power_of_two: bool = False
+
+    def holds(self, nbytes: int, size: int) -> bool:
+        """Say whether this is the row for a vector of `nbytes` bytes on `size` ranks."""
+        return nbytes < self.below and size >= self.min_size and not (self.power_of_two and size & (size - 1))
 
 
-_ALWAYS = float("inf")
+_KB, _MB, _ALWAYS = 1 << 10, 1 << 20, float("inf")
 RULES: dict[str, tuple[Rule, ...]] = {
     "allreduce": (
-        Rule(16 << 10, "recursive_doubling"),
-        Rule(1 << 20, "halving_doubling"),
-        Rule(_ALWAYS, "pipelined_ring"),
+        Rule(64 * _KB, "recursive_doubling"),
+        Rule(8 * _MB, "halving_doubling", power_of_two=True),
+        Rule(_ALWAYS, "ring"),
     ),
-    "reduce": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "ring")),
-    "bcast": (Rule(128 << 10, "tree"), Rule(_ALWAYS, "scatter_allgather")),
-    "reduce_scatter": (Rule(256 << 10, "pairwise"), Rule(_ALWAYS, "ring")),
-    "allgather": (Rule(64 << 10, "bruck"), Rule(_ALWAYS, "ring")),
+    "reduce": (Rule(_MB, "tree"), Rule(_ALWAYS, "ring")),
+    "bcast": (Rule(_MB, "tree"), Rule(_ALWAYS, "double_tree", min_size=4), Rule(_ALWAYS, "tree")),
+    "reduce_scatter": (Rule(_ALWAYS, "ring"),),
+    "allgather": (Rule(2 * _MB, "bruck"), Rule(_ALWAYS, "ring")),
     "barrier": (Rule(_ALWAYS, "dissemination"),),
 }
+"""The first row that holds counts."""
 ORDERED: dict[str, tuple[Rule, ...]] = {
-    "allreduce": (Rule(16 << 10, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
+    "allreduce": (Rule(64 * _KB, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
     "reduce": (Rule(_ALWAYS, "tree"),),
     "reduce_scatter": (Rule(_ALWAYS, "tree"),),
 }
@@ -53,13 +60,15 @@ def names(collective: str) -> tuple[str, ...]:
     return (*ALGORITHMS[collective], NATIVE)
 
 
-def choose(collective: str, nbytes: int, *, commutative: bool = True) -> str:
-    """Return the algorithm for a vector of `nbytes` bytes."""
-    rules = RULES[collective] if commutative else ORDERED[collective]
-    return next(rule.name for rule in rules if nbytes < rule.below)
+def choose(collective: str, nbytes: int, size: int, *, commutative: bool = True) -> str:
+    """Return the algorithm for a vector of `nbytes` bytes on `size` ranks."""
+    rules = RULES[collective] if commutative else ORDERED.get(collective, RULES[collective])
+    return next(rule.name for rule in rules if rule.holds(nbytes, size))
 
 
-def resolve(collective: str, wanted: str | None, default: str, nbytes: int, *, commutative: bool = True) -> str:
+def resolve(
+    collective: str, wanted: str | None, default: str, nbytes: int, size: int, *, commutative: bool = True
+) -> str:
     """Return the name of the algorithm to use.
 
     Parameters
@@ -79,7 +88,7 @@ def resolve(collective: str, wanted: str | None, default: str, nbytes: int, *, c
         usable = default == NATIVE or _is_usable(collective, default, commutative)
         wanted = default if usable else AUTO
     if wanted == AUTO:
-        return choose(collective, nbytes, commutative=commutative)
+        return choose(collective, nbytes, size, commutative=commutative)
     if wanted == NATIVE:
         return wanted
     if wanted not in ALGORITHMS[collective]:
