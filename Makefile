@@ -12,7 +12,8 @@ RUN = $(if $(MPIEXEC),$(MPIEXEC),$$($(BIN)/python -c "from bench.launch import l
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-serial test-mpi test-system test-one check format bench warmup clean
+# test-% below is a pattern: targets of its form need a rule of their own.
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -45,6 +46,10 @@ test-mpi: test-$(RANKS)
 
 test-%: warmup  ## test-N runs the MPI tests on N ranks, with a deadline for each
 	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)
+
+test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour on two cores
+	MPICOLL_TEST_EXHAUSTIVE=1 $(BIN)/python -m tests.mpirun -n $(RANKS) --timeout 14400 --test-timeout 900 \
+	    -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
 
 test-system: warmup  ## tests that launch whole programs
 	$(BIN)/python -m pytest -q tests/system $(ARGS)
