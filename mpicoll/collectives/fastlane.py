@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives.dense import AnyOp, AnyTask, Scope
 from mpicoll.collectives.task import STAGED_NBYTES, Part, Task
+from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
 from mpicoll.runtime.p2p import Plan, Run
@@ -50,7 +51,7 @@ def key_of(
     """
     if type(recvbuf) is not np.ndarray or not recvbuf.flags.carray or recvcounts is not None:
         return None
-    if scope.channel.check == "full" or collective in _COUNTED:
+    if collective in _COUNTED:
         return None
     what: Any = op.handle if isinstance(op, MPI.Op) else op
     if type(root) is not int or not isinstance(what, (int, Operation)):
@@ -90,6 +91,8 @@ def repeat(channel: Channel, lane: Lane, sendbuf: Any, recvbuf: np.ndarray, time
     """Make the call."""
     plan = lane.plan
     number = channel.enter(plan.signature)
+    if channel.check == "full":
+        agree(channel, plan.signature, number, timeout)
     if lane.inbox is not None:
         source = sendbuf if type(sendbuf) is np.ndarray else recvbuf
         np.copyto(lane.inbox, source if source.ndim == 1 else source.reshape(-1))
