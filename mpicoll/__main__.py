@@ -6,11 +6,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mpicoll import __version__
 from mpicoll.errors import MpicollError
-from mpicoll.schedules import ALGORITHMS, Algorithm, Schedule, find
+from mpicoll.schedules import ALGORITHMS, Algorithm, Schedule, chunk_bounds, find
 from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render import data_after_each_step, explain
 from mpicoll.schedules.replay import ScheduleError
@@ -51,7 +52,7 @@ def _number(text: str) -> int | float | str:
 
 
 def parse_values(text: str) -> list[list[int | float | str]]:
-    """Read ``'17,11;5,13'``: one vector a rank, separated by semicolons, one value a chunk."""
+    """Read ``'17,11;5,13'``: one vector a rank, separated by semicolons."""
     rows = [[_number(cell.strip()) for cell in row.split(",")] for row in text.strip().strip(";").split(";")]
     if len({len(row) for row in rows}) != 1 or any(cell == "" for row in rows for cell in row):
         raise argparse.ArgumentTypeError(f"{text!r}: every rank needs the same number of values, none of them empty")
@@ -96,13 +97,16 @@ def _shown(schedules: Sequence[Schedule], rank: int | None) -> Sequence[Schedule
 
 
 def _data(schedules: Sequence[Schedule], values: list[list[Any]], op: str) -> list[str]:
-    chunks = schedules[0].chunks
-    if len(values[0]) != chunks:
-        raise MpicollError(
-            f"--values: this algorithm cuts the vector into {chunks} chunks, so each rank needs {chunks} values, "
-            f"not {len(values[0])}"
-        )
-    return data_after_each_step(schedules, values, _COMBINE[op])
+    """Cut every rank's vector into the schedule's chunks and show what becomes of them."""
+    first = schedules[0]
+    if first.collective == "barrier":
+        raise MpicollError("--values: a barrier moves no data")
+    bounds = chunk_bounds(len(values[0]), first.chunks)
+    chunks = [[tuple(row[start:stop]) for start, stop in pairwise(bounds)] for row in values]
+    combine = _COMBINE[op]
+    return data_after_each_step(
+        schedules, chunks, lambda left, right: tuple(combine(a, b) for a, b in zip(left, right, strict=True))
+    )
 
 
 def _list_algorithms() -> list[str]:

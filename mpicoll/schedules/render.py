@@ -66,12 +66,13 @@ def _names(size: int) -> list[str]:
     return [chr(ord("A") + rank) if size <= 26 else str(rank) for rank in range(size)]
 
 
-def _grid(label: str, vectors: Sequence[Sequence[Any]], gone: Sequence[set[int]], width: int) -> list[str]:
+def _grid(label: str, vectors: Sequence[Sequence[Any]], lengths: Sequence[int], width: int) -> list[str]:
+    """Return one line a rank; `lengths` are the elements of each chunk, None stands for a chunk that is not there."""
     lines = []
     for rank, name in enumerate(_names(len(vectors))):
-        cells = [
-            SENT_ON if value is None or chunk in gone[rank] else str(value) for chunk, value in enumerate(vectors[rank])
-        ]
+        cells: list[str] = []
+        for chunk, length in zip(vectors[rank], lengths, strict=True):
+            cells += [SENT_ON] * length if chunk is None else [str(value) for value in chunk]
         lines.append(f"{label if rank == 0 else '':8s}{name} " + " ".join(cell.rjust(width) for cell in cells))
     return lines
 
@@ -83,7 +84,7 @@ class _Film:
         self.replay = replay
         size = len(replay.vectors)
         self.gone: list[set[int]] = [set() for _ in range(size)]
-        self.pictures: list[list[tuple[list[Any], set[int]]]] = [[] for _ in range(size)]
+        self.pictures: list[list[list[Any]]] = [[] for _ in range(size)]
         self._reduced_away = self._find_reduced()
 
     def _find_reduced(self) -> list[dict[int, list[Send]]]:
@@ -105,7 +106,8 @@ class _Film:
             gone.update(range(send.start, send.stop))
         for recv in self.replay.ensemble.schedules[rank].steps[event.step].recvs:
             gone.difference_update(range(recv.start, recv.stop))
-        self.pictures[rank].append((list(self.replay.vectors[rank]), set(gone)))
+        vector = self.replay.vectors[rank]
+        self.pictures[rank].append([None if chunk in gone else value for chunk, value in enumerate(vector)])
 
 
 def _send_at(schedule: Schedule, place: Place) -> Send:
@@ -113,32 +115,34 @@ def _send_at(schedule: Schedule, place: Place) -> Send:
 
 
 def data_after_each_step(
-    schedules: Sequence[Schedule], values: Sequence[Sequence[Any]], combine: Callable[[Any, Any], Any]
+    schedules: Sequence[Schedule],
+    values: Sequence[Sequence[tuple[Any, ...]]],
+    combine: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]],
 ) -> list[str]:
     """Return a picture of every rank's chunks before the first and after each step.
 
     Parameters
     ----------
     values
-        Per rank one value per chunk.
+        Per rank and chunk the elements.
+    combine
+        The reduction of two chunks.
     """
     vectors = initial_vectors(schedules[0], lambda rank, chunk: values[rank][chunk])
     start = [list(vector) for vector in vectors]
     replay = Replay(schedules, vectors, combine)
     film = _Film(replay)
     replay.run(film.watch)
-    count = max(len(schedule.steps) for schedule in schedules)
-    frames = [[(start[rank], set[int]()) for rank in range(len(schedules))]]
-    for number in range(count):
+    frames = [start]
+    for number in range(max(len(schedule.steps) for schedule in schedules)):
         # A rank that is done, or has no such step, keeps its last picture.
-        frames.append(
-            [p[number] if number < len(p) else (p or [frames[0][r]])[-1] for r, p in enumerate(film.pictures)]
-        )
-    width = max(len(str(v)) for frame in frames for vector, _ in frame for v in vector if v is not None)
+        frames.append([[start[rank], *own][: number + 2][-1] for rank, own in enumerate(film.pictures)])
+    lengths = [len(chunk) for chunk in values[0]]
+    shown = [str(value) for frame in frames for vector in frame for chunk in vector for value in chunk or ()]
+    width = max(map(len, shown), default=1)
     lines = []
     for number, frame in enumerate(frames):
-        label = "start:" if number == 0 else f"step {number}:"
-        lines += _grid(label, [vector for vector, _ in frame], [gone for _, gone in frame], width)
+        lines += _grid("start:" if number == 0 else f"step {number}:", frame, lengths, width)
     return lines
 
 
@@ -149,8 +153,9 @@ def explain(
     first = schedules[0]
     window = f", {first.window} steps in flight" if first.window > 1 else ""
     title = f"{algorithm.collective} · {algorithm.name}: {algorithm.summary}"
-    shape = f"{first.size} ranks, {first.chunks} chunks{window}; operands in "
-    shape += "rank order" if algorithm.ordered else "a fixed order that is not rank order"
+    shape = f"{first.size} ranks, {first.chunks} chunk{'s' * (first.chunks > 1)}{window}"
+    if any(recv.reduce is not Reduce.COPY for s in schedules for step in s.steps for recv in step.recvs):
+        shape += "; operands in " + ("rank order" if algorithm.ordered else "a fixed order that is not rank order")
     legend = "c→r: chunk c is sent to rank r;  +c←r: received from r and reduced;  c←r: received and stored"
     lines = [title, shape, "", legend, *step_table(shown), "", *traffic_table(shown, nbytes), ""]
     return lines + cost_lines(schedules, nbytes, machine)
