@@ -27,6 +27,9 @@ def main() -> None:
     if sys.argv[0] == "-m":
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        code = sys.argv.pop(1)
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
 

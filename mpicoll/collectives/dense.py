@@ -239,9 +239,10 @@ def _reduce_scatter(scope: Scope, call: Call) -> AnyTask:
 
 def _reduce_scatter_block(scope: Scope, call: Call) -> AnyTask:
     sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
+    inside = in_place(sendbuf)
     try:
-        recv = resolve(recvbuf, "recvbuf", writable=True)
-        send = recv if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
+        recv = resolve(recvbuf, "recvbuf", writable=True, blocks=size if inside else 1)
+        send = recv if inside else resolve(sendbuf, "sendbuf", writable=False, blocks=size)
     except Foreign:
         arguments = (sendbuf, recvbuf, _native_op(call.op))
         return _native(scope, "reduce_scatter_block", "Reduce_scatter_block", arguments, False)
@@ -300,7 +301,7 @@ def _everybodys_counts(scope: Scope, count: int) -> list[int]:
 def _allgather(scope: Scope, call: Call) -> AnyTask:
     sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
     try:
-        recv = resolve(recvbuf, "recvbuf", writable=True)
+        recv = resolve(recvbuf, "recvbuf", writable=True, blocks=size)
         send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False)
     except Foreign:
         return _native(scope, "allgather", "Allgather", (sendbuf, recvbuf), False)

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives.task import NativeTask, Task, fresh_memory
 from mpicoll.runtime import engine
+from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.p2p import Plan
 
@@ -32,9 +33,13 @@ class Request:
         MismatchError, RemoteError, CollectiveTimeout
             If it cannot complete.
         """
-        if self._flight is not None:
+        flight = self._flight
+        if flight is not None:
             try:
-                self._flight.finish(self._timeout)
+                flight.finish(self._timeout)
+            except BaseException:
+                self._flight = None
+                raise
             finally:
                 engine.remove(self)
             self._complete()
@@ -103,11 +108,22 @@ class CollectiveRequest(Request):
         if isinstance(task, NativeTask):
             self._begin(task.start(timeout))
         else:
-            self._plan = task.plan(task.channel.next_slot(persistent=False), fresh_memory)
+            self._slot = task.channel.next_slot(persistent=False)
+            self._occupy(task.channel)
+            self._plan = task.plan(self._slot, fresh_memory)
             self._begin(task.begin(self._plan, timeout))
+
+    def _occupy(self, channel: Channel) -> None:
+        """Take the slot; if its last occupant is still on its way, wait for it, as every rank does here."""
+        last = channel.occupants.get(self._slot)
+        if last is not None:
+            last.Wait()
+        channel.occupants[self._slot] = self
 
     def _complete(self) -> None:
         super()._complete()
+        if isinstance(self._task, Task):
+            self._task.channel.occupants.pop(self._slot, None)
         if isinstance(self._task, Task) and self._plan is not None:
             self._task.unload(self._plan)
             self._plan.free()
@@ -122,8 +138,11 @@ class PersistentRequest(Request):
         self._task: Task | NativeTask | None = task
         self._plan: Plan | None = None
         if isinstance(task, Task):
-            slot = task.channel.next_slot(persistent=True)
-            self._plan = task.plan(slot, fresh_memory)
+            self._slot = task.channel.next_slot(persistent=True)
+            if self._slot in task.channel.occupants:
+                raise RuntimeError(f"persistent request: {task.channel.tags.slots // 2} of them are alive already")
+            task.channel.occupants[self._slot] = self
+            self._plan = task.plan(self._slot, fresh_memory)
             number = task.channel.enter(self._plan.signature)
             task.check(self._plan.signature, number, timeout)
 
@@ -151,8 +170,10 @@ class PersistentRequest(Request):
         """Free it; local."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
-        if self._plan is not None and isinstance(self._task, Task) and self._task.channel.broken is None:
-            self._plan.free()
+        if self._plan is not None and isinstance(self._task, Task):
+            self._task.channel.occupants.pop(self._slot, None)
+            if self._task.channel.broken is None:
+                self._plan.free()
         self._task = self._plan = None
 
     free = Free

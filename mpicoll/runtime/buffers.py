@@ -112,20 +112,16 @@ def from_array(array: np.ndarray, argument: str, writable: bool) -> Buffer:
     order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
     if order and array.dtype.isnative:
         order = "" if flags.c_contiguous and flags.f_contiguous else order
-        return Buffer(
-            array, MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address, array.size, dtype, order=order
-        )
+        return Buffer(array, _address(array), array.size, dtype, order=order)
     if writable and 0 in array.strides and array.size > 1:
         raise ValueError(f"{argument}: the array is a broadcast view, whose elements share memory")
     copy = np.array(array, dtype=dtype, order="C")
     return Buffer(copy, copy.ctypes.data, copy.size, dtype, destination=array, order="C" if copy.ndim > 1 else "")
 
 
-def _flat_bytes(array: np.ndarray) -> Any:
-    """Return something with the buffer protocol: custom dtypes have it only through a byte view."""
-    if array.dtype != _BFLOAT16:
-        return array
-    return (array if array.flags.c_contiguous else array.T).view(np.uint16)
+def _address(array: np.ndarray) -> int:
+    """Return where contiguous memory begins; much quicker than ``array.ctypes.data``."""
+    return MPI.buffer.frombuffer(array if array.flags.c_contiguous else array.T, readonly=True).address
 
 
 def take_apart(spec: Any, argument: str, *, vector: bool = False) -> Spec:
@@ -169,6 +165,8 @@ def _foreign() -> Any:
 
 def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     """Return any object with the buffer protocol as an array."""
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError(f"{argument}: a masked array cannot be communicated; pass its data")
     if isinstance(data, np.ndarray):
         return data
     if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):
@@ -186,7 +184,7 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     return np.asarray(view)
 
 
-def resolve(spec: Any, argument: str, *, writable: bool) -> Buffer:
+def resolve(spec: Any, argument: str, *, writable: bool, blocks: int = 1) -> Buffer:
     """Describe one argument of a collective.
 
     Parameters
@@ -197,6 +195,9 @@ def resolve(spec: Any, argument: str, *, writable: bool) -> Buffer:
         Its name, for error messages.
     writable
         Whether the collective writes to it.
+    blocks
+        How many blocks of the given count there are: as in mpi4py, a count in a buffer of one block a rank is that of
+        a single block.
 
     Raises
     ------
@@ -208,31 +209,37 @@ def resolve(spec: Any, argument: str, *, writable: bool) -> Buffer:
     if type(spec) is np.ndarray:
         return from_array(spec, argument, writable)
     parts = take_apart(spec, argument)
-    array = _memory(parts.data, argument, writable)
+    if parts.data is MPI.BOTTOM:
+        raise Foreign
+    nothing = parts.data is None and (parts.datatype is not None or parts.counts == 0)
+    array = np.empty(0) if nothing else _memory(parts.data, argument, writable)
     if parts.counts is None and parts.datatype is None:
         return from_array(array, argument, writable)
     if isinstance(parts.counts, (list, tuple, np.ndarray)):
         raise TypeError(f"{argument}: counts {parts.counts!r} make sense in vector collectives only")
-    return _part(array, parts, argument, writable)
+    return _part(array, parts, argument, writable, blocks)
 
 
-def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool) -> Buffer:
-    """Describe `count` elements from element `displ` of contiguous memory, read as the given datatype."""
+def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks: int) -> Buffer:
+    """Describe `blocks` times `count` elements from element `displ` of contiguous memory, read as the given datatype."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
     if writable and not array.flags.writeable:
         raise ValueError(f"{argument}: the array is read-only")
-    dtype = _element_dtype(array.dtype, argument)
-    if parts.datatype is not None:
+    if parts.datatype is not None and not array.dtype.hasobject:
         dtype = _datatype_dtype(parts.datatype, argument)
+    elif array.dtype.isnative:
+        dtype = _element_dtype(array.dtype, argument)
+    else:
+        raise TypeError(f"{argument}: a byte-swapped array ({array.dtype.str}) with a count needs a datatype as well")
     displ = _index(parts.displs, argument, "displacement") if parts.displs is not None else 0
     available = array.nbytes // dtype.itemsize - displ
     if parts.counts is None and array.nbytes % dtype.itemsize:
         raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of {dtype}")
-    count = available if parts.counts is None else _index(parts.counts, argument, "count")
-    if count > available:
-        raise ValueError(f"{argument}: {count} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes")
-    address = MPI.buffer.frombuffer(_flat_bytes(array), readonly=True).address + displ * dtype.itemsize
+    count = available if parts.counts is None else _index(parts.counts, argument, "count") * blocks
+    if not 0 <= count <= available:
+        raise ValueError(f"{argument}: {max(count, 0)} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes")
+    address = _address(array) + displ * dtype.itemsize
     return Buffer(array, address, count, dtype)
 
 
@@ -311,7 +318,10 @@ class ScatteredBlocks(Buffer):
 
 
 def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
-    """Describe the receive buffer of Allgatherv; without counts it is cut into equal blocks.
+    """Describe the receive buffer of Allgatherv.
+
+    As in mpi4py, one number for all counts is that of every block, one for all displacements the distance between
+    blocks; without counts the buffer is cut evenly, the first blocks being longer by one.
 
     Raises
     ------
@@ -322,12 +332,17 @@ def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
     plain = [parts.data, parts.datatype] if parts.datatype is not None else parts.data
     buffer = resolve(plain, argument, writable=True)
     if parts.counts is None:
-        if buffer.count % size:
-            raise ValueError(f"{argument}: {buffer.count} elements cannot be divided among {size} ranks")
-        counts = [buffer.count // size] * size
+        counts = [buffer.count // size + (rank < buffer.count % size) for rank in range(size)]
+    elif hasattr(parts.counts, "__index__") and not np.ndim(parts.counts):
+        counts = [_index(parts.counts, argument, "count")] * size
     else:
         counts = _indices(parts.counts, argument, "counts", size)
-    displs = _running_sum(counts) if parts.displs is None else _indices(parts.displs, argument, "displs", size)
+    if parts.displs is None:
+        displs = _running_sum(counts)
+    elif hasattr(parts.displs, "__index__") and not np.ndim(parts.displs):
+        displs = [rank * _index(parts.displs, argument, "displacement") for rank in range(size)]
+    else:
+        displs = _indices(parts.displs, argument, "displs", size)
     _check_blocks(buffer.count, counts, displs, argument)
     return Blocks(buffer, counts, displs)
 

@@ -44,8 +44,8 @@ class Tags:
     """Values in slot 0; 0 itself is the control tag."""
 
     def __init__(self, upper_bound: int) -> None:
-        bits = min((upper_bound + 1).bit_length() - 1, 28)
-        slot_bits = min(10, bits // 3)
+        bits = min((upper_bound + 1).bit_length() - 1, 29)
+        slot_bits = min(12, bits // 3 + 2)
         self.slots = 1 << slot_bits
         self._code_bits = bits - slot_bits
 
@@ -95,6 +95,8 @@ class Channel:
         Why nothing more can be done here, or None.
     lanes
         Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
+    occupants
+        The requests that took a tag slot last, until they are complete.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -110,6 +112,7 @@ class Channel:
         self.broken: str | None = None
         self.lock = threading.Lock()
         self.lanes: dict[Hashable, Any] = {}
+        self.occupants: dict[int, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._kept: list[Any] = []
         self._nonblocking = 0
@@ -136,7 +139,7 @@ class Channel:
         """Tell the others that this rank does not make the call that they make now."""
         if self.broken is None:
             self.number += 1
-            self.supervisor.refuse(self.number, f"{type(error).__name__}: {error}")
+            self.supervisor.refuse(self.number, f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
         """Mark the channel unusable; what is `kept` stays alive, since messages may still arrive in it."""
@@ -158,7 +161,10 @@ class Channel:
             self.lanes.clear()  # one of them may lead to the freed plan
 
     def next_slot(self, *, persistent: bool) -> int:
-        """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks."""
+        """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks.
+
+        Slots come up again after some thousand operations; who takes one has to look at its last occupant.
+        """
         half = self.tags.slots // 2
         if persistent:
             self._persistent += 1

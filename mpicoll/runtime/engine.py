@@ -51,25 +51,35 @@ class InFlight(ABC):
         """Give up: no message may reach the caller's memory any more, and nobody may use the channel."""
 
     def finish(self, timeout: float) -> None:
-        """Wait for the end, at most `timeout` seconds.
+        """Wait for the end, at most `timeout` seconds for each step.
 
         Raises
         ------
         MismatchError, RemoteError, CollectiveTimeout
             After which the channel is broken.
         """
-        if self.advance():
-            return
-        supervisor = self.channel.supervisor
         try:
-            wait_until(
-                with_progress(self.advance),
-                self.channel.polls,
-                lambda waited: supervisor.look(self.waiting(), waited, timeout),
-            )
+            if not self.advance():
+                wait_until(with_progress(self.advance), self.channel.polls, _Watch(self, timeout))
         except BaseException as error:
             self.abandon(error)
             raise
+
+
+class _Watch:
+    """Looks after a wait that has become long; the time counts from the last step that was completed."""
+
+    def __init__(self, flight: InFlight, timeout: float) -> None:
+        self._flight, self._timeout = flight, timeout
+        self._seen = ("", 0.0)
+
+    def __call__(self, waited: float) -> float:
+        waiting = self._flight.waiting()
+        progress, since = self._seen
+        if waiting.progress != progress:
+            since = waited if progress else 0.0
+            self._seen = (waiting.progress, since)
+        return since + self._flight.channel.supervisor.look(waiting, waited - since, self._timeout)
 
 
 _active: list[Advancing] = []

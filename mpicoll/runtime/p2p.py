@@ -125,4 +125,4 @@ class Run(InFlight):
         self.plan.cancel()
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
         if not isinstance(error, MpicollError):
-            self.channel.supervisor.refuse(self.number, f"{type(error).__name__}: {error}")
+            self.channel.supervisor.refuse(self.number, f"gave up: {type(error).__name__}: {error}")

@@ -95,7 +95,7 @@ class Supervisor:
         return signature if noted == number else None
 
     def refuse(self, number: int, reason: str) -> None:
-        """Tell all others that this rank cannot take part in collective `number`."""
+        """Tell all others why this rank does not take part in collective `number`."""
         self._refused.add(number)
         self._tell_all({"kind": "refused", "number": number, "text": reason})
 
@@ -136,7 +136,7 @@ class Supervisor:
             self._reports[source] = report
         elif news["kind"] == "refused":
             if number not in self._refused:
-                raise RemoteError(f"collective {number}: rank {source} refused its arguments: {news['text']}")
+                raise RemoteError(f"collective {number}: rank {source} {news['text']}")
         elif news["kind"] == "mismatch":
             raise MismatchError(str(news["text"]))
         elif news["kind"] == "timeout":

@@ -1,26 +1,24 @@
 """The trainer under mpirun, in fresh processes."""
 
 import json
-import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
+from bench import launch as mpirun
+from tests.mpirun import run
+
 MODULE = ("-m", "mpicoll.train")
 TRAIN = "import sys; from mpicoll.train.__main__ import main; sys.exit(main({arguments!r}))"
 
 
 def launch(size, *arguments, timeout=120):
-    command = [MPIRUN, "-n", str(size), sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = run(size, arguments, timeout=timeout)
+    assert not done.hung, done.text
+    return done
 
 
 def train(size, *options):
@@ -139,8 +137,9 @@ def test_replica_that_went_astray_is_named():
 
 
 def test_interrupt_ends_the_job():
-    command = [MPIRUN, "-n", "2", sys.executable, *MODULE, "--epochs", "100000", "--no-progress"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = mpirun.command(2, [*MODULE, "--epochs", "100000", "--no-progress"])
+    environment = mpirun.clean_environment()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     time.sleep(5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

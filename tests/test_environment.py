@@ -1,0 +1,34 @@
+"""What is read from the launcher's variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpicoll import environment
+
+
+@pytest.mark.parametrize(
+    ("variables", "size", "rank", "local"),
+    [
+        ({}, None, 0, None),
+        ({"PMI_SIZE": "8", "PMI_RANK": "3", "MPI_LOCALNRANKS": "4"}, 8, 3, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 8, 3, 2),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}, 8, 5, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3(x2),2", "SLURM_NODEID": "2"}, None, 0, 2),
+        ({"SLURM_NTASKS": "8"}, None, 0, None),  # a single process inside an allocation of eight
+        ({"PMI_SIZE": "junk", "PMI_RANK": "-1"}, None, 0, None),
+    ],
+)
+def test_the_launchers_variables(variables, size, rank, local):
+    assert environment.launched_size(variables) == size
+    assert environment.launched_rank(variables) == rank
+    assert environment.local_ranks(variables) == local
+
+
+def test_mismatch_is_found_only_when_many_were_launched_and_one_is_seen(monkeypatch):
+    for name in ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment.launcher_mismatch(1, "MPICH") is None
+    monkeypatch.setenv("PMI_SIZE", "8")
+    assert "8 processes" in environment.launcher_mismatch(1, "MPICH")
+    assert environment.launcher_mismatch(8, "MPICH") is None
