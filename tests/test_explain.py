@@ -1,0 +1,108 @@
+"""The command line that draws algorithms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mpicoll.__main__ import main
+from mpicoll.schedules import ALGORITHMS
+
+VALUES = "17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12"
+WORKED_EXAMPLE = """
+A 17 11 1 9    B 5 13 23 14   C 3 6 10 8     D 12 7 2 12
+A _ 11 1 21    B 22 _ 23 14   C 3 19 _ 8     D 12 7 12 _
+A _ 11 13 _    B _ _ 23 35    C 25 _ _ 8     D 12 26 _ _
+A _ 37 _ _     B _ _ 36 _     C _ _ _ 43     D 37 _ _ _
+A 37 37 _ _    B _ 37 36 _    C _ _ 36 43    D 37 _ _ 43
+A 37 37 _ 43   B 37 37 36 _   C _ 37 36 43   D 37 _ 36 43
+A 37 37 36 43  B 37 37 36 43  C 37 37 36 43  D 37 37 36 43
+"""
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["explain", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_worked_example_of_the_ring(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "ring", "--values", VALUES)
+    picture = text[text.index("start:") :]
+    for number in range(1, 7):
+        assert f"step {number}: A" in picture
+    words = [word for word in picture.split() if word not in ("start:", "step") and not word.endswith(":")]
+    assert words == WORKED_EXAMPLE.split()
+
+
+def test_the_table_the_traffic_and_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "ring", "--size", "4", "--bytes", "4KB", "--verify")
+    assert "0→1 +3←3" in text
+    assert "6144" in text  # bytes sent per rank
+    assert "6 α + 3/2 n β + 3/4 n γ" in text
+    assert text.rstrip().endswith("verified for 4 ranks")
+
+
+def test_vectors_need_not_have_one_value_a_chunk(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "recursive_doubling", "--values", VALUES)
+    assert text.rstrip().endswith("D 37 37 36 43")
+    text = explain(capsys, "ring", "--values", "1,2;3,4;5,6")
+    assert text.rstrip().endswith("C  9 12")
+
+
+def test_operand_order_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "abcde" in explain(capsys, "tree", "--values", "a;b;c;d;e", "--op", "join")
+
+
+@pytest.mark.parametrize("size", ["1", "2", "5", "8", "30"])
+def test_every_algorithm_can_be_explained(capsys: pytest.CaptureFixture[str], size: str) -> None:
+    for collective, table in ALGORITHMS.items():
+        for name in table:
+            assert name in explain(capsys, name, "--collective", collective, "--size", size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rings"], "there is no 'rings'; there are bruck"),
+        (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
+        (["ring", "--values", VALUES, "--size", "5"], "4 vectors were given for --size 5"),
+        (["ring", "--rank", "9"], "--rank: 9"),
+        (["tree", "--root", "7"], "root: 7 is not in 0..3"),
+        (["dissemination", "--values", VALUES], "a barrier moves no data"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["explain", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--size", "0"], ["--bytes", "much"], ["--values", "1,2;3"], ["--values", "1,;2,3"]]
+)
+def test_unreadable_arguments_end_with_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["explain", "ring", *arguments])
+    assert end.value.code == 2
+
+
+def test_all_algorithms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for table in ALGORITHMS.values() for name in table)
+
+
+def test_neither_mpi_nor_numba_is_needed() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['mpi4py'] = sys.modules['numba'] = sys.modules['numpy'] = None\n"
+        "from mpicoll.__main__ import main\n"
+        "sys.exit(main(['explain', 'ring', '--size', '3', '--verify']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,138 @@
+"""The house rules: nothing imports upward, one room calls the MPI library's collectives, nothing is pickled."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FLOORS = {
+    "kernels": 1,
+    "mpicoll/errors.py": 1,
+    "mpicoll/environment.py": 1,
+    "mpicoll/schedules": 1,
+    "mpicoll/runtime": 2,
+    "mpicoll/collectives": 3,
+    "mpicoll/comm.py": 4,
+    "mpicoll/gradients.py": 5,
+    "mpicoll/__main__.py": 5,
+    "mpicoll/__init__.py": 6,  # names everything, imports nothing until it is asked for
+    "mpicoll/train": 6,
+    "bench": 6,
+}
+NOT_ALLOWED = {
+    "kernels": ("mpi4py", "mpicoll"),
+    "mpicoll/schedules": ("mpi4py", "numpy", "numba"),
+    "mpicoll/errors.py": ("mpi4py", "numpy", "numba"),
+    "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),
+    "mpicoll/__main__.py": ("mpi4py", "numpy", "numba"),
+}
+COLLECTIVES = {"Allreduce", "Reduce", "Bcast", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block",
+               "Alltoall", "Gather", "Scatter", "Scan", "Exscan"}  # fmt: skip
+PICKLING = {
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "bcast",
+    "gather",
+    "scatter",
+    "allgather",
+    "alltoall",
+    "reduce",
+    "allreduce",
+}
+SET_UP = {("mpicoll/runtime/channel.py", "_agree_on_settings")}
+"""Where the MPI library's collectives carry settings of ours, not data of the caller's."""
+
+FILES = sorted(
+    path.relative_to(REPOSITORY) for top in ("kernels", "mpicoll", "bench") for path in (REPOSITORY / top).rglob("*.py")
+)
+
+
+def floor(path: str) -> int:
+    """Return the floor of a file, or of the module that a dotted name leads to."""
+    return max(((len(room), level) for room, level in FLOORS.items() if path == room or path.startswith(room + "/")))[1]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse((REPOSITORY / path).read_text())
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield full names of imported modules, with their line."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+
+
+def home(name: str) -> str | None:
+    """Return the file that a module of ours lives in, or its folder."""
+    path = name.replace(".", "/")
+    if path == "mpicoll/kernels" or path.startswith("mpicoll/kernels/"):
+        return path.removeprefix("mpicoll/")
+    for candidate in (path, path.rpartition("/")[0]):
+        if (REPOSITORY / f"{candidate}.py").exists():
+            return f"{candidate}.py"
+        if (REPOSITORY / candidate).is_dir() and candidate not in ("", "mpicoll"):
+            return candidate
+    return None
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_nothing_imports_upward(path: Path) -> None:
+    if str(path) == "mpicoll/__init__.py":
+        return
+    for name, line in imports(path):
+        target = home(name) if name.split(".")[0] in ("mpicoll", "bench", "kernels") else None
+        assert target is None or floor(target) <= floor(str(path)), f"{path}:{line} imports upward: {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_rooms_that_know_no_mpi_or_arrays(path: Path) -> None:
+    for room, names in NOT_ALLOWED.items():
+        if str(path) == room or str(path).startswith(room + "/"):
+            for name, line in imports(path):
+                allowed = name.split(".")[0] not in names or name.startswith("mpicoll.kernels")
+                assert allowed, f"{path}:{line} imports {name}"
+
+
+def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield the enclosing function, the method's name and each call of a method."""
+    for function in ast.walk(tree(path)):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    yield function.name, node.func.attr, node
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if str(path).startswith("mpicoll/runtime")], ids=str)
+def test_only_one_room_calls_the_mpi_librarys_collectives(path: Path) -> None:
+    if path.name == "native.py":
+        return
+    for function, method, node in calls(path):
+        if method in COLLECTIVES or method.removeprefix("I").capitalize() in COLLECTIVES:
+            assert (str(path), function) in SET_UP, f"{path}:{node.lineno} {function} calls {method}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_nothing_is_pickled(path: Path) -> None:
+    for name, line in imports(path):
+        assert name.split(".")[0] not in ("pickle", "cloudpickle", "dill", "marshal"), f"{path}:{line}"
+    for _, method, node in calls(path):
+        assert isinstance(node.func, ast.Attribute)
+        owner = ast.unparse(node.func.value).lower()
+        assert not (method in PICKLING and ("comm" in owner or "world" in owner)), f"{path}:{node.lineno} {method}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "mpicoll"], ids=str)
+def test_the_library_does_not_print(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            assert path.name == "report.py", f"{path}:{node.lineno} prints"
