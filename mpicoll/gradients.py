@@ -115,7 +115,7 @@ class GradientSynchronizer:
         sizes = [math.prod(shape) for shape in shapes]
         count = sum(sizes)
         # One element more: it carries the weights, whose sum thus costs no message of its own.
-        self._buffer = _zeros(self.comm, count + self.average, self.dtype)
+        self._buffer = np.zeros(count + self.average, self.dtype)
         self.flat = self._buffer[:count]
         ends = np.cumsum([0, *sizes], dtype=np.int64)
         self.gradients = [
@@ -219,12 +219,3 @@ def _agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> Non
 def _listed(ranks: Sequence[int], most: int = 8) -> str:
     shown = ", ".join(map(str, ranks[:most]))
     return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
-
-
-def _zeros(comm: MPI.Intracomm, count: int, dtype: np.dtype) -> np.ndarray:
-    """Return zeros in memory that the ranks of a node share, where the communicator offers it."""
-    if not hasattr(comm, "empty"):
-        return np.zeros(count, dtype)
-    array = comm.empty((count,), dtype)
-    array[:] = 0
-    return array
