@@ -59,7 +59,7 @@ class Intracomm(MPI.Intracomm):
 
     def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
         select.check_default(algorithm)
-        if not timeout > 0:
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")
         mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
         if mismatch is not None:
@@ -212,31 +212,39 @@ class Intracomm(MPI.Intracomm):
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Split as mpi4py does; the parts are mpicoll communicators with the same settings."""
-        return self._wrap(super().Split(color, key))
+        return self._wrap(MPI.Intracomm(self).Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
         """Split by kind as mpi4py does; see :meth:`Split`."""
-        return self._wrap(super().Split_type(split_type, key, info))
+        return self._wrap(MPI.Intracomm(self).Split_type(split_type, key, info))
 
     def Dup(self, info: MPI.Info | None = None) -> Any:
         """Duplicate; see :meth:`Split`."""
-        return self._wrap(super().Dup(info))
+        return self._wrap(MPI.Intracomm(self).Dup(info))
 
     def Dup_with_info(self, info: MPI.Info) -> Any:
         """Duplicate with hints; see :meth:`Split`."""
-        return self._wrap(super().Dup_with_info(info))
+        return self._wrap(MPI.Intracomm(self).Dup_with_info(info))
+
+    def Idup(self, info: MPI.Info | None = None) -> Any:
+        """Start to duplicate; the duplicate is a plain mpi4py communicator until it is wrapped."""
+        return MPI.Intracomm(self).Idup(info)
+
+    def Idup_with_info(self, info: MPI.Info) -> Any:
+        """Start to duplicate with hints; see :meth:`Idup`."""
+        return MPI.Intracomm(self).Idup_with_info(info)
 
     def Clone(self) -> Any:
         """Duplicate; see :meth:`Split`."""
-        return self._wrap(super().Clone())
+        return self._wrap(MPI.Intracomm(self).Clone())
 
     def Create(self, group: MPI.Group) -> Any:
         """Make a communicator of a group; see :meth:`Split`."""
-        return self._wrap(super().Create(group))
+        return self._wrap(MPI.Intracomm(self).Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator of a group, collective over the group only; see :meth:`Split`."""
-        return self._wrap(super().Create_group(group, tag))
+        return self._wrap(MPI.Intracomm(self).Create_group(group, tag))
 
     def Free(self) -> None:
         """Free the communicator and everything that was cached on it; collective."""

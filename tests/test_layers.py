@@ -45,8 +45,8 @@ PICKLING = {
     "reduce",
     "allreduce",
 }
-SET_UP = {("mpicoll/runtime/channel.py", "_agree_on_settings")}
-"""Where the MPI library's collectives carry settings of ours, not data of the caller's."""
+SET_UP = {("mpicoll/runtime/channel.py", "_agree_on_settings"), ("mpicoll/runtime/supervisor.py", "drain")}
+"""Where the MPI library's collectives carry settings and counts of ours, not data of the caller's."""
 
 FILES = sorted(
     path.relative_to(REPOSITORY) for top in ("kernels", "mpicoll", "bench") for path in (REPOSITORY / top).rglob("*.py")
@@ -112,7 +112,10 @@ def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
                     yield function.name, node.func.attr, node
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if str(path).startswith("mpicoll/runtime")], ids=str)
+ROOMS_WITH_MPI = [path for path in FILES if str(path).startswith(("mpicoll/runtime", "mpicoll/collectives"))]
+
+
+@pytest.mark.parametrize("path", ROOMS_WITH_MPI, ids=str)
 def test_only_one_room_calls_the_mpi_librarys_collectives(path: Path) -> None:
     if path.name == "native.py":
         return

@@ -59,9 +59,12 @@ def prepare(scope: Scope, call: Call) -> AnyTask:
 
     Raises
     ------
+    CommunicatorBroken
+        If an earlier failure left messages in flight.
     TypeError, ValueError, UnknownAlgorithm
         If the arguments cannot be used; the other ranks are told, so that they do not wait for this one.
     """
+    scope.channel.ensure_usable()
     try:
         return _PREPARE[call.collective](scope, call)
     except (TypeError, ValueError, MpicollError) as error:

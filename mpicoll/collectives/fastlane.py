@@ -54,7 +54,7 @@ def key_of(
     if collective in _COUNTED:
         return None
     what: Any = op.handle if isinstance(op, MPI.Op) else op
-    if type(root) is not int or not isinstance(what, (int, Operation)):
+    if type(root) is not int or not isinstance(what, (int, Operation)) or not isinstance(algorithm, (str, type(None))):
         return None  # the long way says what is wrong with them
     key: tuple[Any, ...] = (collective, recvbuf.dtype, recvbuf.size, what, root, algorithm, scope.algorithm)
     long = recvbuf.nbytes > STAGED_NBYTES

@@ -14,7 +14,7 @@ from mpicoll.collectives.task import NativeTask, Task, fresh_memory
 from mpicoll.runtime import engine
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
-from mpicoll.runtime.p2p import Plan
+from mpicoll.runtime.p2p import Plan, Run
 
 
 class Request:
@@ -36,15 +36,20 @@ class Request:
         flight = self._flight
         if flight is not None:
             try:
-                flight.finish(self._timeout)
-            except BaseException:
-                self._flight = None
+                flight.wait_until(self._has_ended, self._timeout)
+            except BaseException as error:
+                engine.remove(self)  # from here on no other thread advances it
+                if self._flight is not None:
+                    flight.abandon(error)
+                    self._flight = None
                 raise
-            finally:
-                engine.remove(self)
-            self._complete()
         self._raise_late()
         return True
+
+    def _has_ended(self) -> bool:
+        """Advance everything, this one included: only one thread at a time may do so."""
+        engine.progress()
+        return self._flight is None
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Advance everything on its way and say whether this one is complete."""
@@ -111,7 +116,7 @@ class CollectiveRequest(Request):
             self._slot = task.channel.next_slot(persistent=False)
             self._occupy(task.channel)
             self._plan = task.plan(self._slot, fresh_memory)
-            self._begin(task.begin(self._plan, timeout))
+            self._begin(task.begin(self._plan, timeout, blocking=False))
 
     def _occupy(self, channel: Channel) -> None:
         """Take the slot; if its last occupant is still on its way, wait for it, as every rank does here."""
@@ -121,13 +126,13 @@ class CollectiveRequest(Request):
         channel.occupants[self._slot] = self
 
     def _complete(self) -> None:
-        super()._complete()
         if isinstance(self._task, Task):
             self._task.channel.occupants.pop(self._slot, None)
         if isinstance(self._task, Task) and self._plan is not None:
             self._task.unload(self._plan)
             self._plan.free()
         self._task = self._plan = None
+        super()._complete()
 
 
 class PersistentRequest(Request):
@@ -143,8 +148,8 @@ class PersistentRequest(Request):
                 raise RuntimeError(f"persistent request: {task.channel.tags.slots // 2} of them are alive already")
             task.channel.occupants[self._slot] = self
             self._plan = task.plan(self._slot, fresh_memory)
-            number = task.channel.enter(self._plan.signature)
-            task.check(self._plan.signature, number, timeout)
+            self._number = task.channel.enter(self._plan.signature)
+            task.check(self._plan.signature, self._number, timeout)
 
     def Start(self) -> None:
         """Begin with the data that the buffers hold now.
@@ -163,8 +168,11 @@ class PersistentRequest(Request):
             self._begin(task.start(self._timeout))
             return
         assert self._plan is not None
+        task.channel.ensure_usable()
         task.refresh()
-        self._begin(task.begin(self._plan, self._timeout))
+        task.load(self._plan)
+        # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.
+        self._begin(Run(task.channel, self._plan, self._number))
 
     def Free(self) -> None:
         """Free it; local."""
@@ -179,6 +187,6 @@ class PersistentRequest(Request):
     free = Free
 
     def _complete(self) -> None:
-        super()._complete()
         if isinstance(self._task, Task) and self._plan is not None:
             self._task.unload(self._plan)
+        super()._complete()

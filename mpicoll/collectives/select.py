@@ -91,7 +91,7 @@ def resolve(
         return choose(collective, nbytes, size, commutative=commutative)
     if wanted == NATIVE:
         return wanted
-    if wanted not in ALGORITHMS[collective]:
+    if not isinstance(wanted, str) or wanted not in ALGORITHMS[collective]:
         raise UnknownAlgorithm(
             f"algorithm: {wanted!r} is not one for {collective}; there are {', '.join((AUTO, *names(collective)))}"
         )
@@ -119,7 +119,7 @@ def check_default(name: str) -> str:
         If no collective has such an algorithm.
     """
     known = {AUTO, NATIVE, *(name for table in ALGORITHMS.values() for name in table)}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name
 

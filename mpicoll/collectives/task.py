@@ -139,6 +139,7 @@ class Task:
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, from the last calls if possible."""
         key: tuple[Any, ...] = (
+            self.title,  # the plan carries the signature, and titles differ where collectives do not
             self.collective,
             self.algorithm,
             self.count,
@@ -172,10 +173,14 @@ class Task:
             agree(channel, signature, number, timeout)
             channel.agreed.add(signature.code)
 
-    def begin(self, plan: Plan, timeout: float) -> Run:
-        """Enter the collective, copy the data in and return the run, not yet advanced."""
+    def begin(self, plan: Plan, timeout: float, *, blocking: bool = True) -> Run:
+        """Enter the collective, copy the data in and return the run, not yet advanced.
+
+        Comparing the call with the other ranks' waits for them: nonblocking calls do it only if ``full`` asks for it.
+        """
         number = self.channel.enter(plan.signature)
-        self.check(plan.signature, number, timeout)
+        if blocking or self.channel.check == "full":
+            self.check(plan.signature, number, timeout)
         self.load(plan)
         return Run(self.channel, plan, number)
 

@@ -80,6 +80,14 @@ class Buffer:
         if self.destination is not None:
             self.owner[...] = self.destination
 
+    def reorder(self) -> bool:
+        """Let the stand-in lie in memory in the other order; return whether there is one."""
+        if self.destination is None:
+            return False
+        self.owner = np.array(self.destination, dtype=self.dtype, order="F" if self.order == "C" else "C")
+        self.address, self.order = self.owner.ctypes.data, _order(self.owner)
+        return True
+
     def view(self, dtype: np.dtype[Any]) -> np.ndarray:
         """Return the memory as a flat array of `dtype`, which has the elements' item size."""
         return view_at(self.address, self.count, dtype)
@@ -104,19 +112,25 @@ def _element_dtype(dtype: np.dtype[Any], argument: str) -> np.dtype[Any]:
 
 
 def from_array(array: np.ndarray, argument: str, writable: bool) -> Buffer:
-    """Describe an array; one that is not contiguous or byte-swapped is stood in for by a copy."""
+    """Describe an array; one that is not contiguous, misaligned or byte-swapped is stood in for by a copy."""
     dtype = _element_dtype(array.dtype, argument)
     flags = array.flags
     if writable and not flags.writeable:
         raise ValueError(f"{argument}: the array is read-only")
-    order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
-    if order and array.dtype.isnative:
-        order = "" if flags.c_contiguous and flags.f_contiguous else order
-        return Buffer(array, _address(array), array.size, dtype, order=order)
+    if (flags.c_contiguous or flags.f_contiguous) and flags.aligned and array.dtype.isnative:
+        return Buffer(array, _address(array), array.size, dtype, order=_order(array))
     if writable and 0 in array.strides and array.size > 1:
         raise ValueError(f"{argument}: the array is a broadcast view, whose elements share memory")
-    copy = np.array(array, dtype=dtype, order="C")
-    return Buffer(copy, copy.ctypes.data, copy.size, dtype, destination=array, order="C" if copy.ndim > 1 else "")
+    copy = np.array(array, dtype=dtype, order="K")
+    if not (copy.flags.c_contiguous or copy.flags.f_contiguous):
+        copy = np.array(array, dtype=dtype, order="C")
+    return Buffer(copy, copy.ctypes.data, copy.size, dtype, destination=array, order=_order(copy))
+
+
+def _order(array: np.ndarray) -> str:
+    """Return "C" or "F" for a contiguous array, "" if both are the same or if it is not contiguous."""
+    flags = array.flags
+    return "" if flags.c_contiguous == flags.f_contiguous else "C" if flags.c_contiguous else "F"
 
 
 def _address(array: np.ndarray) -> int:
@@ -156,11 +170,9 @@ def _datatype_dtype(datatype: MPI.Datatype | str, argument: str) -> np.dtype[Any
     dtype = dtlib.to_numpy_dtype(datatype)
     if dtype.kind == "S":
         return np.dtype(np.int8)
-    return _element_dtype(dtype, argument) if dtype.kind != "V" else _foreign()
-
-
-def _foreign() -> Any:
-    raise Foreign
+    if dtype.kind not in _KINDS:
+        raise Foreign
+    return _element_dtype(dtype, argument)
 
 
 def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
@@ -221,7 +233,7 @@ def resolve(spec: Any, argument: str, *, writable: bool, blocks: int = 1) -> Buf
 
 
 def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks: int) -> Buffer:
-    """Describe `blocks` times `count` elements from element `displ` of contiguous memory, read as the given datatype."""
+    """Describe `blocks` times `count` elements of contiguous memory from element `displ` on, as the given datatype."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
     if writable and not array.flags.writeable:
@@ -238,8 +250,15 @@ def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks:
         raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of {dtype}")
     count = available if parts.counts is None else _index(parts.counts, argument, "count") * blocks
     if not 0 <= count <= available:
-        raise ValueError(f"{argument}: {max(count, 0)} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes")
+        raise ValueError(
+            f"{argument}: {max(count, 0)} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes"
+        )
     address = _address(array) + displ * dtype.itemsize
+    if address % dtype.alignment and count:
+        flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+        part = flat[displ * dtype.itemsize :][: count * dtype.itemsize].view(dtype)
+        copy = part.copy()
+        return Buffer(copy, copy.ctypes.data, count, dtype, destination=part)
     return Buffer(array, address, count, dtype)
 
 
@@ -257,7 +276,7 @@ def check_alike(send: Buffer, recv: Buffer) -> None:
     """Refuse a pair of buffers of different type, or of different memory order."""
     if send.dtype != recv.dtype:
         raise TypeError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
-    if send.order and recv.order and send.order != recv.order:
+    if send.order and recv.order and send.order != recv.order and not (send.reorder() or recv.reorder()):
         raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
 
 

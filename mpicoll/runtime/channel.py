@@ -127,13 +127,17 @@ class Channel:
         CommunicatorBroken
             If an earlier failure left messages in flight.
         """
-        if self.broken is not None:
-            raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
+        self.ensure_usable()
         self.number += 1
         self.supervisor.record(self.number, signature)
         if self.number % _READ_NEWS_EVERY == 0:
             self.supervisor.read_news()
         return self.number
+
+    def ensure_usable(self) -> None:
+        """Raise CommunicatorBroken if nothing more can be done here."""
+        if self.broken is not None:
+            raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
 
     def refuse(self, error: Exception) -> None:
         """Tell the others that this rank does not make the call that they make now."""
@@ -184,10 +188,10 @@ class Channel:
         """Free everything; collective."""
         _channels.discard(self)
         self.release()
-        if self.broken is None:
+        if self.supervisor.drain(self.broken is not None):
             self.comm.Free()
         else:
-            self._kept.append(self.comm)
+            self._kept += [self.comm, self.supervisor]
         self.broken = "it was freed"
 
 

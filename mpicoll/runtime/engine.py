@@ -60,10 +60,14 @@ class InFlight(ABC):
         """
         try:
             if not self.advance():
-                wait_until(with_progress(self.advance), self.channel.polls, _Watch(self, timeout))
+                self.wait_until(with_progress(self.advance), timeout)
         except BaseException as error:
             self.abandon(error)
             raise
+
+    def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
+        """Wait until `done` says that this one has ended, at most `timeout` seconds for each step."""
+        wait_until(done, self.channel.polls, _Watch(self, timeout))
 
 
 class _Watch:

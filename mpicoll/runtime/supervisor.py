@@ -13,7 +13,9 @@ The messages are short JSON texts on a tag of their own.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 import zlib
 from typing import Any, NamedTuple
@@ -21,13 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
+from mpicoll.errors import CollectiveTimeout, MismatchError, MpicollError, RemoteError
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
 _HISTORY = 1024
 _GATHER_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.02
+_DRAIN_SECONDS = 2.0
 _EVERYBODY = 64
 """Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
 
@@ -82,12 +85,17 @@ class Supervisor:
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
         self._refused: set[int] = set()
+        self._refusals: dict[int, str] = {}
+        self._newest = 0
         self._announced: tuple[int, float] = (-1, 0.0)
         self._outbox: list[tuple[MPI.Request, bytes]] = []
+        self._sent = np.zeros(comm.size, np.int64)
+        self._received = 0
 
     def record(self, number: int, signature: Signature) -> None:
         """Note that this rank calls collective `number` now."""
         self._history[number % _HISTORY] = (number, signature)
+        self._newest = number
 
     def called(self, number: int) -> Signature | None:
         """Return what this rank called under `number`, as far back as is remembered."""
@@ -108,6 +116,7 @@ class Supervisor:
             If this wait cannot end well.
         """
         self.read_news()
+        self._raise_refusal()
         self._announce(waiting, waited)
         wrong = self._find_mismatch()
         if wrong is not None:
@@ -123,10 +132,31 @@ class Supervisor:
         while self._comm.Iprobe(MPI.ANY_SOURCE, CONTROL_TAG, status):
             self._read_one(status)
 
+    def drain(self, broken: bool) -> bool:
+        """Receive all news that were sent to this rank; collective.
+
+        Return whether nothing is left in flight: False if some rank is `broken`, or if the others do not come soon.
+        What arrives after a communicator was freed would be taken for a message on the next one with its context:
+        Open MPI ends the job if that one is smaller.
+        """
+        given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
+        request = self._comm.Ireduce_scatter_block(given, coming)
+        until = time.monotonic() + _DRAIN_SECONDS
+        counted = False
+        while not counted or self._received < coming[0] or self._outbox:
+            with contextlib.suppress(MpicollError):  # alarms no longer matter
+                self.read_news()
+            counted = counted or bool(request.Test())
+            if time.monotonic() > until:
+                return False
+            os.sched_yield()
+        return not coming[1]
+
     def _read_one(self, status: MPI.Status) -> None:
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         source = status.Get_source()
         self._comm.Recv([data, MPI.BYTE], source, CONTROL_TAG)
+        self._received += 1
         news = json.loads(data.tobytes())
         if news["session"] != self._session:
             return
@@ -135,12 +165,18 @@ class Supervisor:
             report = _Report(number, int(news["code"]), str(news["text"]), str(news["progress"]))
             self._reports[source] = report
         elif news["kind"] == "refused":
-            if number not in self._refused:
-                raise RemoteError(f"collective {number}: rank {source} {news['text']}")
+            self._refusals[number] = f"collective {number}: rank {source} {news['text']}"
         elif news["kind"] == "mismatch":
             raise MismatchError(str(news["text"]))
         elif news["kind"] == "timeout":
             raise CollectiveTimeout(f"(reported by rank {source}) {news['text']}", news["missing"])
+
+    def _raise_refusal(self) -> None:
+        """Raise if another rank has refused a collective that this rank is in; what comes later does not matter yet."""
+        for number in [number for number in self._refusals if number <= self._newest]:
+            text = self._refusals.pop(number)
+            if number not in self._refused:
+                raise RemoteError(text)
 
     def _announce(self, waiting: Waiting, waited: float) -> None:
         """Tell the others what this rank waits for, once, and again each time the wait has doubled."""
@@ -173,6 +209,7 @@ class Supervisor:
             text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()
         # A message that nobody reads must not hold up this rank: it is kept until it is gone.
         self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
+        self._sent[peer] += 1
 
     def _tell_all(self, news: dict[str, Any]) -> None:
         for peer in range(self._comm.size):

@@ -1,0 +1,421 @@
+"""Nonblocking and persistent collectives: many at once, in any order, mixed with everything else."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.runtime import engine
+from mpicoll.schedules import ALGORITHMS
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def values(rank: int, count: int, turn: int = 0) -> np.ndarray:
+    return ((np.arange(count) * (rank + 3) + rank) % 13 + turn).astype(np.float64)
+
+
+def total(comm: Intracomm, count: int, turn: int = 0) -> np.ndarray:
+    return sum((values(r, count, turn) for r in range(comm.size)), np.zeros(count))
+
+
+def receive_soon(token: np.ndarray, tag: int) -> None:
+    """Receive from rank 0, but do not wait for ever."""
+    request, deadline = MPI.COMM_WORLD.Irecv(token, 0, tag), time.monotonic() + 10
+    while not request.Test():
+        if time.monotonic() > deadline:
+            request.Cancel()
+            request.Wait()
+            pytest.fail("rank 0 did not get so far")
+        time.sleep(0.0005)
+
+
+class Started:
+    """One operation of each kind on its way, and what it must give."""
+
+    def __init__(self, comm: Intracomm, count: int, turn: int, algorithm: str | None = None) -> None:
+        size, rank = comm.size, comm.rank
+        self.sum, self.data = np.zeros(count), values(rank, count, turn)
+        self.parts, self.part = np.zeros((size, count)), np.zeros(count)
+        self.spread = values(rank, count, turn)
+        self.wanted: list[tuple[np.ndarray, Any]] = [
+            (self.sum, total(comm, count, turn)),
+            (self.spread, values(turn % size, count, turn)),
+            (self.parts, np.stack([values(r, count, turn) for r in range(size)])),
+            (self.part, total(comm, size * count, turn)[rank * count : (rank + 1) * count]),
+        ]
+        self.requests = [
+            comm.Iallreduce(self.data, self.sum, algorithm=algorithm),
+            comm.Ibcast(self.spread, turn % size),
+            comm.Iallgather(self.data, self.parts),
+            comm.Ireduce_scatter(values(rank, size * count, turn), self.part, [count] * size),
+        ]
+
+    def check(self) -> None:
+        for result, wanted in self.wanted:
+            assert (result == wanted).all()
+
+
+@pytest.mark.parametrize("count", [1, 300, 3000])
+def test_each_kind(comm: Intracomm, count: int) -> None:
+    for turn in range(3):
+        started = Started(comm, count, turn)
+        assert all(request.Wait() is True for request in started.requests)
+        started.check()
+        assert all(request.Wait() is True and request.Test() is True for request in started.requests)
+        data = values(comm.rank, comm.size * count)
+        comm.Ireduce_scatter_block(MPI.IN_PLACE, data).Wait()
+        assert (data[:count] == total(comm, comm.size * count)[comm.rank * count :][:count]).all()
+        part = np.zeros(count)
+        comm.Ireduce_scatter(values(comm.rank, comm.size * count), part).wait()
+        assert (part == data[:count]).all()
+    assert engine.pending() == 0
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS["allreduce"], "native", "auto"])
+def test_each_algorithm(comm: Intracomm, algorithm: str) -> None:
+    for count in (1, 31, 3000):
+        results = [np.zeros(count) for _ in range(3)]
+        requests = [
+            comm.Iallreduce(values(comm.rank, count, turn), result, algorithm=algorithm)
+            for turn, result in enumerate(results)
+        ]
+        for turn, request in reversed(list(enumerate(requests))):
+            request.Wait()
+            assert (results[turn] == total(comm, count, turn)).all()
+
+
+@pytest.mark.parametrize("count", [1, 500, 2000])
+def test_many_in_flight_completed_in_reverse_order(comm: Intracomm, count: int) -> None:
+    everything = [Started(comm, count, turn) for turn in range(25)]
+    for started in reversed(everything):
+        for request in reversed(started.requests):
+            request.Wait()
+        started.check()
+    assert engine.pending() == 0
+
+
+def test_hundreds_of_the_same_kind(comm: Intracomm) -> None:
+    """Equal calls, so that only the order tells them apart; ranks start them at different times."""
+    for algorithm in ("ring", "recursive_doubling"):
+        results = [np.full(3, -1.0) for _ in range(600)]
+        requests = []
+        for turn, result in enumerate(results):
+            if turn == 100 * comm.rank:
+                time.sleep(0.02)
+            requests.append(comm.Iallreduce(values(comm.rank, 3, turn), result, algorithm=algorithm))
+        order = range(600) if comm.rank % 2 else reversed(range(600))
+        for turn in order:
+            requests[turn].Wait()
+            assert (results[turn] == total(comm, 3, turn)).all()
+
+
+def test_waiting_in_different_order_on_different_ranks(comm: Intracomm) -> None:
+    everything = [Started(comm, 40, turn) for turn in range(10)]
+    order = np.random.default_rng(comm.rank).permutation(10)
+    for turn in order:
+        for request in everything[turn].requests:
+            request.Wait()
+        everything[turn].check()
+
+
+def test_mixed_with_blocking_calls(comm: Intracomm) -> None:
+    for count in (7, 2000):
+        pending = []
+        for turn in range(10):
+            pending.append(Started(comm, count, turn))
+            data = values(comm.rank, count, turn)
+            comm.Allreduce(MPI.IN_PLACE, data)
+            assert (data == total(comm, count, turn)).all()
+            comm.Bcast(data, turn % comm.size)
+            comm.Barrier()
+            comm.Allreduce(MPI.IN_PLACE, np.ones(3), algorithm="native")
+        for started in reversed(pending):
+            for request in started.requests:
+                request.Wait()
+            started.check()
+
+
+def test_mixed_with_another_communicator(comm: Intracomm) -> None:
+    """Ranks wait on the two communicators in different order; each wait drives both."""
+    plain = MPI.COMM_WORLD.Dup()
+    other = Intracomm(plain, timeout=20)
+    for turn in range(10):
+        first, second = Started(comm, 50, turn), Started(other, 50, turn + 1)
+        for started in (first, second) if comm.rank % 2 else (second, first):
+            for request in started.requests:
+                request.Wait()
+            started.check()
+    pending = Started(comm, 2000, 1)
+    data = np.ones(2000)
+    other.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size).all()
+    for request in pending.requests:
+        request.Wait()
+    pending.check()
+    plain.Free()
+
+
+def test_testing_in_a_loop(comm: Intracomm) -> None:
+    for count in (3, 5000):
+        started = Started(comm, count, 1)
+        deadline = time.monotonic() + 20
+        while not all([request.Test() for request in started.requests]):  # noqa: C419  (each of them)
+            assert time.monotonic() < deadline
+            time.sleep(0.0001)
+        started.check()
+
+
+def test_all_at_once(comm: Intracomm) -> None:
+    started = Started(comm, 900, 2)
+    kind = type(started.requests[0])
+    assert kind.Waitall(started.requests)
+    started.check()
+    assert kind.Testall(started.requests)
+    started = Started(comm, 900, 3)
+    deadline = time.monotonic() + 20
+    while not kind.Testall(started.requests):
+        assert time.monotonic() < deadline
+    started.check()
+    assert kind.Waitall([])
+
+
+def test_testing_one_drives_all(comm: Intracomm) -> None:
+    first, second = Started(comm, 60, 0), Started(comm, 60, 1)
+    deadline = time.monotonic() + 20
+    while engine.pending():
+        second.requests[0].Test()
+        assert time.monotonic() < deadline
+    first.check()
+    second.check()
+    for request in first.requests + second.requests:
+        assert request.Test()
+
+
+def test_buffers_and_requests_may_be_forgotten(comm: Intracomm) -> None:
+    """The operation keeps what it needs; the other ranks get their results."""
+    for count in (5, 5000):
+        kept = np.zeros(count)
+        requests = [comm.Iallreduce(values(comm.rank, count), kept)]
+        for turn in range(4):
+            comm.Iallreduce(values(comm.rank, count, turn), np.zeros(count))  # nobody keeps this
+            requests.append(comm.Iallgather(values(comm.rank, count, turn), np.zeros((comm.size, count))))
+            gc.collect()
+            rubbish = [np.full(count, 1e300) for _ in range(5)]  # takes the place of what was freed too early
+            del rubbish
+        for request in requests:
+            request.Wait()
+        assert (kept == total(comm, count)).all()
+        comm.Barrier()
+        deadline = time.monotonic() + 20
+        while engine.pending():
+            engine.progress()
+            assert time.monotonic() < deadline
+
+
+def test_starting_does_not_wait_for_the_others(comm: Intracomm) -> None:
+    """A rank may need, before it starts the same operation, something that the others do after theirs."""
+    if os.environ.get("MPICOLL_CHECK") == "full":
+        pytest.skip("MPICOLL_CHECK=full compares the ranks' calls before each of them")
+    for count in (4, 3000):
+        for start in ("Iallreduce", "Iallgather", "Ibcast", "Ireduce_scatter_block"):
+            data, result = np.full(count * comm.size, 1.0), np.zeros(count)
+            token = np.zeros(1)
+            if comm.rank == 1:
+                receive_soon(token, 77)
+            if start == "Ibcast":
+                request = comm.Ibcast(data, 0)
+            elif start == "Iallgather":
+                request = comm.Iallgather(result, data)
+            elif start == "Iallreduce":
+                request = comm.Iallreduce(MPI.IN_PLACE, data)
+            else:
+                request = comm.Ireduce_scatter_block(data, result)
+            if comm.rank == 0:
+                MPI.COMM_WORLD.Send(token, 1, 77)
+            request.Wait()
+
+
+# Persistent -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 300, 3000])
+def test_persistent_operations_are_started_many_times(comm: Intracomm, count: int) -> None:
+    size, rank = comm.size, comm.rank
+    given, result, spread = np.zeros(count), np.zeros(count), np.zeros(count)
+    reduced, parts, part, in_place = np.zeros(count), np.zeros((size, count)), np.zeros(count), np.zeros(count)
+    wide = np.zeros(size * count)
+    kept = [
+        comm.Allreduce_init(given, result),
+        comm.Allreduce_init(MPI.IN_PLACE, in_place, MPI.MAX),
+        comm.Reduce_init(given, reduced, MPI.SUM, 1),
+        comm.Bcast_init(spread, 1),
+        comm.Allgather_init(given, parts),
+        comm.Reduce_scatter_init(wide, part, [count] * size),
+        comm.Reduce_scatter_block_init(wide, part),
+        comm.Barrier_init(),
+    ]
+    for turn in range(12):
+        given[:] = in_place[:] = spread[:] = values(rank, count, turn)
+        wide[:] = values(rank, size * count, turn)
+        for request in kept[:6] + kept[7:]:
+            request.Start()
+        for request in kept[:6] + kept[7:]:
+            request.Wait()
+        assert (result == total(comm, count, turn)).all()
+        assert (in_place == np.max([values(r, count, turn) for r in range(size)], axis=0)).all()
+        assert rank != 1 or (reduced == result).all()
+        assert (spread == values(1, count, turn)).all()
+        assert (parts == [values(r, count, turn) for r in range(size)]).all()
+        wanted = total(comm, size * count, turn)[rank * count : (rank + 1) * count]
+        assert (part == wanted).all()
+        part[:] = -1
+        kept[6].Start()
+        kept[6].Wait()
+        assert (part == wanted).all()
+    for request in kept:
+        request.Free()
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS["allreduce"], "native"])
+def test_persistent_operations_on_each_algorithm(comm: Intracomm, algorithm: str) -> None:
+    for count in (2, 2500):
+        given, result = np.zeros(count), np.zeros(count)
+        kept = comm.Allreduce_init(given, result, algorithm=algorithm)
+        for turn in range(5):
+            given[:] = values(comm.rank, count, turn)
+            kept.Start()
+            while not kept.Test():
+                pass
+            assert (result == total(comm, count, turn)).all()
+        kept.Free()
+
+
+def test_persistent_operations_may_start_in_any_order(comm: Intracomm) -> None:
+    """Alike or not, and although some ranks are so late that the others ask what they are waiting for."""
+    given, results = [np.zeros(30) for _ in range(6)], [np.zeros(30) for _ in range(6)]
+    ops = [MPI.SUM, MPI.SUM, MPI.MAX, MPI.SUM, MPI.MIN, MPI.SUM]
+    kept = [comm.Allreduce_init(a, b, op) for a, b, op in zip(given, results, ops, strict=True)]
+    reference = {id(MPI.SUM): np.sum, id(MPI.MAX): np.max, id(MPI.MIN): np.min}
+    random = np.random.default_rng(comm.rank)
+    for turn in range(20):
+        for number, data in enumerate(given):
+            data[:] = values(comm.rank, 30, turn + number)
+        if turn == 10 and comm.rank == 1:
+            time.sleep(0.6)
+        for number in random.permutation(6):
+            kept[number].Start()
+        for number in random.permutation(6):
+            kept[number].Wait()
+        for number, (result, op) in enumerate(zip(results, ops, strict=True)):
+            everybodys = [values(r, 30, turn + number) for r in range(comm.size)]
+            assert (result == reference[id(op)](everybodys, axis=0)).all()
+    for request in kept:
+        request.Free()
+
+
+def test_hundreds_of_persistent_operations(comm: Intracomm) -> None:
+    many = 300
+    given, results = np.zeros((many, 3)), np.zeros((many, 3))
+    kept = [comm.Allreduce_init(given[i], results[i]) for i in range(many)]
+    for turn in range(2):
+        for i in range(many):
+            given[i] = values(comm.rank, 3, turn + i)
+        order = np.random.default_rng(comm.rank + turn).permutation(many)
+        for i in order:
+            kept[i].Start()
+        for i in reversed(order):
+            kept[i].Wait()
+        for i in range(many):
+            assert (results[i] == total(comm, 3, turn + i)).all()
+    for request in kept:
+        request.Free()
+    for _ in range(5):  # what was freed makes room
+        again = [comm.Allreduce_init(given[i], results[i]) for i in range(many)]
+        for request in again:
+            request.Free()
+
+
+def test_persistent_operations_between_other_calls(comm: Intracomm) -> None:
+    given, result = np.zeros(2000), np.zeros(2000)
+    kept = comm.Allreduce_init(given, result)
+    for turn in range(10):
+        given[:] = values(comm.rank, 2000, turn)
+        kept.Start()
+        started = Started(comm, 20, turn)
+        comm.Barrier()
+        other = np.ones(2000)
+        comm.Allreduce(MPI.IN_PLACE, other)
+        assert (other == comm.size).all()
+        kept.Wait()
+        assert (result == total(comm, 2000, turn)).all()
+        for request in started.requests:
+            request.Wait()
+        started.check()
+    kept.Free()
+
+
+def test_misuse_of_persistent_operations(comm: Intracomm) -> None:
+    data, alone = np.ones(4), Intracomm(MPI.COMM_SELF)
+    kept = comm.Allreduce_init(MPI.IN_PLACE, data)
+    assert kept.Wait() is True  # inactive, as in MPI
+    assert kept.Test() is True
+    token = np.zeros(1)
+    if comm.rank == 0:
+        kept.Start()  # cannot be complete before rank 1 starts
+        with pytest.raises(RuntimeError, match="started again before it was complete"):
+            kept.Start()
+        with pytest.raises(RuntimeError, match="freed before it was complete"):
+            kept.Free()
+        MPI.COMM_WORLD.Send(token, 1, 78)
+    else:
+        if comm.rank == 1:
+            receive_soon(token, 78)
+        kept.Start()
+    kept.Wait()
+    assert (data == comm.size).all()
+    kept.Start()
+    kept.Wait()
+    assert (data == comm.size**2).all()
+    kept.Free()
+    with pytest.raises(RuntimeError, match="it was freed"):
+        kept.Start()
+    kept.Free()
+    single = alone.Allreduce_init(MPI.IN_PLACE, data)
+    single.Start()
+    single.Wait()
+    single.Free()
+    assert (data == comm.size**2).all()
+
+
+def test_a_communicator_may_be_freed_before_its_persistent_operations() -> None:
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=20)
+    data = np.ones(3)
+    kept = [comm.Allreduce_init(MPI.IN_PLACE, data) for _ in range(3)]
+    for request in kept:
+        request.Start()
+        request.Wait()
+    plain.Free()
+    for request in kept:
+        request.Free()
+    del kept, comm
+    gc.collect()
+
+
+def test_handles_that_nobody_frees(comm: Intracomm) -> None:
+    for _ in range(5):
+        data = np.ones(3)
+        kept = comm.Allreduce_init(MPI.IN_PLACE, data)
+        kept.Start()
+        kept.Wait()
+        del kept
+        gc.collect()
+        comm.Barrier()
