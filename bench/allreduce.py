@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZES = [8 * 8**power for power in range(8)] + [64 << 20]
 NATIVE = "native"
+PLAN = "plan"
+"""A persistent operation on arrays from ``comm.empty``."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -71,11 +73,15 @@ class Measurement:
         import numpy as np
 
         self.comm, self.plain, self.in_place = comm, plain, in_place
+        self.plan: Any = None
+        self.calls: dict[str, Callable[[], None]] = {}
         self.count = max(1, nbytes // np.dtype(dtype).itemsize)
         pattern = np.arange(self.count) % 13
         self.given = (pattern + comm.rank).astype(dtype)
         self.expected = (pattern * comm.size + comm.size * (comm.size - 1) // 2).astype(dtype)
         self.sendbuf, self.recvbuf = self.given.copy(), np.zeros_like(self.given)
+        self.shared_sendbuf, self.shared_recvbuf = comm.empty(self.count, dtype), comm.empty(self.count, dtype)
+        self.shared_sendbuf[:] = self.given
 
     def call(self, name: str) -> Callable[[], None]:
         """Return the call to time."""
@@ -86,18 +92,41 @@ class Measurement:
         if name == NATIVE:
             allreduce = self.plain.Allreduce
             return lambda: allreduce(send, recv)
+        if name == PLAN:
+            return self._plan()
         mine = self.comm.Allreduce
+        if name == "auto":
+            return lambda: mine(send, recv)
         return lambda: mine(send, recv, algorithm=name)
+
+    def _plan(self) -> Callable[[], None]:
+        """Return what a persistent operation on arrays from ``comm.empty`` does."""
+        from mpi4py import MPI
+
+        send: Any = MPI.IN_PLACE if self.in_place else self.shared_sendbuf
+        plan = self.plan = self.comm.Allreduce_init(send, self.shared_recvbuf)
+
+        def call() -> None:
+            plan.Start()
+            plan.Wait()
+
+        return call
 
     def wrong(self, name: str) -> int:
         """Return how many elements are wrong on all ranks together."""
         import numpy as np
 
-        self.recvbuf[:] = self.given if self.in_place else 0
-        self.call(name)()
-        total = np.array([np.count_nonzero(self.recvbuf != self.expected)])
+        recvbuf = self.shared_recvbuf if name == PLAN else self.recvbuf
+        recvbuf[:] = self.given if self.in_place else 0
+        self.calls[name]()
+        total = np.array([np.count_nonzero(recvbuf != self.expected)])
         self.plain.Allreduce(self.plain_in_place(), total)
         return int(total[0])
+
+    def free(self) -> None:
+        """Free the plan."""
+        if self.plan is not None:
+            self.plan.Free()
 
     @staticmethod
     def plain_in_place() -> Any:
@@ -115,20 +144,22 @@ def _measure(arguments: argparse.Namespace, progress: Callable[[str], None]) -> 
 
     plain = MPI.COMM_WORLD.Dup()
     comm = Intracomm(MPI.COMM_WORLD)
-    names = arguments.algorithms or ["auto", *(n for n in comm.algorithms("allreduce") if n != NATIVE)]
+    names = arguments.algorithms or ["auto", PLAN, *(n for n in comm.algorithms("allreduce") if n != NATIVE)]
     rows = []
     for nbytes in arguments.sizes:
         progress(f"{nbytes} bytes")
         one = Measurement(comm, plain, nbytes, arguments.dtype, arguments.in_place)
-        contenders = {name: one.call(name) for name in [NATIVE, *names]}
+        one.calls = contenders = {name: one.call(name) for name in [NATIVE, *names]}
         if arguments.in_place:
-            one.recvbuf[:] = 0  # in place the sums would grow without end
+            one.recvbuf[:] = one.shared_recvbuf[:] = 0  # in place the sums would grow without end
         timings = compare(plain, contenders, arguments.seconds)
+        wrong = sum(one.wrong(name) for name in contenders)
+        one.free()
         rows.append(
             {
                 "nbytes": one.given.nbytes,
                 "choice": comm.choice("allreduce", one.given.nbytes),
-                "wrong": sum(one.wrong(name) for name in contenders),
+                "wrong": wrong,
                 "median": {name: timing.median for name, timing in timings.items()},
                 "spread": {name: timing.spread for name, timing in timings.items()},
             }

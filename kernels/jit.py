@@ -2,13 +2,15 @@
 
 `kernel` is for functions that Python calls: compiled once a signature and cached on disk. `helper` is for the scalar
 functions and loops inside them: compiled into each kernel that uses them, never cached by themselves.
-`uncached_kernel` is for functions that are made while the program runs.
+`short_kernel` is a kernel that does not let go of the interpreter lock, for calls that take less time than that would.
+`native` is for functions that C code calls by their address. `uncached_kernel` is for functions that are made while the program runs.
 
 `fastmath` stays off: a reducer must give the same bits in a vector loop and in its scalar remainder, and NaN must
 survive. `error_model="numpy"` lets a division by zero give inf as in NumPy, without a branch that stops vectorisation.
-Bounds checks are left to NUMBA_BOUNDSCHECK. With NUMBA_DISABLE_JIT=1 all three return the plain function.
+Bounds checks are left to NUMBA_BOUNDSCHECK. With NUMBA_DISABLE_JIT=1 all of them return the plain function.
 """
 
+import ctypes
 import functools
 import threading
 import warnings
@@ -16,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import config, njit
+from numba import cfunc, config, njit
 from numba.core.caching import FunctionCache
 from numba.extending import register_jitable
 
 _FLAGS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 
 # Helpers that kernels of other files use stand in these, and in no others: a change here makes every kernel stale.
-_SHARED_FILES = ("bits.py", "elementwise.py", "jit.py")
+_SHARED_FILES = ("atomics.py", "bits.py", "elementwise.py", "jit.py", "shared.py")
 
 _compile_lock = threading.Lock()
 _warned: set[str] = set()
@@ -34,17 +36,52 @@ def kernel(function: Callable) -> Callable:
 
     Where no cache folder can be written, the kernel is compiled in each process, after one RuntimeWarning.
     """
+    return _cached(function, _FLAGS)
+
+
+def short_kernel(function: Callable) -> Callable:
+    """Do so for a function that runs for microseconds: other threads of the process wait meanwhile."""
+    return _cached(function, {**_FLAGS, "nogil": False})
+
+
+def _cached(function: Callable, flags: dict[str, Any]) -> Callable:
     if config.DISABLE_JIT:
         return function
     try:
-        dispatcher = njit(cache=True, **_FLAGS)(function)
+        dispatcher = njit(cache=True, **flags)(function)
         dispatcher._cache = _KernelCache(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         _warn_once(f"kernels are compiled anew in each process, because none can be cached on disk: {error}")
-        return njit(**_FLAGS)(function)
+        return njit(**flags)(function)
     return dispatcher
+
+
+def native(signature: Any) -> Callable[[Callable], Any]:
+    """Compile a function with a C interface at once, when its `address` is asked for; see `Native`."""
+    return lambda function: Native(function, signature)
+
+
+class Native:
+    """A function for C code. It is never freed: C code may call it while the interpreter ends."""
+
+    def __init__(self, function: Callable, signature: Any) -> None:
+        self._function, self._signature = function, signature
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Where the compiled function is; 0 without a JIT."""
+        if config.DISABLE_JIT:
+            return 0
+        flags = {**_FLAGS, "nopython": True}
+        del flags["nogil"]  # who calls knows whether it holds the lock
+        try:
+            compiled = cfunc(self._signature, cache=True, **flags)(self._function)
+        except (RuntimeError, OSError, EOFError, ValueError):
+            compiled = cfunc(self._signature, **flags)(self._function)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(compiled))
+        return int(compiled.address)
 
 
 def uncached_kernel(function: Callable) -> Callable:

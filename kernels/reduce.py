@@ -88,6 +88,17 @@ def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     return _ready(function)
 
 
+def native_address(function: Reducer, dtype: np.dtype) -> int:
+    """Return where the machine code of a reducer for `dtype` is, for `atomics.call_reducer`; 0 without a JIT.
+
+    The address is good as long as `function` lives, and in this process only.
+    """
+    if not isinstance(function, Dispatcher):
+        return 0
+    compiled = function.overloads[_signature(np.dtype(dtype))]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
 def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
     """Return a reducer, `out[i] = function(a[i], b[i])`, compiled for `dtype` at once.
 

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from mpicoll.comm import Intracomm
     from mpicoll.gradients import GradientSynchronizer
     from mpicoll.runtime.ops import op
+    from mpicoll.runtime.shared_arrays import shared_arrays
 
 __version__ = "0.1.0"
-__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "errors", "op"]
+__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "errors", "op", "shared_arrays"]
 
 _HOME = {
     "Intracomm": "mpicoll.comm",
     "GradientSynchronizer": "mpicoll.gradients",
     "op": "mpicoll.runtime.ops",
+    "shared_arrays": "mpicoll.runtime.shared_arrays",
 }
 
 

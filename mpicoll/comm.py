@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, fastlane, select
+from mpicoll.collectives import dense, fastlane, select, shared
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, PersistentRequest, Request
+from mpicoll.collectives.task import Task
 from mpicoll.environment import launcher_mismatch
-from mpicoll.runtime import abort
+from mpicoll.kernels import calls
+from mpicoll.kernels.shared import ALLGATHER, ALLREDUCE, BARRIER, BCAST, DONE, OTHER, REDUCE, REDUCE_SCATTER
+from mpicoll.runtime import abort, shared_arrays
 from mpicoll.runtime.channel import channel_of
 
 AnyRequest = TypeVar("AnyRequest", CollectiveRequest, PersistentRequest)
@@ -65,7 +69,11 @@ class Intracomm(MPI.Intracomm):
         if mismatch is not None:
             raise RuntimeError(mismatch)
         abort.install()
-        self._scope = Scope(channel_of(comm), algorithm, float(timeout))
+        channel = channel_of(comm)
+        self._scope = Scope(channel, algorithm, float(timeout))
+        self._size = channel.size
+        self._auto_table = select.fill_front(channel)
+        self._table = self._auto_table if algorithm == select.AUTO else 0
 
     @property
     def algorithm(self) -> str:
@@ -79,27 +87,63 @@ class Intracomm(MPI.Intracomm):
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
-        return select.names(collective)
+        return select.names(collective, shared=self._scope.channel.node is not None)
 
     def choice(self, collective: str, nbytes: int, *, commutative: bool = True) -> str:
         """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
         select.names(collective)
-        return select.choose(collective, nbytes, self._scope.channel.size, commutative=commutative)
+        channel = self._scope.channel
+        return select.choose(
+            collective, nbytes, channel.size, commutative=commutative, shared_nbytes=channel.shared_nbytes
+        )
+
+    def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
+        """Return a new array like :func:`numpy.empty`, in memory that the ranks of this node share.
+
+        Collectives use such arrays, and parts of them, where they are. It is private otherwise, is freed like any
+        array, and serves all communicators. Where there is no shared memory it is an ordinary array. Local.
+        """
+        return shared_arrays.empty(shape, dtype)
+
+    def zeros(self, shape: Any, dtype: Any = float) -> np.ndarray:
+        """Return a new array of zeros in shared memory; see :meth:`empty`."""
+        return shared_arrays.zeros(shape, dtype)
 
     # Blocking collectives -------------------------------------------------------------------------------------------
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
         """Reduce over all ranks and give the result to all; equal bits on every rank."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table:
+            status = calls.call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "allreduce", sendbuf, recvbuf, op)
         self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> None:
         """Reduce over all ranks and give the result to `root`."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table and type(root) is int and 0 <= root < self._size:
+            status = calls.call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "reduce", sendbuf, recvbuf, op, root)
         self._run("reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Copy the root's buffer to all ranks."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table and type(root) is int and 0 <= root < self._size:
+            status = calls.call(table, BCAST, 0, id(buf), 0, root)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "bcast", None, buf, MPI.SUM, root)
         self._run("bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Reduce_scatter(
@@ -118,10 +162,24 @@ class Intracomm(MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> None:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table:
+            status = calls.call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "reduce_scatter_block", sendbuf, recvbuf, op)
         self._run("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, equally long."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table:
+            status = calls.call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "allgather", sendbuf, recvbuf)
         self._run("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
@@ -130,6 +188,13 @@ class Intracomm(MPI.Intracomm):
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
         """Wait until every rank has come."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        if table:
+            status = calls.call(table, BARRIER, 0, 0, 0, 0)
+            if status == DONE:
+                return
+            if status != OTHER:
+                return self._end(status, "barrier")
         self._run("barrier", None, None, MPI.SUM, 0, algorithm)
 
     # Nonblocking collectives ----------------------------------------------------------------------------------------
@@ -255,6 +320,10 @@ class Intracomm(MPI.Intracomm):
             return comm
         return Intracomm(MPI.Intracomm(comm), algorithm=self.algorithm, timeout=self.timeout)
 
+    def _table_for(self, algorithm: Any) -> int:
+        """Return the address of the table for the short way, 0 if this algorithm has none."""
+        return self._auto_table if algorithm == select.AUTO else 0
+
     def _run(self, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
         """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`)."""
         scope = self._scope
@@ -268,25 +337,59 @@ class Intracomm(MPI.Intracomm):
             if lane is not None:
                 fastlane.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
                 return
-            task = dense.prepare(scope, Call(collective, sendbuf, recvbuf, op, root, *settings))
+            call = Call(collective, sendbuf, recvbuf, op, root, *settings)
+            task = dense.prepare(scope, call)
+            if isinstance(task, Task) and task.algorithm == select.SHARED:
+                if shared.run(task, scope.timeout):
+                    return
+                task = dense.prepare(scope._replace(shared=False), call._replace(algorithm=None))
             plan = task.run(scope.timeout)
             if key is not None and plan is not None:
                 fastlane.note(channel, key, task, plan)
         finally:
             lock.release()
 
+    def _end(
+        self, status: int, collective: str, sendbuf: Any = None, recvbuf: Any = None, op: AnyOp = MPI.SUM, root: int = 0
+    ) -> None:
+        """Wait for the end of a call that has begun the short way."""
+        scope = self._scope
+        channel = scope.channel
+        if not channel.lock.acquire(blocking=False):
+            _raise_busy()
+        try:
+            if not shared.end(channel, status, scope.timeout):
+                call = Call(collective, sendbuf, recvbuf, op, root)
+                dense.prepare(scope._replace(shared=False), call).run(scope.timeout)
+        finally:
+            channel.lock.release()
+
     def _start(self, *call: Any) -> Request:
         return self._prepared(CollectiveRequest, *call)
 
-    def _keep(self, *call: Any) -> PersistentRequest:
-        return self._prepared(PersistentRequest, *call)
+    def _keep(self, *call: Any) -> PersistentRequest | shared.SharedPersistentRequest:
+        scope = self._scope
+        if scope.channel.node is None:
+            return self._prepared(PersistentRequest, *call)
+        if not scope.channel.lock.acquire(blocking=False):
+            _raise_busy()
+        try:
+            made = dense.prepare(scope, Call(*call))
+            if isinstance(made, Task) and made.algorithm == select.SHARED:
+                lane = shared.find_lane(made, scope.timeout)
+                if lane.number >= 0:
+                    return shared.SharedPersistentRequest(made, lane, scope.timeout)
+                made = dense.prepare(scope._replace(shared=False), Call(*call)._replace(algorithm=None))
+            return PersistentRequest(made, scope.timeout)
+        finally:
+            scope.channel.lock.release()
 
     def _prepared(self, kind: type[AnyRequest], *call: Any) -> AnyRequest:
         scope = self._scope
         if not scope.channel.lock.acquire(blocking=False):
             _raise_busy()
         try:
-            return kind(dense.prepare(scope, Call(*call)), scope.timeout)
+            return kind(dense.prepare(scope._replace(shared=False), Call(*call)), scope.timeout)
         finally:
             scope.channel.lock.release()
 

@@ -40,6 +40,8 @@ class Scope(NamedTuple):
     channel: Channel
     algorithm: str
     timeout: float
+    shared: bool = True
+    """Whether ``"shared"`` may be chosen."""
 
 
 class Call(NamedTuple):
@@ -103,7 +105,16 @@ def _check_root(root: Any, size: int) -> int:
 
 
 def _algorithm(scope: Scope, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True) -> str:
-    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.channel.size, commutative=commutative)
+    shared_nbytes = scope.channel.shared_nbytes if scope.shared else -1
+    return select.resolve(
+        collective,
+        wanted,
+        scope.algorithm,
+        nbytes,
+        scope.channel.size,
+        commutative=commutative,
+        shared_nbytes=shared_nbytes,
+    )
 
 
 class _Chosen(NamedTuple):

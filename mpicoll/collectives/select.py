@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
+from mpicoll.kernels.calls import BUCKETS
+from mpicoll.runtime.channel import Channel
 from mpicoll.schedules import ALGORITHMS, Algorithm
 
 SEGMENT_NBYTES = 256 << 10
 """A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
 NATIVE = "native"
+SHARED = "shared"
+"""Loads and stores in memory that all ranks share, see :mod:`mpicoll.kernels.shared`."""
 AUTO = "auto"
 
 
@@ -53,21 +57,36 @@ ORDERED: dict[str, tuple[Rule, ...]] = {
 """For operations that do not commute."""
 
 
-def names(collective: str) -> tuple[str, ...]:
+def names(collective: str, *, shared: bool = False) -> tuple[str, ...]:
     """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
     if collective not in ALGORITHMS:
         raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
-    return (*ALGORITHMS[collective], NATIVE)
+    return (*[SHARED] * shared, *ALGORITHMS[collective], NATIVE)
 
 
-def choose(collective: str, nbytes: int, size: int, *, commutative: bool = True) -> str:
-    """Return the algorithm for a vector of `nbytes` bytes on `size` ranks."""
+def choose(collective: str, nbytes: int, size: int, *, commutative: bool = True, shared_nbytes: float = -1) -> str:
+    """Return the algorithm for a vector of `nbytes` bytes on `size` ranks.
+
+    Parameters
+    ----------
+    shared_nbytes
+        Up to which length ``"shared"`` is possible; -1 if it is not.
+    """
+    if nbytes <= shared_nbytes:
+        return SHARED
     rules = RULES[collective] if commutative else ORDERED.get(collective, RULES[collective])
     return next(rule.name for rule in rules if rule.holds(nbytes, size))
 
 
 def resolve(
-    collective: str, wanted: str | None, default: str, nbytes: int, size: int, *, commutative: bool = True
+    collective: str,
+    wanted: str | None,
+    default: str,
+    nbytes: int,
+    size: int,
+    *,
+    commutative: bool = True,
+    shared_nbytes: float = -1,
 ) -> str:
     """Return the name of the algorithm to use.
 
@@ -85,11 +104,17 @@ def resolve(
         If the algorithm needs an operation that commutes.
     """
     if wanted is None:
-        usable = default == NATIVE or _is_usable(collective, default, commutative)
+        usable = default == NATIVE or default == SHARED or _is_usable(collective, default, commutative)
         wanted = default if usable else AUTO
+        if wanted == SHARED and nbytes > shared_nbytes:
+            wanted = AUTO
     if wanted == AUTO:
-        return choose(collective, nbytes, size, commutative=commutative)
+        return choose(collective, nbytes, size, commutative=commutative, shared_nbytes=shared_nbytes)
     if wanted == NATIVE:
+        return wanted
+    if wanted == SHARED:
+        if nbytes > shared_nbytes:
+            raise ValueError(f"algorithm: {wanted!r} is not possible here; see python -m mpicoll doctor")
         return wanted
     if not isinstance(wanted, str) or wanted not in ALGORITHMS[collective]:
         raise UnknownAlgorithm(
@@ -118,7 +143,7 @@ def check_default(name: str) -> str:
     UnknownAlgorithm
         If no collective has such an algorithm.
     """
-    known = {AUTO, NATIVE, *(name for table in ALGORITHMS.values() for name in table)}
+    known = {AUTO, NATIVE, SHARED, *(name for table in ALGORITHMS.values() for name in table)}
     if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name
@@ -130,3 +155,15 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
         return 1
     per_chunk = nbytes // max(size, 2)
     return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))
+
+
+def fill_front(channel: Channel) -> int:
+    """Tell the communicator's front which calls are made on shared memory; return its address, 0 if none are."""
+    if channel.node is None:
+        return 0
+    for collective in ALGORITHMS:
+        for bits in range(BUCKETS):
+            nbytes = 1 << bits >> 1
+            name = choose(collective, nbytes, channel.size, shared_nbytes=channel.shared_nbytes)
+            channel.front.choose(collective, bits, name == SHARED)
+    return channel.front.address

@@ -42,10 +42,13 @@ class Part:
     stop: int
     displ: int = 0
 
+    def address(self, carrier: np.dtype[Any]) -> int:
+        """Return where the first element is."""
+        return self.buffer.address + self.displ * carrier.itemsize
+
     def view(self, carrier: np.dtype[Any]) -> np.ndarray:
         """Return the elements in the caller's buffer."""
-        address = self.buffer.address + self.displ * carrier.itemsize
-        return view_at(address, self.stop - self.start, carrier)
+        return view_at(self.address(carrier), self.stop - self.start, carrier)
 
 
 @dataclass
@@ -76,6 +79,8 @@ class Task:
     root: int = 0
     op_name: str = ""
     reducer: Reducer | None = None
+    kept: Any = None
+    """What must live as long as the task."""
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CommunicatorBroken
+from mpicoll.runtime import node
+from mpicoll.runtime.front import NEWS_EVERY, Front
 from mpicoll.runtime.supervisor import Signature, Supervisor
 from mpicoll.runtime.waiting import polls_before_yield
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 MAX_PLANS = 256
 """Plans kept for repeated calls; each holds its requests."""
 
-_READ_NEWS_EVERY = 256
 CHECK_MODES = ("off", "default", "full")
 
 
@@ -89,8 +90,10 @@ class Channel:
     ----------
     comm
         The private duplicate.
-    number
-        How many collectives have been called; equal on all ranks in a correct program.
+    node
+        The memory that all ranks share, or None if they do not.
+    front
+        Counts the collectives, alike on all ranks in a correct program, and makes plain calls in one step.
     broken
         Why nothing more can be done here, or None.
     lanes
@@ -104,20 +107,27 @@ class Channel:
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.check, session = _agree_on_settings(self.comm)
-        self.supervisor = Supervisor(self.comm, session)
+        self.node = node.make(self.comm)
+        self.front = Front(self.size, self.node.blocking if self.node and self.check != "full" else None)
+        self.supervisor = Supervisor(self.comm, session, self.front.recall)
         self.polls = polls_before_yield(self.comm)
         self.arena = Arena()
         self.agreed: set[int] = set()
-        self.number = 0
         self.broken: str | None = None
         self.lock = threading.Lock()
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._kept: list[Any] = []
+        self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
         self._persistent = 0
         _channels.add(self)
+
+    @property
+    def shared_nbytes(self) -> float:
+        """The longest vector for which shared memory can be of use; -1 without any."""
+        return -1 if self.node is None else self.node.longest
 
     def enter(self, signature: Signature) -> int:
         """Begin a collective: return its number.
@@ -128,11 +138,13 @@ class Channel:
             If an earlier failure left messages in flight.
         """
         self.ensure_usable()
-        self.number += 1
-        self.supervisor.record(self.number, signature)
-        if self.number % _READ_NEWS_EVERY == 0:
+        number = self.front.count()
+        self.supervisor.record(number, signature)
+        if number >= self._read_news_at:
+            self._read_news_at = number + NEWS_EVERY
             self.supervisor.read_news()
-        return self.number
+        self.front.open()
+        return number
 
     def ensure_usable(self) -> None:
         """Raise CommunicatorBroken if nothing more can be done here."""
@@ -142,12 +154,12 @@ class Channel:
     def refuse(self, error: Exception) -> None:
         """Tell the others that this rank does not make the call that they make now."""
         if self.broken is None:
-            self.number += 1
-            self.supervisor.refuse(self.number, f"refused its arguments: {type(error).__name__}: {error}")
+            self.supervisor.refuse(self.front.count(), f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
         """Mark the channel unusable; what is `kept` stays alive, since messages may still arrive in it."""
         self.broken = self.broken or reason
+        self.front.shut()
         self._kept.extend(kept)
 
     def cached_plan(self, key: Hashable) -> Plan | None:
@@ -188,10 +200,13 @@ class Channel:
         """Free everything; collective."""
         _channels.discard(self)
         self.release()
+        self.front.shut()
         if self.supervisor.drain(self.broken is not None):
+            if self.node is not None:
+                self.node.free()
             self.comm.Free()
         else:
-            self._kept += [self.comm, self.supervisor]
+            self._kept += [self.comm, self.supervisor, self.node]
         self.broken = "it was freed"
 
 

@@ -18,7 +18,8 @@ import json
 import os
 import time
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -79,8 +80,11 @@ class Supervisor:
         communicator was freed may turn up on the next one, because MPI libraries use its context again.
     """
 
-    def __init__(self, comm: MPI.Intracomm, session: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, session: int, recall: Callable[[int], Signature | None] = lambda number: None
+    ) -> None:
         self._comm = comm
+        self._recall = recall
         self._session = session
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
@@ -100,7 +104,7 @@ class Supervisor:
     def called(self, number: int) -> Signature | None:
         """Return what this rank called under `number`, as far back as is remembered."""
         noted, signature = self._history[number % _HISTORY]
-        return signature if noted == number else None
+        return signature if noted == number else self._recall(number)
 
     def refuse(self, number: int, reason: str) -> None:
         """Tell all others why this rank does not take part in collective `number`."""
@@ -120,7 +124,7 @@ class Supervisor:
         self._announce(waiting, waited)
         wrong = self._find_mismatch()
         if wrong is not None:
-            self._raise_mismatch(wrong, waiting)
+            self._raise_mismatch(wrong)
         if waited >= timeout:
             self._raise_timeout(waiting, timeout)
         return min(waited + _LOOK_AGAIN_SECONDS, timeout)
@@ -223,10 +227,20 @@ class Supervisor:
                 return report.number
         return None
 
-    def _raise_mismatch(self, number: int, waiting: Waiting) -> None:
+    def _raise_mismatch(self, number: int) -> NoReturn:
         """Wait a moment for the others' reports, then tell everybody and raise."""
         self._gather(number)
-        text = self._describe(number)
+        own = self.called(number)
+        calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
+        for rank, report in self._reports.items():
+            if report.number == number:
+                calls.setdefault(report.text, []).append(rank)
+        self.raise_difference(number, calls)
+
+    def raise_difference(self, number: int, calls: dict[str, list[int]]) -> NoReturn:
+        """Say which ranks called what under `number`, to everybody."""
+        parts = [f"{_ranks(sorted(ranks))} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
+        text = f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
         self._tell_all({"kind": "mismatch", "number": number, "text": text})
         self._flush()
         raise MismatchError(text)
@@ -239,16 +253,6 @@ class Supervisor:
             if len(heard) == self._comm.size - 1:
                 return
             time.sleep(_LOOK_AGAIN_SECONDS)
-
-    def _describe(self, number: int) -> str:
-        """Say which ranks called what under `number`."""
-        own = self.called(number)
-        calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
-        for rank, report in self._reports.items():
-            if report.number == number:
-                calls.setdefault(report.text, []).append(rank)
-        parts = [f"{_ranks(sorted(ranks))} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
-        return f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
 
     def _raise_timeout(self, waiting: Waiting, timeout: float) -> None:
         size, rank = self._comm.size, self._comm.rank

@@ -1,0 +1,209 @@
+"""Make a checked call on the memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives import select
+from mpicoll.collectives.requests import Request
+from mpicoll.collectives.task import Part, Task
+from mpicoll.kernels import calls, shared
+from mpicoll.kernels import reduce as kernels
+from mpicoll.runtime import engine
+from mpicoll.runtime.agreement import agree
+from mpicoll.runtime.buffers import from_array
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.front import USER_OP, describe
+from mpicoll.runtime.node import PLAN_LANES
+from mpicoll.runtime.node_run import NodeRun
+from mpicoll.runtime.ops import reducer_for
+from mpicoll.runtime.supervisor import Signature
+
+_DTYPES = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
+_OPS = {name: number for number, name in enumerate(kernels.OPS)}
+
+
+def run(task: Task, timeout: float) -> bool:
+    """Do it and wait for the end; return False if nothing was done, because not all memory is within reach.
+
+    Raises
+    ------
+    MismatchError, RemoteError, CollectiveTimeout
+        After which the communicator is broken.
+    """
+    node, channel = task.channel.node, task.channel
+    assert node is not None
+    if node.blocking[shared.STATE] != shared.IDLE:
+        raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+    aside = fill(node.blocking, task)
+    number = _number(channel, node.blocking, timeout)
+    status = shared.begin(node.blocking.ctypes.data, node.start_spins)
+    flight = NodeRun(channel, node.blocking, number, status)
+    flight.finish(timeout)
+    if flight.falls_back:
+        return False
+    _unload(task, aside)
+    return True
+
+
+def _number(channel: Channel, job: np.ndarray, timeout: float) -> int:
+    """Enter the collective that the job describes; return its number."""
+    signature = Signature.of(describe(int(job[shared.CALL]), int(job[shared.COUNT])))
+    number = channel.enter(signature)
+    if channel.check == "full":
+        agree(channel, signature, number, timeout)
+    return number
+
+
+def end(channel: Channel, status: int, timeout: float) -> bool:
+    """Wait for the end of a blocking call that `calls.call` began with `status`; False as for :func:`run`."""
+    assert channel.node is not None
+    flight = NodeRun(channel, channel.node.blocking, channel.front.number, status)
+    flight.finish(timeout)
+    return not flight.falls_back
+
+
+def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
+    """Describe the task in the job's words; return memory that stands in for the result, or None."""
+    collective = shared.COLLECTIVES.index(task.collective)
+    dtype, op = _DTYPES[task.dtype], 0
+    job[shared.REDUCER] = 0
+    if task.reducer is not None:
+        op = _OPS.get(task.op_name, USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP))
+        reducer = kernels.native_address(task.reducer, task.dtype)
+        job[shared.REDUCER] = reducer
+        task.channel.front.learn(op, dtype, reducer)
+    distinction = task.root
+    if task.counts is not None:
+        offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
+        job[shared.BOUNDS] = offsets.ctypes.data
+        if len(set(task.counts)) > 1:
+            distinction = zlib.crc32(offsets.tobytes()) >> 1
+        task.kept = offsets
+    aside = None
+    send, recv = task.given, task.result
+    if collective == shared.REDUCE_SCATTER and send is not None and recv is not None and send.buffer is recv.buffer:
+        aside = np.empty(recv.stop - recv.start, task.carrier)  # others still read what the result would overwrite
+    job[shared.SEND] = send.address(task.carrier) if send is not None else 0
+    job[shared.RECV] = aside.ctypes.data if aside is not None else recv.address(task.carrier) if recv is not None else 0
+    if collective == shared.BCAST:
+        job[shared.SEND] = job[shared.RECV] = max(job[shared.SEND], job[shared.RECV])
+    for word, value in (
+        (shared.COLLECTIVE, collective),
+        (shared.COUNT, task.count),
+        (shared.ITEMSIZE, task.dtype.itemsize),
+        (shared.ROOT, task.root),
+        (shared.CALL, calls.pack_call(collective, dtype, op, distinction)),
+    ):
+        job[word] = value
+    return aside
+
+
+def _unload(task: Task, aside: np.ndarray | None) -> None:
+    if task.result is not None:
+        if aside is not None:
+            np.copyto(task.result.view(task.carrier), aside)
+        task.result.buffer.give_back()
+
+
+class Lane(NamedTuple):
+    """A free plan lane, -1 if there is none; and whether the buffers of all ranks lie in arenas."""
+
+    number: int
+    near: bool
+
+
+class SharedPersistentRequest(Request):
+    """A persistent collective on shared memory: everything is in its job, starting it is one call."""
+
+    def __init__(self, task: Task, lane: Lane, timeout: float) -> None:
+        super().__init__(timeout)
+        node = task.channel.node
+        assert node is not None
+        self._task: Task | None = task
+        self._node, self._lane = node, lane
+        self._job = node.take_lane(lane.number, lane.near)
+        self._address = self._job.ctypes.data
+        self._aside = fill(self._job, task)
+        self._plain = self._aside is None and all(
+            part is None or part.buffer.destination is None for part in (task.given, task.result)
+        )
+        self._number = _number(task.channel, self._job, timeout)
+        self._open = True
+
+    def Start(self) -> None:
+        """Begin with the data that the buffers hold now.
+
+        Raises
+        ------
+        RuntimeError
+            If it is still on its way, or was freed.
+        """
+        task = self._task
+        if task is None:
+            raise RuntimeError("persistent request: it was freed")
+        if not self._plain:
+            task.refresh()
+        if self._error is not None or task.channel.broken is not None:
+            task.channel.ensure_usable()
+        status = shared.begin(self._address, self._node.start_spins)
+        if status == shared.DONE:
+            if not self._plain:
+                _unload(task, self._aside)
+        elif status == shared.OTHER:
+            raise RuntimeError("persistent request: started again before it was complete")
+        else:
+            self._flight = NodeRun(task.channel, self._job, self._number, status)
+            engine.add(self)
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until the result is there; see :meth:`Request.Wait`."""
+        flight = self._flight
+        if flight is None:
+            self._raise_late()
+            return True
+        if not self._error and shared.advance(self._address) == shared.DONE:
+            engine.remove(self)
+            self._complete()
+            return True
+        return super().Wait(status)
+
+    def _complete(self) -> None:
+        super()._complete()
+        if self._task is not None and not self._plain:
+            _unload(self._task, self._aside)
+
+    def Free(self) -> None:
+        """Free it; local."""
+        if self._flight is not None:
+            raise RuntimeError("persistent request: freed before it was complete")
+        if self._task is not None:
+            self._node.return_lane(self._lane.number, self._job)
+        self._task = None
+
+    wait, free = Wait, Free
+
+
+_FAR = 1 << PLAN_LANES
+
+
+def find_lane(wanted: Task, timeout: float) -> Lane:
+    """Look for a lane that is free on all ranks; collective."""
+    channel, node = wanted.channel, wanted.channel.node
+    assert node is not None
+    places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]
+    far = not all(node.in_own_arena(place) for place in places)
+    busy = np.array([node.busy_lanes | far * _FAR], np.int64)
+    part = Part(from_array(busy, "lanes", writable=True), 0, 1)
+    reducer = reducer_for(MPI.BOR, busy.dtype)
+    task = Task(channel, "allreduce", "Lanes", select.SHARED, 1, busy.dtype, part, part, op_name="BOR", reducer=reducer)
+    run(task, timeout)
+    used = int(busy[0])
+    if used & _FAR and wanted.nbytes > node.slot_nbytes and not node.reach:
+        return Lane(-1, False)
+    free = [lane for lane in range(PLAN_LANES) if not used >> lane & 1]
+    return Lane(free[0] if free else -1, not used & _FAR)

@@ -1,0 +1,87 @@
+"""Memory of this process that the other processes of the node can map: the home of shared arrays.
+
+Each process has one arena for all communicators: an anonymous file (`memfd_create`), which takes up memory only where
+it has been written, is not limited by the size of /dev/shm, and is gone when the last process that maps it ends,
+however it ends. Others open it through /proc, which the system allows to processes of the same user.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from functools import lru_cache
+
+import numpy as np
+
+_MAP_NORESERVE = 0x4000
+FIRST_FREE = 4096
+"""The first page holds the nonce."""
+
+
+class Arena:
+    """This process' arena, or the lack of one.
+
+    Attributes
+    ----------
+    address, nbytes
+        Where it is; 0 bytes if there is none.
+    fd
+        By which others open it.
+    nonce
+        A number in its first word, by which others know that they have mapped the right memory.
+    """
+
+    def __init__(self) -> None:
+        self.address, self.nbytes, self.fd, self.nonce = 0, 0, -1, 0
+        if not hasattr(os, "memfd_create") or os.environ.get("MPICOLL_ARENA", "on") == "off":
+            return
+        nbytes = _capacity()
+        try:
+            fd = os.memfd_create("mpicoll", os.MFD_CLOEXEC)
+            os.ftruncate(fd, nbytes)
+            self._memory = _map(fd, nbytes)
+        except OSError:
+            return
+        self.nonce = secrets.randbits(62)
+        self._memory[:8].view(np.int64)[0] = self.nonce
+        self.address, self.nbytes, self.fd = self._memory.ctypes.data, nbytes, fd
+
+
+def _capacity() -> int:
+    """Return how much address space to take: as much as there is memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _map(fd: int, nbytes: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | _MAP_NORESERVE), np.uint8)
+
+
+@lru_cache(maxsize=1)
+def own() -> Arena:
+    """Return this process' arena; made at the first call."""
+    return Arena()
+
+
+_peers: dict[tuple[int, int], np.ndarray] = {}
+
+
+def map_peer(pid: int, fd: int, nbytes: int, nonce: int) -> int:
+    """Map the arena of another process; return where it is now, 0 if that cannot be done."""
+    if nbytes == 0 or own().nbytes == 0:
+        return 0
+    if (pid, nonce) not in _peers:
+        try:
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            memory = _map(opened, nbytes)
+        except (OSError, ValueError):
+            return 0
+        finally:
+            os.close(opened)
+        if memory[:8].view(np.int64)[0] != nonce:
+            return 0
+        _peers[pid, nonce] = memory
+    return _peers[pid, nonce].ctypes.data

@@ -1,0 +1,104 @@
+"""The table from which a plain blocking call is made in one step, without looking at its arguments in Python.
+
+See :mod:`mpicoll.kernels.calls` for what it says. The long way fills it: an operation and element type that were used
+once are in it from then on. It also counts the collectives of a communicator, for both ways.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.kernels import calls, shared
+from mpicoll.kernels import reduce as kernels
+from mpicoll.runtime.supervisor import Signature
+
+_OPS = [getattr(MPI, name) for name in kernels.OPS]
+"""Kept alive, since their addresses stand in tables."""
+NEWS_EVERY = 256
+USER_OP = calls.MAX_OPS
+"""Operations that are not predefined have numbers from here on, made from their names."""
+
+
+@lru_cache(maxsize=1)
+def _layout_error() -> str:
+    return calls.layout_error()
+
+
+class Front:
+    """One communicator's table.
+
+    Attributes
+    ----------
+    address
+        For :func:`mpicoll.kernels.calls.call`.
+    """
+
+    def __init__(self, size: int, job: np.ndarray | None) -> None:
+        self._size = size
+        self._words = np.zeros(calls.OFFSETS + size + 1, np.int64)
+        self._history = np.zeros((calls.HISTORY_LENGTH, calls.HISTORY_ENTRY), np.int64)
+        self.address = self._words.ctypes.data
+        words = self._words
+        self._usable = job is not None and not _layout_error()
+        if job is None:
+            return
+        words[calls.JOB] = job.ctypes.data
+        words[calls.ARRAY_TYPE], words[calls.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
+        words[calls.HEADER] = calls.header_nbytes()
+        words[calls.OPS], words[calls.DTYPES] = len(_OPS), len(kernels.DTYPES)
+        words[calls.HISTORY] = self._history.ctypes.data
+        words[calls.OP_IDS : calls.OP_IDS + len(_OPS)] = [id(op) for op in _OPS]
+        words[calls.DTYPE_IDS : calls.DTYPE_IDS + len(kernels.DTYPES)] = [id(dtype) for dtype in kernels.DTYPES]
+        words[calls.ITEMSIZES : calls.ITEMSIZES + len(kernels.DTYPES)] = [dtype.itemsize for dtype in kernels.DTYPES]
+
+    @property
+    def number(self) -> int:
+        """The number of the last collective."""
+        return int(self._words[calls.NUMBER])
+
+    def count(self) -> int:
+        """Number a collective that is called the long way."""
+        number = int(self._words[calls.NUMBER]) + 1
+        self._words[calls.NUMBER] = number
+        return number
+
+    def open(self) -> None:
+        """Let the short way be taken for some time."""
+        if self._usable:
+            self._words[calls.NEWS] = self._words[calls.NUMBER] + NEWS_EVERY
+
+    def shut(self) -> None:
+        """Let every call go the long way from now on."""
+        self._usable = False
+        self._words[calls.NEWS] = 0
+
+    def learn(self, op: int, dtype: int, reducer: int) -> None:
+        """Enter a reducer."""
+        if op < USER_OP:
+            self._words[calls.REDUCERS + calls.MAX_DTYPES * op + dtype] = reducer
+
+    def choose(self, collective: str, bits: int, here: bool) -> None:
+        """Say whether vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes are handled on shared memory."""
+        row = calls.BUCKETS * shared.COLLECTIVES.index(collective)
+        self._words[calls.CHOSEN + row + bits] = here
+
+    def recall(self, number: int) -> Signature | None:
+        """Return the call that was made the short way under `number`, as far back as is remembered."""
+        noted, call, count = self._history[number % calls.HISTORY_LENGTH].tolist()
+        return Signature.of(describe(call, count)) if noted == number and number else None
+
+
+def describe(call: int, count: int) -> str:
+    """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it."""
+    if call == shared.WITHDRAWN:
+        return "nothing any more: it gave up"
+    collective, dtype, op, root = call & 0xFF, call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
+    parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"]
+    if collective in (shared.ALLREDUCE, shared.REDUCE, shared.REDUCE_SCATTER):
+        parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
+    if collective in (shared.BCAST, shared.REDUCE):
+        parts.append(f"root={root}")
+    return f"{shared.COLLECTIVES[collective].capitalize()}({', '.join(parts)}, algorithm=shared)"

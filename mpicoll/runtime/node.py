@@ -1,0 +1,210 @@
+"""What the ranks of one node share: a window with their records and slots, and each other's memory.
+
+Made once per communicator whose ranks all live on one node, together with its channel; see
+:mod:`mpicoll.kernels.shared` for what the memory is used for. Every decision here is taken by all ranks alike: if one
+of them cannot take part, none does, and the communicator's messages travel point to point as between nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.environment import cores
+from mpicoll.kernels import atomics, shared
+from mpicoll.runtime import arena, shared_arrays
+from mpicoll.runtime.buffers import view_at
+
+MAX_SLOT_NBYTES = 256 << 10
+SLOTS_NBYTES = 4 << 20
+"""All slots of one lane together, for many ranks."""
+PLAN_LANES = 62
+"""Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
+NEAR_SLOT_NBYTES = 8 << 10
+"""Longer vectors that lie in arenas are reduced where they are."""
+_SPINS, _YIELDS = 2000, 100
+"""Some tens of microseconds, and as long again for others on the same core."""
+_START_SPINS = 100
+"""A microsecond: what a rank that starts an operation waits for others who start it at the same time."""
+_PAGE = 4096
+
+
+class Node:
+    """One rank's side of the shared memory of a communicator.
+
+    Attributes
+    ----------
+    reach
+        Whether processes may copy from each other's private memory.
+    arenas
+        Whether every rank sees every other's arena.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.size, self.rank = comm.size, comm.rank
+        self.slot_nbytes = slot_nbytes(self.size)
+        self._lane_nbytes = shared.RECORD_NBYTES * 2 * self.size
+        self._lane_slots = 2 * self.size * self.slot_nbytes
+        self._peers = np.zeros((self.size, shared.PEER_WORDS), np.int64)
+        self._scratch = np.empty(shared.SCRATCH_NBYTES + 64, np.uint8)
+        self.reach, self.arenas = self._meet(comm)
+        self._window: MPI.Win | None = None
+        self._base = self._common_memory(comm)
+        self.start_spins = 1 if self.size > cores() else _START_SPINS
+        self.blocking = self._job(self._base, self._slots(), self.slot_nbytes)
+        self._sequences = [0] * PLAN_LANES
+        self._busy = 0
+
+    def _common_memory(self, comm: MPI.Intracomm) -> int:
+        """Return where the records and slots begin: in rank 0's arena, or in a window of the MPI library."""
+        nbytes = common_nbytes(self.size)
+        if self.arenas:
+            self._memory = shared_arrays.empty(nbytes if self.rank == 0 else 0, np.uint8)
+            place = np.array([self._memory.ctypes.data], np.int64)
+            comm.Bcast(place)
+            _, address, mapped, _ = self._peers[0].tolist()
+            base = int(place[0]) - address + mapped
+        else:
+            self._window = MPI.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=comm)
+            self._memory = np.frombuffer(self._window.Shared_query(0)[0], np.uint8)
+            base = self._memory.ctypes.data
+        base += -base % _PAGE
+        if self.rank == 0:
+            view_at(base, (1 + PLAN_LANES) * self._lane_nbytes, np.dtype(np.uint8))[:] = 0
+        comm.Barrier()
+        return base
+
+    def _slots(self) -> int:
+        records = (1 + PLAN_LANES) * self._lane_nbytes
+        return self._base + -(-records // _PAGE) * _PAGE
+
+    def _meet(self, comm: MPI.Intracomm) -> tuple[bool, bool]:
+        """Exchange processes and arenas; return whether all can copy from each other, and see each other's arenas."""
+        own = arena.own()
+        probe = np.array([os.getpid() ^ 0x5A5A5A5A, 0], np.int64)
+        card = np.array([os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data], np.int64)
+        cards = np.empty((self.size, card.size), np.int64)
+        comm.Allgather(card, cards)
+        seen, read = shared_arrays.source() is not None, True
+        room = np.zeros(5, np.int64)
+        for rank, (pid, address, fd, nbytes, nonce, theirs) in enumerate(cards.tolist()):
+            mapped = own.address if rank == self.rank else arena.map_peer(pid, fd, nbytes, nonce)
+            seen = seen and mapped != 0
+            self._peers[rank] = pid, address, mapped, nbytes
+            if (rank - self.rank) % self.size == 1:
+                read = atomics.try_transfers(pid, theirs, room.ctypes.data) == pid ^ 0x5A5A5A5A
+        agreed = np.array([read, seen], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
+        written = np.array([int(agreed[0] == 0 or probe[1] == probe[0] + 1)], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, written, MPI.MIN)
+        if not agreed[1]:
+            self._peers[:, shared.ARENA_NBYTES] = 0
+        return bool(agreed[0] and written[0]), bool(agreed[1])
+
+    def _job(self, records: int, slots: int, slot_nbytes: int) -> np.ndarray:
+        """Return the job of a lane."""
+        job = np.zeros(shared.JOB_WORDS, np.int64)
+        crowded = self.size > cores()
+        scratch = self._scratch.ctypes.data
+        for word, value in (
+            (shared.RECORDS, records),
+            (shared.SIZE, self.size),
+            (shared.RANK, self.rank),
+            (shared.PEERS, self._peers.ctypes.data),
+            (shared.SLOTS, slots),
+            (shared.SLOT_NBYTES, slot_nbytes),
+            (shared.SCRATCH, scratch + -scratch % 64),
+            (shared.REACH, self.reach),
+            (shared.SPINS, 1 if crowded else _SPINS),
+            (shared.YIELDS, _YIELDS),
+        ):
+            job[word] = value
+        return job
+
+    @property
+    def busy_lanes(self) -> int:
+        """The plan lanes in use on this rank, a bit each."""
+        return self._busy
+
+    def take_lane(self, lane: int, near: bool) -> np.ndarray:
+        """Return the job of a plan lane that is free on all ranks.
+
+        Parameters
+        ----------
+        near
+            Whether the buffers of all ranks lie in arenas.
+        """
+        job = self._job(
+            self._base + (1 + lane) * self._lane_nbytes,
+            self._slots() + (1 + lane) * self._lane_slots,
+            NEAR_SLOT_NBYTES if near else self.slot_nbytes,
+        )
+        job[shared.SEQUENCE] = job[shared.SEEN] = self._sequences[lane]
+        self._busy |= 1 << lane
+        return job
+
+    def in_own_arena(self, address: int) -> bool:
+        """Say whether memory of this process lies where the other ranks see it."""
+        _, start, _, nbytes = self._peers[self.rank].tolist()
+        return bool(0 <= address - start < nbytes)
+
+    def return_lane(self, lane: int, job: np.ndarray) -> None:
+        """Let another plan have the lane; local, when its last operation has ended."""
+        self._sequences[lane] = int(job[shared.SEQUENCE])
+        self._busy &= ~(1 << lane)
+
+    @property
+    def longest(self) -> float:
+        """The longest vector in bytes that can be handled if buffers lie well."""
+        return float("inf") if self.reach or self.arenas else self.slot_nbytes
+
+    def free(self) -> None:
+        """Free the memory; collective, and only when all ranks have come here."""
+        if self._window is not None:
+            self._window.Free()
+
+
+def common_nbytes(size: int) -> int:
+    """Return how many bytes of shared memory `size` ranks need."""
+    records = (1 + PLAN_LANES) * shared.RECORD_NBYTES * 2 * size
+    return records + (1 + PLAN_LANES) * 2 * size * slot_nbytes(size) + 2 * _PAGE
+
+
+def slot_nbytes(size: int) -> int:
+    """Return how long a vector may be that travels through slots."""
+    return max(_PAGE, min(MAX_SLOT_NBYTES, SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
+
+
+def obstacle(size: int) -> str:
+    """Return why this process cannot share memory with others, "" if nothing is in the way."""
+    if os.environ.get("MPICOLL_NODE", "on") == "off":
+        return "MPICOLL_NODE=off"
+    wrong = atomics.self_test()
+    if wrong:
+        return wrong
+    if arena.own().nbytes:
+        return ""
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return ""
+    if free.f_bavail * free.f_frsize < 2 * common_nbytes(size):
+        return f"/dev/shm has {free.f_bavail * free.f_frsize >> 20} MB left"
+    return ""
+
+
+def make(comm: MPI.Intracomm) -> Node | None:
+    """Make the node of a communicator; collective. None if not all ranks share memory."""
+    if comm.size == 1:
+        return None
+    together = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    whole = together.size == comm.size
+    together.Free()
+    reason = obstacle(comm.size) if whole else ""
+    agreed = np.array([whole, not reason], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
+    if agreed[0] and not agreed[1] and reason and "MPICOLL" not in reason:
+        warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
+    return Node(comm) if agreed.all() else None

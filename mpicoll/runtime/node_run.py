@@ -1,0 +1,86 @@
+"""An operation on a node's shared memory on its way, and what ranks see of each other's calls there."""
+
+from __future__ import annotations
+
+import time
+import numpy as np
+
+from mpicoll.errors import MpicollError, RemoteError
+from mpicoll.kernels import shared
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.engine import InFlight
+from mpicoll.runtime.front import describe
+from mpicoll.runtime.supervisor import Signature, Waiting
+
+_SETTLE_SECONDS = 1.0
+_STATES = ("ended", "ending the operation before", "waiting for all to begin", "at work", "waiting for all to end")
+
+
+class NodeRun(InFlight):
+    """An operation that has begun, with what the kernel returned then.
+
+    Attributes
+    ----------
+    falls_back
+        True after the end if nothing was done, because not all memory is within reach; so it is on all ranks.
+    """
+
+    __slots__ = ("_job", "_status", "falls_back")
+
+    def __init__(self, channel: Channel, job: np.ndarray, number: int, status: int) -> None:
+        super().__init__(channel, number)
+        self._job, self._status = job, status
+        self.falls_back = False
+
+    def advance(self) -> bool:
+        """Go on as far as the others have come, waiting some microseconds.
+
+        Raises
+        ------
+        MismatchError
+            If another rank makes another call; all ranks are told.
+        RemoteError
+            If another process is gone.
+        """
+        status, self._status = self._status, shared.WAITING
+        if status == shared.WAITING:
+            status = shared.advance(self._job.ctypes.data)
+        if status == shared.MISMATCH:
+            self._raise_mismatch()
+        if status == shared.LOST:
+            raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
+        self.falls_back = status == shared.FALLBACK
+        return status in (shared.DONE, shared.FALLBACK)
+
+    def _seen(self) -> list[list[int]]:
+        """Return how far each rank is (its flag, relative to this operation), its call and its count."""
+        base, seen, rows = 4 * int(self._job[shared.SEQUENCE]), np.zeros(3, np.int64), []
+        for rank in range(self.channel.size):
+            shared.recorded(self._job.ctypes.data, rank, seen)
+            rows.append([int(seen[0]) - base, *seen[1:].tolist()])
+        return rows
+
+    def _raise_mismatch(self) -> None:
+        calls: dict[str, list[int]] = {}
+        for rank, (stage, call, count) in enumerate(self._seen()):
+            if stage >= 0:
+                calls.setdefault(describe(call, count), []).append(rank)
+        self.channel.supervisor.raise_difference(self.number, calls)
+
+    def waiting(self) -> Waiting:
+        """Describe what it waits for."""
+        state, job = int(self._job[shared.STATE]), self._job
+        missing = tuple(rank for rank, row in enumerate(self._seen()) if row[0] < (state == shared.LEAVING))
+        signature = Signature.of(describe(int(job[shared.CALL]), int(job[shared.COUNT])))
+        self.channel.supervisor.record(self.number, signature)
+        return Waiting(self.number, signature, f"{_STATES[state]} ({job[shared.WORKED]})", missing)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up; if others are at work on this rank's buffers, let them end first."""
+        if shared.withdraw(self._job.ctypes.data):
+            until = time.monotonic() + _SETTLE_SECONDS
+            while shared.advance(self._job.ctypes.data) == shared.WAITING and time.monotonic() < until:
+                time.sleep(1e-4)
+        self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
+        if not isinstance(error, MpicollError):
+            self.channel.supervisor.refuse(self.number, f"gave up: {type(error).__name__}: {error}")
