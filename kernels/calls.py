@@ -15,7 +15,7 @@ import numpy as np
 
 from .atomics import load, load_int32, store
 from .jit import helper, kernel, short_kernel
-from .shared import (
+from .job import (
     ALLGATHER,
     ALLREDUCE,
     BARRIER,
@@ -27,7 +27,6 @@ from .shared import (
     COUNT,
     IDLE,
     ITEMSIZE,
-    OTHER,
     RANK,
     RECV,
     REDUCE,
@@ -37,12 +36,11 @@ from .shared import (
     SEND,
     SIZE,
     STATE,
-    WAITING,
     get,
-    progress,
     put,
-    start,
+    vector_nbytes,
 )
+from .shared import OTHER, WAITING, progress, start
 
 MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
 
@@ -253,7 +251,7 @@ def call(table, collective, send, recv, op, root):
     put(table, NUMBER, number)
     _note(table, job, number)
     start(job)
-    if get(job, COUNT) * get(job, ITEMSIZE) > AT_ONCE_NBYTES:
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
     return progress(job)
 

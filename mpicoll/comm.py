@@ -17,7 +17,8 @@ from mpicoll.collectives.requests import CollectiveRequest, PersistentRequest, R
 from mpicoll.collectives.task import Task
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels import calls
-from mpicoll.kernels.shared import ALLGATHER, ALLREDUCE, BARRIER, BCAST, DONE, OTHER, REDUCE, REDUCE_SCATTER
+from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
+from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
 from mpicoll.runtime.channel import channel_of
 

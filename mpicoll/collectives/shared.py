@@ -12,6 +12,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.requests import Request
 from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, shared
+from mpicoll.kernels import job as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import agree
@@ -37,11 +38,11 @@ def run(task: Task, timeout: float) -> bool:
     """
     node, channel = task.channel.node, task.channel
     assert node is not None
-    if node.blocking[shared.STATE] != shared.IDLE:
+    if node.blocking[words.STATE] != words.IDLE:
         raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
     aside = fill(node.blocking, task)
     number = _number(channel, node.blocking, timeout)
-    status = shared.begin(node.blocking.ctypes.data, node.start_spins)
+    status = shared.begin(node.blocking.ctypes.data, *node.patience)
     flight = NodeRun(channel, node.blocking, number, status)
     flight.finish(timeout)
     if flight.falls_back:
@@ -52,7 +53,7 @@ def run(task: Task, timeout: float) -> bool:
 
 def _number(channel: Channel, job: np.ndarray, timeout: float) -> int:
     """Enter the collective that the job describes; return its number."""
-    signature = Signature.of(describe(int(job[shared.CALL]), int(job[shared.COUNT])))
+    signature = Signature.of(describe(int(job[words.CALL]), int(job[words.COUNT])))
     number = channel.enter(signature)
     if channel.check == "full":
         agree(channel, signature, number, timeout)
@@ -69,35 +70,35 @@ def end(channel: Channel, status: int, timeout: float) -> bool:
 
 def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
     """Describe the task in the job's words; return memory that stands in for the result, or None."""
-    collective = shared.COLLECTIVES.index(task.collective)
+    collective = words.COLLECTIVES.index(task.collective)
     dtype, op = _DTYPES[task.dtype], 0
-    job[shared.REDUCER] = 0
+    job[words.REDUCER] = 0
     if task.reducer is not None:
         op = _OPS.get(task.op_name, USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP))
         reducer = kernels.native_address(task.reducer, task.dtype)
-        job[shared.REDUCER] = reducer
+        job[words.REDUCER] = reducer
         task.channel.front.learn(op, dtype, reducer)
     distinction = task.root
     if task.counts is not None:
         offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
-        job[shared.BOUNDS] = offsets.ctypes.data
+        job[words.BOUNDS] = offsets.ctypes.data
         if len(set(task.counts)) > 1:
             distinction = zlib.crc32(offsets.tobytes()) >> 1
         task.kept = offsets
     aside = None
     send, recv = task.given, task.result
-    if collective == shared.REDUCE_SCATTER and send is not None and recv is not None and send.buffer is recv.buffer:
+    if collective == words.REDUCE_SCATTER and send is not None and recv is not None and send.buffer is recv.buffer:
         aside = np.empty(recv.stop - recv.start, task.carrier)  # others still read what the result would overwrite
-    job[shared.SEND] = send.address(task.carrier) if send is not None else 0
-    job[shared.RECV] = aside.ctypes.data if aside is not None else recv.address(task.carrier) if recv is not None else 0
-    if collective == shared.BCAST:
-        job[shared.SEND] = job[shared.RECV] = max(job[shared.SEND], job[shared.RECV])
+    job[words.SEND] = send.address(task.carrier) if send is not None else 0
+    job[words.RECV] = aside.ctypes.data if aside is not None else recv.address(task.carrier) if recv is not None else 0
+    if collective == words.BCAST:
+        job[words.SEND] = job[words.RECV] = max(job[words.SEND], job[words.RECV])
     for word, value in (
-        (shared.COLLECTIVE, collective),
-        (shared.COUNT, task.count),
-        (shared.ITEMSIZE, task.dtype.itemsize),
-        (shared.ROOT, task.root),
-        (shared.CALL, calls.pack_call(collective, dtype, op, distinction)),
+        (words.COLLECTIVE, collective),
+        (words.COUNT, task.count),
+        (words.ITEMSIZE, task.dtype.itemsize),
+        (words.ROOT, task.root),
+        (words.CALL, calls.pack_call(collective, dtype, op, distinction)),
     ):
         job[word] = value
     return aside
@@ -150,7 +151,7 @@ class SharedPersistentRequest(Request):
             task.refresh()
         if self._error is not None or task.channel.broken is not None:
             task.channel.ensure_usable()
-        status = shared.begin(self._address, self._node.start_spins)
+        status = shared.begin(self._address, *self._node.patience)
         if status == shared.DONE:
             if not self._plain:
                 _unload(task, self._aside)
@@ -203,7 +204,7 @@ def find_lane(wanted: Task, timeout: float) -> Lane:
     task = Task(channel, "allreduce", "Lanes", select.SHARED, 1, busy.dtype, part, part, op_name="BOR", reducer=reducer)
     run(task, timeout)
     used = int(busy[0])
-    if used & _FAR and wanted.nbytes > node.slot_nbytes and not node.reach:
+    if used & _FAR and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
         return Lane(-1, False)
     free = [lane for lane in range(PLAN_LANES) if not used >> lane & 1]
     return Lane(free[0] if free else -1, not used & _FAR)

@@ -7,6 +7,7 @@ however it ends. Others open it through /proc, which the system allows to proces
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
@@ -54,7 +55,10 @@ def _capacity() -> int:
 
 
 def _map(fd: int, nbytes: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | _MAP_NORESERVE), np.uint8)
+    """Map a file for as long as the process lives: the last arrays are freed when the interpreter is nearly gone."""
+    memory = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return np.frombuffer(memory, np.uint8)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.kernels import calls, shared
+from mpicoll.kernels import calls
+from mpicoll.kernels import job as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.supervisor import Signature
 
@@ -82,7 +83,7 @@ class Front:
 
     def choose(self, collective: str, bits: int, here: bool) -> None:
         """Say whether vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes are handled on shared memory."""
-        row = calls.BUCKETS * shared.COLLECTIVES.index(collective)
+        row = calls.BUCKETS * layout.COLLECTIVES.index(collective)
         self._words[calls.CHOSEN + row + bits] = here
 
     def recall(self, number: int) -> Signature | None:
@@ -93,12 +94,12 @@ class Front:
 
 def describe(call: int, count: int) -> str:
     """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it."""
-    if call == shared.WITHDRAWN:
+    if call == layout.WITHDRAWN:
         return "nothing any more: it gave up"
     collective, dtype, op, root = call & 0xFF, call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"]
-    if collective in (shared.ALLREDUCE, shared.REDUCE, shared.REDUCE_SCATTER):
+    if collective in (layout.ALLREDUCE, layout.REDUCE, layout.REDUCE_SCATTER):
         parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
-    if collective in (shared.BCAST, shared.REDUCE):
+    if collective in (layout.BCAST, layout.REDUCE):
         parts.append(f"root={root}")
-    return f"{shared.COLLECTIVES[collective].capitalize()}({', '.join(parts)}, algorithm=shared)"
+    return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)}, algorithm=shared)"

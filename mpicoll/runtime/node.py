@@ -13,7 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.environment import cores
-from mpicoll.kernels import atomics, shared
+from mpicoll.kernels import atomics
+from mpicoll.kernels import job as words
 from mpicoll.runtime import arena, shared_arrays
 from mpicoll.runtime.buffers import view_at
 
@@ -22,6 +23,8 @@ SLOTS_NBYTES = 4 << 20
 """All slots of one lane together, for many ranks."""
 PLAN_LANES = 62
 """Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
+STAGE_NBYTES = 512 << 10
+"""Input, and results, of a piece: with those of some other ranks they stay in the caches."""
 NEAR_SLOT_NBYTES = 8 << 10
 """Longer vectors that lie in arenas are reduced where they are."""
 _SPINS, _YIELDS = 2000, 100
@@ -38,6 +41,11 @@ class Node:
     ----------
     reach
         Whether processes may copy from each other's private memory.
+    method
+        How private memory is reached, see :mod:`mpicoll.kernels.long`.
+    patience
+        How often a rank that starts an operation looks whether the others have started it too: at once, and giving
+        the core away in between.
     arenas
         Whether every rank sees every other's arena.
     """
@@ -45,15 +53,17 @@ class Node:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.size, self.rank = comm.size, comm.rank
         self.slot_nbytes = slot_nbytes(self.size)
-        self._lane_nbytes = shared.RECORD_NBYTES * 2 * self.size
+        self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * self.slot_nbytes
-        self._peers = np.zeros((self.size, shared.PEER_WORDS), np.int64)
-        self._scratch = np.empty(shared.SCRATCH_NBYTES + 64, np.uint8)
+        self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
+        self._stages = shared_arrays.empty(2 * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
+        self._scratch = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         self.reach, self.arenas = self._meet(comm)
+        self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
         self._base = self._common_memory(comm)
-        self.start_spins = 1 if self.size > cores() else _START_SPINS
-        self.blocking = self._job(self._base, self._slots(), self.slot_nbytes)
+        self.patience = (1, self.size) if self.size > cores() else (_START_SPINS, 0)
+        self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._busy = 0
 
@@ -64,7 +74,7 @@ class Node:
             self._memory = shared_arrays.empty(nbytes if self.rank == 0 else 0, np.uint8)
             place = np.array([self._memory.ctypes.data], np.int64)
             comm.Bcast(place)
-            _, address, mapped, _ = self._peers[0].tolist()
+            _, address, mapped, *_ = self._peers[0].tolist()
             base = int(place[0]) - address + mapped
         else:
             self._window = MPI.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=comm)
@@ -84,15 +94,16 @@ class Node:
         """Exchange processes and arenas; return whether all can copy from each other, and see each other's arenas."""
         own = arena.own()
         probe = np.array([os.getpid() ^ 0x5A5A5A5A, 0], np.int64)
-        card = np.array([os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data], np.int64)
+        card = [os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data, self._stages.ctypes.data]
+        card = np.array(card, np.int64)
         cards = np.empty((self.size, card.size), np.int64)
         comm.Allgather(card, cards)
         seen, read = shared_arrays.source() is not None, True
         room = np.zeros(5, np.int64)
-        for rank, (pid, address, fd, nbytes, nonce, theirs) in enumerate(cards.tolist()):
+        for rank, (pid, address, fd, nbytes, nonce, theirs, stages) in enumerate(cards.tolist()):
             mapped = own.address if rank == self.rank else arena.map_peer(pid, fd, nbytes, nonce)
             seen = seen and mapped != 0
-            self._peers[rank] = pid, address, mapped, nbytes
+            self._peers[rank] = pid, address, mapped, nbytes, stages - address + mapped
             if (rank - self.rank) % self.size == 1:
                 read = atomics.try_transfers(pid, theirs, room.ctypes.data) == pid ^ 0x5A5A5A5A
         agreed = np.array([read, seen], np.int64)
@@ -100,25 +111,29 @@ class Node:
         written = np.array([int(agreed[0] == 0 or probe[1] == probe[0] + 1)], np.int64)
         comm.Allreduce(MPI.IN_PLACE, written, MPI.MIN)
         if not agreed[1]:
-            self._peers[:, shared.ARENA_NBYTES] = 0
+            self._peers[:, words.ARENA_NBYTES] = 0
         return bool(agreed[0] and written[0]), bool(agreed[1])
 
-    def _job(self, records: int, slots: int, slot_nbytes: int) -> np.ndarray:
-        """Return the job of a lane."""
-        job = np.zeros(shared.JOB_WORDS, np.int64)
+    def _job(self, lane: int, slot_nbytes: int) -> np.ndarray:
+        """Return the job of a lane; lane 0 is for blocking operations."""
+        records = self._base + lane * self._lane_nbytes
+        slots = self._slots() + lane * self._lane_slots
+        job = np.zeros(words.JOB_WORDS, np.int64)
         crowded = self.size > cores()
         scratch = self._scratch.ctypes.data
         for word, value in (
-            (shared.RECORDS, records),
-            (shared.SIZE, self.size),
-            (shared.RANK, self.rank),
-            (shared.PEERS, self._peers.ctypes.data),
-            (shared.SLOTS, slots),
-            (shared.SLOT_NBYTES, slot_nbytes),
-            (shared.SCRATCH, scratch + -scratch % 64),
-            (shared.REACH, self.reach),
-            (shared.SPINS, 1 if crowded else _SPINS),
-            (shared.YIELDS, _YIELDS),
+            (words.RECORDS, records),
+            (words.SIZE, self.size),
+            (words.RANK, self.rank),
+            (words.PEERS, self._peers.ctypes.data),
+            (words.SLOTS, slots),
+            (words.SLOT_NBYTES, slot_nbytes),
+            (words.SCRATCH, scratch + -scratch % 64),
+            (words.METHOD, self.method),
+            (words.STAGE_NBYTES, STAGE_NBYTES),
+            (words.LANE, lane),
+            (words.SPINS, 1 if crowded else _SPINS),
+            (words.YIELDS, _YIELDS),
         ):
             job[word] = value
         return job
@@ -136,23 +151,19 @@ class Node:
         near
             Whether the buffers of all ranks lie in arenas.
         """
-        job = self._job(
-            self._base + (1 + lane) * self._lane_nbytes,
-            self._slots() + (1 + lane) * self._lane_slots,
-            NEAR_SLOT_NBYTES if near else self.slot_nbytes,
-        )
-        job[shared.SEQUENCE] = job[shared.SEEN] = self._sequences[lane]
+        job = self._job(1 + lane, NEAR_SLOT_NBYTES if near else self.slot_nbytes)
+        job[words.SEQUENCE] = job[words.SEEN] = self._sequences[lane]
         self._busy |= 1 << lane
         return job
 
     def in_own_arena(self, address: int) -> bool:
         """Say whether memory of this process lies where the other ranks see it."""
-        _, start, _, nbytes = self._peers[self.rank].tolist()
+        _, start, _, nbytes, _ = self._peers[self.rank].tolist()
         return bool(0 <= address - start < nbytes)
 
     def return_lane(self, lane: int, job: np.ndarray) -> None:
         """Let another plan have the lane; local, when its last operation has ended."""
-        self._sequences[lane] = int(job[shared.SEQUENCE])
+        self._sequences[lane] = int(job[words.SEQUENCE])
         self._busy &= ~(1 << lane)
 
     @property
@@ -168,7 +179,7 @@ class Node:
 
 def common_nbytes(size: int) -> int:
     """Return how many bytes of shared memory `size` ranks need."""
-    records = (1 + PLAN_LANES) * shared.RECORD_NBYTES * 2 * size
+    records = (1 + PLAN_LANES) * words.RECORD_NBYTES * 2 * size
     return records + (1 + PLAN_LANES) * 2 * size * slot_nbytes(size) + 2 * _PAGE
 
 

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from mpicoll.errors import MpicollError, RemoteError
+from mpicoll.kernels import job as words
 from mpicoll.kernels import shared
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
@@ -54,7 +55,7 @@ class NodeRun(InFlight):
 
     def _seen(self) -> list[list[int]]:
         """Return how far each rank is (its flag, relative to this operation), its call and its count."""
-        base, seen, rows = 4 * int(self._job[shared.SEQUENCE]), np.zeros(3, np.int64), []
+        base, seen, rows = 4 * int(self._job[words.SEQUENCE]), np.zeros(3, np.int64), []
         for rank in range(self.channel.size):
             shared.recorded(self._job.ctypes.data, rank, seen)
             rows.append([int(seen[0]) - base, *seen[1:].tolist()])
@@ -69,11 +70,11 @@ class NodeRun(InFlight):
 
     def waiting(self) -> Waiting:
         """Describe what it waits for."""
-        state, job = int(self._job[shared.STATE]), self._job
-        missing = tuple(rank for rank, row in enumerate(self._seen()) if row[0] < (state == shared.LEAVING))
-        signature = Signature.of(describe(int(job[shared.CALL]), int(job[shared.COUNT])))
+        state, job = int(self._job[words.STATE]), self._job
+        missing = tuple(rank for rank, row in enumerate(self._seen()) if row[0] < (state == words.LEAVING))
+        signature = Signature.of(describe(int(job[words.CALL]), int(job[words.COUNT])))
         self.channel.supervisor.record(self.number, signature)
-        return Waiting(self.number, signature, f"{_STATES[state]} ({job[shared.WORKED]})", missing)
+        return Waiting(self.number, signature, f"{_STATES[state]} ({job[words.WORKED]})", missing)
 
     def abandon(self, error: BaseException) -> None:
         """Give up; if others are at work on this rank's buffers, let them end first."""

@@ -51,7 +51,10 @@ class _Source:
         allocator = _Allocator(words.ctypes.data, *(function.address for function in functions))
         self._handler = _Handler(b"mpicoll", _VERSION, allocator)
         make_capsule = ctypes.pythonapi.PyCapsule_New
-        make_capsule.restype, make_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        make_capsule.restype, make_capsule.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
         self._name = ctypes.c_char_p(b"mem_handler")
         self.capsule = make_capsule(ctypes.addressof(self._handler), self._name, None)
         # Arrays may outlive this module when the interpreter ends.
@@ -173,5 +176,7 @@ class shared_arrays:  # noqa: N801  (used like a function)
         self.enable()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.disable()

@@ -1,0 +1,122 @@
+"""The words of an operation on shared memory: what a rank keeps for itself, and what it shows the others.
+
+A *job* is a rank's private memory for one lane of operations, a *record* what others see of it; `shared.py` says how
+they are used. All words are int64, all memory is given by address.
+"""
+
+from .atomics import load, store
+from .jit import helper
+
+BARRIER, ALLREDUCE, REDUCE, BCAST, REDUCE_SCATTER, ALLGATHER = range(6)
+COLLECTIVES = ("barrier", "allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+
+IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
+"""What STATE says."""
+STAGE, TRANSFER, NOTHING = range(3)
+"""What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
+
+JOB_WORDS = 32
+(
+    RECORDS,  # address of the ranks' records
+    SIZE,
+    RANK,
+    PEERS,  # address of PEER_WORDS words a rank
+    SLOTS,  # address of the ranks' slots
+    SLOT_NBYTES,  # the longest vector that is short
+    SCRATCH,  # address of two tiles and four words of private memory
+    METHOD,
+    STAGE_NBYTES,  # length of a stage
+    LANE,  # which of the stages that every rank has are this job's
+    SPINS,  # how often to look before the core is given away,
+    YIELDS,  # and how often it is before `advance` returns
+    SEQUENCE,
+    SEEN,  # everybody has begun this operation
+    STATE,
+    STAGED,  # 1 if this operation goes through stages, piece by piece
+    PIECE,  # number of the piece
+    WORKED,  # elements or ranks that are done
+    PLACE,  # the rank waited for
+    COLLECTIVE,
+    CALL,  # what all ranks must have in common, besides COUNT
+    COUNT,  # elements of the whole vector
+    ITEMSIZE,
+    REDUCER,  # address, see atomics.call_reducer
+    ROOT,
+    SEND,  # addresses
+    RECV,
+    BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
+) = range(28)
+
+RECORD_NBYTES = 128
+FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
+WITHDRAWN = -1
+"""In place of the call of a rank that gave up."""
+_INLINE = 24
+"""Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
+_INLINE_NBYTES = RECORD_NBYTES - _INLINE
+
+PEER_WORDS = 5
+PID, ARENA, MAPPED, ARENA_NBYTES, STAGES = range(PEER_WORDS)
+"""Process; where its arena is there, and here; how long it is; where its stages are, here."""
+
+TILE_NBYTES = 128 << 10
+"""What is fetched from another process at once: amortises the system call and stays in the core's own cache."""
+SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
+
+
+@helper
+def get(job, word):
+    """Return a word of a job."""
+    return load(job + 8 * word)
+
+
+@helper
+def put(job, word, value):
+    """Write a word of a job."""
+    store(job + 8 * word, value)
+
+
+@helper
+def record_of(job, rank, sequence):
+    """Return where a rank's record for an operation is."""
+    return get(job, RECORDS) + RECORD_NBYTES * (2 * rank + (sequence & 1))
+
+
+@helper
+def vector_nbytes(job):
+    """Return the length of the whole vector."""
+    return get(job, COUNT) * get(job, ITEMSIZE)
+
+
+@helper
+def is_short(job):
+    """Say whether the vector travels through slots."""
+    return vector_nbytes(job) <= get(job, SLOT_NBYTES)
+
+
+@helper
+def slot_of(job, rank):
+    """Return where a rank's short vector is."""
+    sequence = get(job, SEQUENCE)
+    if vector_nbytes(job) <= _INLINE_NBYTES:
+        return record_of(job, rank, sequence) + _INLINE
+    return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES)
+
+
+@helper
+def part_of(job, rank):
+    """Return the element range that a rank owns."""
+    bounds = get(job, BOUNDS) + 8 * rank
+    return load(bounds), load(bounds + 8)
+
+
+@helper
+def peer_word(job, rank, word):
+    """Return a word of what is known about a rank."""
+    return load(get(job, PEERS) + 8 * (PEER_WORDS * rank + word))
+
+
+@helper
+def published(job, rank, word):
+    """Return a word that a rank wrote to its record for the present operation."""
+    return load(record_of(job, rank, get(job, SEQUENCE)) + 8 * word)
