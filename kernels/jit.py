@@ -3,7 +3,8 @@
 `kernel` is for functions that Python calls: compiled once a signature and cached on disk. `helper` is for the scalar
 functions and loops inside them: compiled into each kernel that uses them, never cached by themselves.
 `short_kernel` is a kernel that does not let go of the interpreter lock, for calls that take less time than that would.
-`native` is for functions that C code calls by their address. `uncached_kernel` is for functions that are made while the program runs.
+`native` is for functions that C code calls by their address.
+`uncached_kernel` is for functions that are made while the program runs.
 
 `fastmath` stays off: a reducer must give the same bits in a vector loop and in its scalar remainder, and NaN must
 survive. `error_model="numpy"` lets a division by zero give inf as in NumPy, without a branch that stops vectorisation.

@@ -73,7 +73,7 @@ def in_arena(job, rank, address):
 
 @helper
 def _nearby(job, rank, address):
-    """Return where this process sees `address` of a rank's, 0 if it does not; buffers lie inside an arena or outside."""
+    """Return where this process sees `address` of a rank's, 0 if it does not. No buffer crosses an arena's end."""
     if rank == get(job, RANK):
         return address
     inside = address - peer_word(job, rank, ARENA)
@@ -102,7 +102,7 @@ def needs_more_than_arenas(job):
 @helper
 def _by_parts(job):
     what = get(job, COLLECTIVE)
-    return what == REDUCE_SCATTER or what == ALLGATHER
+    return what in (REDUCE_SCATTER, ALLGATHER)
 
 
 @helper
@@ -338,7 +338,7 @@ def _collect(job):
 def work(job):
     """Go on with this rank's part of the present piece: all done, more to do, or failed."""
     what = get(job, COLLECTIVE)
-    return _collect(job) if what == BCAST or what == ALLGATHER else _reduce_share(job)
+    return _collect(job) if what in (BCAST, ALLGATHER) else _reduce_share(job)
 
 
 @helper

@@ -314,7 +314,7 @@ def withdraw(job):
     state, sequence = get(job, STATE), get(job, SEQUENCE)
     if state == GATHERING:
         store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_CALL, WITHDRAWN)
-    return state == WORKING or state == LEAVING
+    return state in (WORKING, LEAVING)
 
 
 @kernel

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import dense, fastlane, select, shared
 from mpicoll.collectives.dense import AnyOp, Call, Scope
-from mpicoll.collectives.requests import CollectiveRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels import calls
@@ -21,8 +21,6 @@ from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, RE
 from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
 from mpicoll.runtime.channel import channel_of
-
-AnyRequest = TypeVar("AnyRequest", CollectiveRequest, PersistentRequest)
 
 
 class Intracomm(MPI.Intracomm):
@@ -115,37 +113,31 @@ class Intracomm(MPI.Intracomm):
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
         """Reduce over all ranks and give the result to all; equal bits on every rank."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table:
             status = calls.call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "allreduce", sendbuf, recvbuf, op)
-        self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> None:
         """Reduce over all ranks and give the result to `root`."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
             status = calls.call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "reduce", sendbuf, recvbuf, op, root)
-        self._run("reduce", sendbuf, recvbuf, op, root, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Copy the root's buffer to all ranks."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
             status = calls.call(table, BCAST, 0, id(buf), 0, root)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "bcast", None, buf, MPI.SUM, root)
-        self._run("bcast", None, buf, MPI.SUM, root, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
     def Reduce_scatter(
         self,
@@ -164,24 +156,20 @@ class Intracomm(MPI.Intracomm):
     ) -> None:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table:
             status = calls.call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "reduce_scatter_block", sendbuf, recvbuf, op)
-        self._run("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, equally long."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table:
             status = calls.call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "allgather", sendbuf, recvbuf)
-        self._run("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "allgather", sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
@@ -190,13 +178,11 @@ class Intracomm(MPI.Intracomm):
     def Barrier(self, *, algorithm: str | None = None) -> None:
         """Wait until every rank has come."""
         table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
         if table:
             status = calls.call(table, BARRIER, 0, 0, 0, 0)
-            if status == DONE:
-                return
-            if status != OTHER:
-                return self._end(status, "barrier")
-        self._run("barrier", None, None, MPI.SUM, 0, algorithm)
+        if status != DONE:
+            self._go_on(status, algorithm, "barrier")
 
     # Nonblocking collectives ----------------------------------------------------------------------------------------
 
@@ -329,10 +315,7 @@ class Intracomm(MPI.Intracomm):
         """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`)."""
         scope = self._scope
         channel = scope.channel
-        lock = channel.lock
-        if not lock.acquire(blocking=False):
-            _raise_busy()
-        try:
+        with scope.channel.alone:
             key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
             lane = channel.lanes.get(key) if key is not None else None
             if lane is not None:
@@ -347,53 +330,39 @@ class Intracomm(MPI.Intracomm):
             plan = task.run(scope.timeout)
             if key is not None and plan is not None:
                 fastlane.note(channel, key, task, plan)
-        finally:
-            lock.release()
 
-    def _end(
-        self, status: int, collective: str, sendbuf: Any = None, recvbuf: Any = None, op: AnyOp = MPI.SUM, root: int = 0
+    def _go_on(
+        self,
+        status: int,
+        algorithm: str | None,
+        collective: str,
+        sendbuf: Any = None,
+        recvbuf: Any = None,
+        op: AnyOp = MPI.SUM,
+        root: Any = 0,
     ) -> None:
-        """Wait for the end of a call that has begun the short way."""
+        """Do what is left to do of a call after `calls.call` returned `status`."""
+        if status == OTHER:
+            self._run(collective, sendbuf, recvbuf, op, root, algorithm)
+            return
         scope = self._scope
-        channel = scope.channel
-        if not channel.lock.acquire(blocking=False):
-            _raise_busy()
-        try:
-            if not shared.end(channel, status, scope.timeout):
+        with scope.channel.alone:
+            if not shared.end(scope.channel, status, scope.timeout):
                 call = Call(collective, sendbuf, recvbuf, op, root)
                 dense.prepare(scope._replace(shared=False), call).run(scope.timeout)
-        finally:
-            channel.lock.release()
 
     def _start(self, *call: Any) -> Request:
-        return self._prepared(CollectiveRequest, *call)
+        scope = self._scope._replace(shared=False)
+        with scope.channel.alone:
+            return CollectiveRequest(dense.prepare(scope, Call(*call)), scope.timeout)
 
-    def _keep(self, *call: Any) -> PersistentRequest | shared.SharedPersistentRequest:
+    def _keep(self, *call: Any) -> PersistentRequest:
         scope = self._scope
-        if scope.channel.node is None:
-            return self._prepared(PersistentRequest, *call)
-        if not scope.channel.lock.acquire(blocking=False):
-            _raise_busy()
-        try:
-            made = dense.prepare(scope, Call(*call))
-            if isinstance(made, Task) and made.algorithm == select.SHARED:
-                lane = shared.find_lane(made, scope.timeout)
+        with scope.channel.alone:
+            task = dense.prepare(scope, Call(*call))
+            if isinstance(task, Task) and task.algorithm == select.SHARED:
+                lane = shared.find_lane(task, scope.timeout)
                 if lane.number >= 0:
-                    return shared.SharedPersistentRequest(made, lane, scope.timeout)
-                made = dense.prepare(scope._replace(shared=False), Call(*call)._replace(algorithm=None))
-            return PersistentRequest(made, scope.timeout)
-        finally:
-            scope.channel.lock.release()
-
-    def _prepared(self, kind: type[AnyRequest], *call: Any) -> AnyRequest:
-        scope = self._scope
-        if not scope.channel.lock.acquire(blocking=False):
-            _raise_busy()
-        try:
-            return kind(dense.prepare(scope._replace(shared=False), Call(*call)), scope.timeout)
-        finally:
-            scope.channel.lock.release()
-
-
-def _raise_busy() -> NoReturn:
-    raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+                    return shared.SharedRequest(task, lane, scope.timeout)
+                task = dense.prepare(scope._replace(shared=False), Call(*call)._replace(algorithm=None))
+            return MessageRequest(task, scope.timeout)

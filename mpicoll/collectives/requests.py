@@ -138,6 +138,28 @@ class CollectiveRequest(Request):
 class PersistentRequest(Request):
     """A collective that is set up once and started many times; the buffers stay the same."""
 
+    def Start(self) -> None:
+        """Begin with the data that the buffers hold now.
+
+        Raises
+        ------
+        RuntimeError
+            If it is still on its way, or was freed.
+        """
+        raise NotImplementedError
+
+    def Free(self) -> None:
+        """Free it; local."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Free it; local."""
+        self.Free()
+
+
+class MessageRequest(PersistentRequest):
+    """A persistent collective by messages, or by the MPI library."""
+
     def __init__(self, task: Task | NativeTask, timeout: float) -> None:
         super().__init__(timeout)
         self._task: Task | NativeTask | None = task
@@ -152,13 +174,7 @@ class PersistentRequest(Request):
             task.check(self._plan.signature, self._number, timeout)
 
     def Start(self) -> None:
-        """Begin with the data that the buffers hold now.
-
-        Raises
-        ------
-        RuntimeError
-            If it is still on its way, or was freed.
-        """
+        """Begin."""
         task = self._task
         if task is None:
             raise RuntimeError("persistent request: it was freed")
@@ -183,8 +199,6 @@ class PersistentRequest(Request):
             if self._task.channel.broken is None:
                 self._plan.free()
         self._task = self._plan = None
-
-    free = Free
 
     def _complete(self) -> None:
         if isinstance(self._task, Task) and self._plan is not None:

@@ -104,7 +104,7 @@ def resolve(
         If the algorithm needs an operation that commutes.
     """
     if wanted is None:
-        usable = default == NATIVE or default == SHARED or _is_usable(collective, default, commutative)
+        usable = default in (NATIVE, SHARED) or _is_usable(collective, default, commutative)
         wanted = default if usable else AUTO
         if wanted == SHARED and nbytes > shared_nbytes:
             wanted = AUTO

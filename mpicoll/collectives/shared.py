@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import select
-from mpicoll.collectives.requests import Request
+from mpicoll.collectives.requests import PersistentRequest
 from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, shared
 from mpicoll.kernels import job as words
@@ -118,7 +118,7 @@ class Lane(NamedTuple):
     near: bool
 
 
-class SharedPersistentRequest(Request):
+class SharedRequest(PersistentRequest):
     """A persistent collective on shared memory: everything is in its job, starting it is one call."""
 
     def __init__(self, task: Task, lane: Lane, timeout: float) -> None:
@@ -137,13 +137,7 @@ class SharedPersistentRequest(Request):
         self._open = True
 
     def Start(self) -> None:
-        """Begin with the data that the buffers hold now.
-
-        Raises
-        ------
-        RuntimeError
-            If it is still on its way, or was freed.
-        """
+        """Begin."""
         task = self._task
         if task is None:
             raise RuntimeError("persistent request: it was freed")
@@ -186,7 +180,7 @@ class SharedPersistentRequest(Request):
             self._node.return_lane(self._lane.number, self._job)
         self._task = None
 
-    wait, free = Wait, Free
+    wait = Wait
 
 
 _FAR = 1 << PLAN_LANES

@@ -21,7 +21,7 @@ FIRST_FREE = 4096
 
 
 class Arena:
-    """This process' arena, or the lack of one.
+    """The arena of a process, or the lack of one.
 
     Attributes
     ----------

@@ -83,6 +83,22 @@ class Arena:
         return self._memory[start : start + nbytes].view(dtype)
 
 
+class Alone:
+    """A lock that is not waited for: `with` raises RuntimeError if another thread, or a caller, is in a collective."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class Channel:
     """What one communicator needs for our collectives.
 
@@ -114,7 +130,7 @@ class Channel:
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
-        self.lock = threading.Lock()
+        self.alone = Alone()
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()

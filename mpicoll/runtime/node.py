@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+
 import numpy as np
 from mpi4py import MPI
 
@@ -78,7 +79,7 @@ class Node:
             base = int(place[0]) - address + mapped
         else:
             self._window = MPI.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=comm)
-            self._memory = np.frombuffer(self._window.Shared_query(0)[0], np.uint8)
+            self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
             base = self._memory.ctypes.data
         base += -base % _PAGE
         if self.rank == 0:
@@ -94,8 +95,8 @@ class Node:
         """Exchange processes and arenas; return whether all can copy from each other, and see each other's arenas."""
         own = arena.own()
         probe = np.array([os.getpid() ^ 0x5A5A5A5A, 0], np.int64)
-        card = [os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data, self._stages.ctypes.data]
-        card = np.array(card, np.int64)
+        places = [probe.ctypes.data, self._stages.ctypes.data]
+        card = np.array([os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64)
         cards = np.empty((self.size, card.size), np.int64)
         comm.Allgather(card, cards)
         seen, read = shared_arrays.source() is not None, True

@@ -130,7 +130,7 @@ def zeros(shape: Any, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
 
 
-class shared_arrays:  # noqa: N801  (used like a function)
+class shared_arrays:
     """Let NumPy allocate large arrays in shared memory, where collectives use them without a copy.
 
     Use it as a context manager, or call :meth:`enable` once at the start of a program. It holds for the calling
