@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, fastlane, select, shared
+from mpicoll.collectives import dense, fastlane, hierarchy, select, shared
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
@@ -20,7 +20,7 @@ from mpicoll.kernels import calls
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
 from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
-from mpicoll.runtime.channel import channel_of
+from mpicoll.runtime.registry import channel_of
 
 
 class Intracomm(MPI.Intracomm):
@@ -69,9 +69,10 @@ class Intracomm(MPI.Intracomm):
             raise RuntimeError(mismatch)
         abort.install()
         channel = channel_of(comm)
-        self._scope = Scope(channel, algorithm, float(timeout))
+        means = select.means_of(channel)
+        self._scope = Scope(channel, means, algorithm, float(timeout))
         self._size = channel.size
-        self._auto_table = select.fill_front(channel)
+        self._auto_table = select.fill_front(channel, means)
         self._table = self._auto_table if algorithm == select.AUTO else 0
 
     @property
@@ -86,15 +87,12 @@ class Intracomm(MPI.Intracomm):
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
-        return select.names(collective, shared=self._scope.channel.node is not None)
+        return select.names(collective, self._scope.means)
 
     def choice(self, collective: str, nbytes: int, *, commutative: bool = True) -> str:
         """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
-        select.names(collective)
-        channel = self._scope.channel
-        return select.choose(
-            collective, nbytes, channel.size, commutative=commutative, shared_nbytes=channel.shared_nbytes
-        )
+        select.names(collective, self._scope.means)
+        return select.choose(collective, nbytes, self._scope.means, commutative=commutative)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return a new array like :func:`numpy.empty`, in memory that the ranks of this node share.
@@ -326,7 +324,10 @@ class Intracomm(MPI.Intracomm):
             if isinstance(task, Task) and task.algorithm == select.SHARED:
                 if shared.run(task, scope.timeout):
                     return
-                task = dense.prepare(scope._replace(shared=False), call._replace(algorithm=None))
+                task = dense.prepare(scope.by_messages(), call._replace(algorithm=None))
+            if isinstance(task, Task) and task.algorithm == select.HIERARCHY:
+                hierarchy.run(task, scope.timeout)
+                return
             plan = task.run(scope.timeout)
             if key is not None and plan is not None:
                 fastlane.note(channel, key, task, plan)
@@ -349,20 +350,20 @@ class Intracomm(MPI.Intracomm):
         with scope.channel.alone:
             if not shared.end(scope.channel, status, scope.timeout):
                 call = Call(collective, sendbuf, recvbuf, op, root)
-                dense.prepare(scope._replace(shared=False), call).run(scope.timeout)
+                dense.prepare(scope.by_messages(), call).run(scope.timeout)
 
     def _start(self, *call: Any) -> Request:
-        scope = self._scope._replace(shared=False)
+        scope = self._scope.by_messages()
         with scope.channel.alone:
             return CollectiveRequest(dense.prepare(scope, Call(*call)), scope.timeout)
 
     def _keep(self, *call: Any) -> PersistentRequest:
-        scope = self._scope
+        scope = self._scope if self._scope.channel.node is not None else self._scope.by_messages()
         with scope.channel.alone:
             task = dense.prepare(scope, Call(*call))
             if isinstance(task, Task) and task.algorithm == select.SHARED:
                 lane = shared.find_lane(task, scope.timeout)
                 if lane.number >= 0:
                     return shared.SharedRequest(task, lane, scope.timeout)
-                task = dense.prepare(scope._replace(shared=False), Call(*call)._replace(algorithm=None))
+                task = dense.prepare(scope.by_messages(), Call(*call)._replace(algorithm=None))
             return MessageRequest(task, scope.timeout)

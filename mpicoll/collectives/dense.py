@@ -38,10 +38,13 @@ class Scope(NamedTuple):
     """Where a call is made: the channel and the settings of the communicator object."""
 
     channel: Channel
+    means: select.Means
     algorithm: str
     timeout: float
-    shared: bool = True
-    """Whether ``"shared"`` may be chosen."""
+
+    def by_messages(self) -> Scope:
+        """Return the same with nothing but messages between ranks."""
+        return self._replace(means=self.means.without_memory())
 
 
 class Call(NamedTuple):
@@ -105,16 +108,7 @@ def _check_root(root: Any, size: int) -> int:
 
 
 def _algorithm(scope: Scope, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True) -> str:
-    shared_nbytes = scope.channel.shared_nbytes if scope.shared else -1
-    return select.resolve(
-        collective,
-        wanted,
-        scope.algorithm,
-        nbytes,
-        scope.channel.size,
-        commutative=commutative,
-        shared_nbytes=shared_nbytes,
-    )
+    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
 
 
 class _Chosen(NamedTuple):
@@ -173,6 +167,7 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
         target=recv,
         op_name=chosen.op_name,
         reducer=chosen.reducer,
+        ordered=not ops.is_commutative(op),
     )
 
 
@@ -213,6 +208,7 @@ def _reduce(scope: Scope, call: Call) -> AnyTask:
         root=root,
         op_name=chosen.op_name,
         reducer=chosen.reducer,
+        ordered=not ops.is_commutative(op),
     )
 
 
@@ -299,6 +295,7 @@ def _scattering(
         counts=tuple(counts),
         op_name=chosen.op_name,
         reducer=chosen.reducer,
+        ordered=not ops.is_commutative(op),
     )
 
 

@@ -6,6 +6,8 @@ the facts it is chosen by (bytes, number of ranks, whether the operation commute
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
@@ -19,6 +21,9 @@ MAX_SEGMENTS = 64
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.kernels.shared`."""
+HIERARCHY = "hierarchy"
+"""Shared memory inside nodes, messages between them, see :mod:`mpicoll.collectives.hierarchy`."""
+HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
 AUTO = "auto"
 
 
@@ -57,36 +62,72 @@ ORDERED: dict[str, tuple[Rule, ...]] = {
 """For operations that do not commute."""
 
 
-def names(collective: str, *, shared: bool = False) -> tuple[str, ...]:
-    """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
-    if collective not in ALGORITHMS:
-        raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
-    return (*[SHARED] * shared, *ALGORITHMS[collective], NATIVE)
+class Means(NamedTuple):
+    """What is possible on a communicator.
 
-
-def choose(collective: str, nbytes: int, size: int, *, commutative: bool = True, shared_nbytes: float = -1) -> str:
-    """Return the algorithm for a vector of `nbytes` bytes on `size` ranks.
-
-    Parameters
+    Attributes
     ----------
     shared_nbytes
         Up to which length ``"shared"`` is possible; -1 if it is not.
+    hierarchy
+        Whether there are several nodes with several ranks.
+    blocked
+        Whether ranks are numbered node by node.
+    rules
+        Rows that come before the shipped ones, from ``python -m mpicoll tune``.
     """
-    if nbytes <= shared_nbytes:
-        return SHARED
+
+    size: int
+    shared_nbytes: float = -1
+    hierarchy: bool = False
+    blocked: bool = False
+    rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
+
+    def without_memory(self) -> Means:
+        """Return what is possible with messages only."""
+        return self._replace(shared_nbytes=-1, hierarchy=False)
+
+    def allow(self, collective: str, name: str, nbytes: int, commutative: bool) -> bool:
+        """Say whether an algorithm can do this."""
+        if name == NATIVE:
+            return True
+        if name == SHARED:
+            return nbytes <= self.shared_nbytes
+        in_order = commutative or collective not in ORDERED
+        if name == HIERARCHY:
+            return self.hierarchy and collective in HIERARCHICAL and (in_order or self.blocked)
+        row = ALGORITHMS[collective].get(name)
+        return row is not None and (in_order or row.ordered)
+
+
+def means_of(channel: Channel) -> Means:
+    """Return what is possible on a communicator."""
+    cluster = channel.cluster
+    return Means(channel.size, channel.shared_nbytes, cluster is not None, cluster is not None and cluster.blocked)
+
+
+def names(collective: str, means: Means) -> tuple[str, ...]:
+    """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
+    if collective not in ALGORITHMS:
+        raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
+    special = [name for name in (SHARED, HIERARCHY) if means.allow(collective, name, 0, True)]
+    return (*special, *ALGORITHMS[collective], NATIVE)
+
+
+def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = True) -> str:
+    """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
+    for rule in means.rules.get(collective, ()):
+        if rule.holds(nbytes, means.size) and means.allow(collective, rule.name, nbytes, commutative):
+            return rule.name
+    for name in (SHARED, HIERARCHY):
+        if means.allow(collective, name, nbytes, commutative):
+            return name
     rules = RULES[collective] if commutative else ORDERED.get(collective, RULES[collective])
-    return next(rule.name for rule in rules if rule.holds(nbytes, size))
+    return next(rule.name for rule in rules if rule.holds(nbytes, means.size))
 
 
 def resolve(
-    collective: str,
-    wanted: str | None,
-    default: str,
-    nbytes: int,
-    size: int,
-    *,
-    commutative: bool = True,
-    shared_nbytes: float = -1,
+    collective: str, wanted: str | None, default: str, nbytes: int, means: Means, *, commutative: bool = True
 ) -> str:
     """Return the name of the algorithm to use.
 
@@ -94,45 +135,31 @@ def resolve(
     ----------
     wanted
         The call's own ``algorithm=``; None to use the communicator's default, which counts only where the collective
-        has such an algorithm and the operation allows it.
+        has such an algorithm and it can do this.
 
     Raises
     ------
     UnknownAlgorithm
         If the collective has no such algorithm.
     ValueError
-        If the algorithm needs an operation that commutes.
+        If the algorithm cannot do this.
     """
     if wanted is None:
-        usable = default in (NATIVE, SHARED) or _is_usable(collective, default, commutative)
-        wanted = default if usable else AUTO
-        if wanted == SHARED and nbytes > shared_nbytes:
-            wanted = AUTO
+        wanted = default if means.allow(collective, default, nbytes, commutative) else AUTO
     if wanted == AUTO:
-        return choose(collective, nbytes, size, commutative=commutative, shared_nbytes=shared_nbytes)
-    if wanted == NATIVE:
+        return choose(collective, nbytes, means, commutative=commutative)
+    if not isinstance(wanted, str) or wanted not in (*ALGORITHMS[collective], NATIVE, SHARED, HIERARCHY):
+        there = ", ".join((AUTO, *names(collective, means)))
+        raise UnknownAlgorithm(f"algorithm: {wanted!r} is not one for {collective}; there are {there}")
+    if means.allow(collective, wanted, nbytes, commutative):
         return wanted
-    if wanted == SHARED:
-        if nbytes > shared_nbytes:
-            raise ValueError(f"algorithm: {wanted!r} is not possible here; see python -m mpicoll doctor")
-        return wanted
-    if not isinstance(wanted, str) or wanted not in ALGORITHMS[collective]:
-        raise UnknownAlgorithm(
-            f"algorithm: {wanted!r} is not one for {collective}; there are {', '.join((AUTO, *names(collective)))}"
-        )
-    if not _is_usable(collective, wanted, commutative):
-        ordered = [row.name for row in ALGORITHMS[collective].values() if row.ordered]
+    if means.allow(collective, wanted, nbytes, True):
+        ordered = [name for name in names(collective, means) if means.allow(collective, name, nbytes, False)]
         raise ValueError(
             f"algorithm: {wanted!r} combines operands out of rank order, and the operation does not commute; "
             f"choose one of {', '.join(ordered)}"
         )
-    return wanted
-
-
-def _is_usable(collective: str, name: str, commutative: bool) -> bool:
-    row = ALGORITHMS[collective].get(name)
-    reduces = collective in ORDERED
-    return row is not None and (commutative or row.ordered or not reduces)
+    raise ValueError(f"algorithm: {wanted!r} is not possible for {collective} here; python -m mpicoll doctor says why")
 
 
 def check_default(name: str) -> str:
@@ -143,7 +170,7 @@ def check_default(name: str) -> str:
     UnknownAlgorithm
         If no collective has such an algorithm.
     """
-    known = {AUTO, NATIVE, SHARED, *(name for table in ALGORITHMS.values() for name in table)}
+    known = {AUTO, NATIVE, SHARED, HIERARCHY, *(name for table in ALGORITHMS.values() for name in table)}
     if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name
@@ -157,13 +184,12 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
     return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))
 
 
-def fill_front(channel: Channel) -> int:
+def fill_front(channel: Channel, means: Means) -> int:
     """Tell the communicator's front which calls are made on shared memory; return its address, 0 if none are."""
     if channel.node is None:
         return 0
     for collective in ALGORITHMS:
         for bits in range(BUCKETS):
-            nbytes = 1 << bits >> 1
-            name = choose(collective, nbytes, channel.size, shared_nbytes=channel.shared_nbytes)
+            name = choose(collective, 1 << bits >> 1, means)
             channel.front.choose(collective, bits, name == SHARED)
     return channel.front.address

@@ -79,6 +79,8 @@ class Task:
     root: int = 0
     op_name: str = ""
     reducer: Reducer | None = None
+    ordered: bool = False
+    """Whether operands must be combined in rank order."""
     kept: Any = None
     """What must live as long as the task."""
 

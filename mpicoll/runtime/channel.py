@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -26,6 +25,7 @@ from mpicoll.runtime.supervisor import Signature, Supervisor
 from mpicoll.runtime.waiting import polls_before_yield
 
 if TYPE_CHECKING:
+    from mpicoll.runtime.cluster import Cluster
     from mpicoll.runtime.p2p import Plan
 
 MAX_PLANS = 256
@@ -107,7 +107,9 @@ class Channel:
     comm
         The private duplicate.
     node
-        The memory that all ranks share, or None if they do not.
+        The memory that all ranks share, or None if they do not, or if they are to be treated as `alone` on theirs.
+    cluster
+        The division into nodes, if there are several with more than one rank.
     front
         Counts the collectives, alike on all ranks in a correct program, and makes plain calls in one step.
     broken
@@ -118,15 +120,16 @@ class Channel:
         The requests that took a tag slot last, until they are complete.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, alone: bool = False) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.check, session = _agree_on_settings(self.comm)
-        self.node = node.make(self.comm)
+        self.polls = polls_before_yield(self.comm)
+        self.node = None if alone else node.make(self.comm, crowded=self.polls == 1)
+        self.cluster: Cluster | None = None
         self.front = Front(self.size, self.node.blocking if self.node and self.check != "full" else None)
         self.supervisor = Supervisor(self.comm, session, self.front.recall)
-        self.polls = polls_before_yield(self.comm)
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
@@ -217,6 +220,8 @@ class Channel:
         _channels.discard(self)
         self.release()
         self.front.shut()
+        if self.cluster is not None:
+            self.cluster.close()
         if self.supervisor.drain(self.broken is not None):
             if self.node is not None:
                 self.node.free()
@@ -227,7 +232,6 @@ class Channel:
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-_keyval: int | None = None
 
 
 def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
@@ -239,23 +243,6 @@ def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
     agreed = np.array([CHECK_MODES.index(text), session], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
     return CHECK_MODES[agreed[0]], int(agreed[1])
-
-
-def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    if not (sys.is_finalizing() or MPI.Is_finalized()):
-        channel.close()
-
-
-def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return the channel of a communicator; collective when it is made."""
-    global _keyval
-    if _keyval is None:
-        _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
-    channel = comm.Get_attr(_keyval)
-    if not isinstance(channel, Channel):
-        channel = Channel(comm)
-        comm.Set_attr(_keyval, channel)
-    return channel
 
 
 @atexit.register

@@ -13,7 +13,6 @@ import warnings
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.environment import cores
 from mpicoll.kernels import atomics
 from mpicoll.kernels import job as words
 from mpicoll.runtime import arena, shared_arrays
@@ -51,8 +50,9 @@ class Node:
         Whether every rank sees every other's arena.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, crowded: bool) -> None:
         self.size, self.rank = comm.size, comm.rank
+        self._crowded = crowded
         self.slot_nbytes = slot_nbytes(self.size)
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * self.slot_nbytes
@@ -63,7 +63,7 @@ class Node:
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
         self._base = self._common_memory(comm)
-        self.patience = (1, self.size) if self.size > cores() else (_START_SPINS, 0)
+        self.patience = (1, self.size) if crowded else (_START_SPINS, 0)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._busy = 0
@@ -120,7 +120,6 @@ class Node:
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
         job = np.zeros(words.JOB_WORDS, np.int64)
-        crowded = self.size > cores()
         scratch = self._scratch.ctypes.data
         for word, value in (
             (words.RECORDS, records),
@@ -133,7 +132,7 @@ class Node:
             (words.METHOD, self.method),
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
-            (words.SPINS, 1 if crowded else _SPINS),
+            (words.SPINS, 1 if self._crowded else _SPINS),
             (words.YIELDS, _YIELDS),
         ):
             job[word] = value
@@ -207,16 +206,19 @@ def obstacle(size: int) -> str:
     return ""
 
 
-def make(comm: MPI.Intracomm) -> Node | None:
-    """Make the node of a communicator; collective. None if not all ranks share memory."""
+def make(comm: MPI.Intracomm, crowded: bool) -> Node | None:
+    """Make the node of a communicator all of whose ranks are on one node; collective. None if they share no memory.
+
+    Parameters
+    ----------
+    crowded
+        Whether this machine has fewer cores than ranks.
+    """
     if comm.size == 1:
         return None
-    together = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    whole = together.size == comm.size
-    together.Free()
-    reason = obstacle(comm.size) if whole else ""
-    agreed = np.array([whole, not reason], np.int64)
+    reason = obstacle(comm.size)
+    agreed = np.array([not reason], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
-    if agreed[0] and not agreed[1] and reason and "MPICOLL" not in reason:
+    if not agreed[0] and reason and "MPICOLL" not in reason:
         warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
-    return Node(comm) if agreed.all() else None
+    return Node(comm, crowded) if agreed[0] else None

@@ -75,6 +75,8 @@ class Supervisor:
 
     Parameters
     ----------
+    recall
+        Returns calls that :meth:`record` was not told of.
     session
         A number that the ranks of this communicator share and no other has. News that nobody read before a
         communicator was freed may turn up on the next one, because MPI libraries use its context again.
@@ -85,10 +87,11 @@ class Supervisor:
     ) -> None:
         self._comm = comm
         self._recall = recall
+        self.elsewhere: Supervisor | None = None
         self._session = session
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
-        self._refused: set[int] = set()
+        self.refused: set[int] = set()
         self._refusals: dict[int, str] = {}
         self._newest = 0
         self._announced: tuple[int, float] = (-1, 0.0)
@@ -108,7 +111,7 @@ class Supervisor:
 
     def refuse(self, number: int, reason: str) -> None:
         """Tell all others why this rank does not take part in collective `number`."""
-        self._refused.add(number)
+        self.refused.add(number)
         self._tell_all({"kind": "refused", "number": number, "text": reason})
 
     def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
@@ -121,6 +124,9 @@ class Supervisor:
         """
         self.read_news()
         self._raise_refusal()
+        if self.elsewhere is not None:  # this wait is part of an operation on another communicator
+            self.elsewhere.read_news()
+            self.elsewhere._raise_refusal()
         self._announce(waiting, waited)
         wrong = self._find_mismatch()
         if wrong is not None:
@@ -179,7 +185,7 @@ class Supervisor:
         """Raise if another rank has refused a collective that this rank is in; what comes later does not matter yet."""
         for number in [number for number in self._refusals if number <= self._newest]:
             text = self._refusals.pop(number)
-            if number not in self._refused:
+            if number not in self.refused:
                 raise RemoteError(text)
 
     def _announce(self, waiting: Waiting, waited: float) -> None:
