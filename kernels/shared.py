@@ -43,6 +43,7 @@ from .job import (
     RANK,
     RECORD_CALL,
     RECORD_COUNT,
+    RECORD_GONE,
     RECORD_RECV,
     RECORD_SEND,
     RECV,
@@ -56,12 +57,13 @@ from .job import (
     SIZE,
     SPINS,
     STATE,
-    WITHDRAWN,
     WORKED,
     WORKING,
     YIELDS,
     get,
+    is_agreed,
     is_short,
+    note_agreed,
     part_of,
     published,
     put,
@@ -139,6 +141,7 @@ def _publish(job):
     else:
         store(record + 8 * RECORD_SEND, get(job, SEND))
         store(record + 8 * RECORD_RECV, get(job, RECV))
+        store(record + 8 * RECORD_GONE, 0)
         begin_long(job)
     store_release(record, 4 * sequence)
 
@@ -159,28 +162,36 @@ def _enter(job):
 
 @helper
 def _call_differs(job, rank):
-    if published(job, rank, RECORD_CALL) != get(job, CALL):
+    if published(job, rank, RECORD_CALL) != get(job, CALL) or published(job, rank, RECORD_COUNT) != get(job, COUNT):
         return True
-    return published(job, rank, RECORD_COUNT) != get(job, COUNT)
+    return not is_short(job) and published(job, rank, RECORD_GONE) != 0
+
+
+@helper
+def _must_see_all(job):
+    """Say whether this rank needs all records; in bcast and reduce most need not wait, once a call has been agreed."""
+    what, rank, root = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT)
+    if what == BCAST:
+        return not is_agreed(job)
+    return what != REDUCE or rank == root or not is_short(job) or not is_agreed(job)
 
 
 @helper
 def _gather(job):
     """Wait for the records that this rank needs."""
-    what, rank, root, sequence = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT), get(job, SEQUENCE)
-    if what == BCAST:
-        if rank == root:
-            return DONE
+    rank, root, sequence = get(job, RANK), get(job, ROOT), get(job, SEQUENCE)
+    if _must_see_all(job):
+        if not _all_have_come(job, sequence, 0):
+            return WAITING
+        put(job, SEEN, sequence)
+        for peer in range(get(job, SIZE)):
+            if _call_differs(job, peer):
+                return MISMATCH
+        note_agreed(job)
+    elif get(job, COLLECTIVE) == BCAST and rank != root:
         if not _has_come(job, root, sequence, 0):
             return WAITING
-        return MISMATCH if _call_differs(job, root) else DONE
-    if what == REDUCE and rank != root and is_short(job):
-        return DONE
-    if not _all_have_come(job, sequence, 0):
-        return WAITING
-    put(job, SEEN, sequence)
-    for peer in range(get(job, SIZE)):
-        if _call_differs(job, peer):
+        if _call_differs(job, root):
             return MISMATCH
     return DONE
 
@@ -307,13 +318,10 @@ def advance(job):
 
 @kernel
 def withdraw(job):
-    """Give up an operation; return whether others may still use this rank's buffers.
-
-    A rank that has not seen this one's record yet will find that the calls differ.
-    """
+    """Give up an operation; return whether others may still use this rank's buffers."""
     state, sequence = get(job, STATE), get(job, SEQUENCE)
-    if state == GATHERING:
-        store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_CALL, WITHDRAWN)
+    if state == GATHERING and not is_short(job):
+        store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_GONE, 1)
     return state in (WORKING, LEAVING)
 
 

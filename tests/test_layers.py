@@ -45,8 +45,15 @@ PICKLING = {
     "reduce",
     "allreduce",
 }
-SET_UP = {("mpicoll/runtime/channel.py", "_agree_on_settings"), ("mpicoll/runtime/supervisor.py", "drain")}
-"""Where the MPI library's collectives carry settings and counts of ours, not data of the caller's."""
+SET_UP = {
+    ("mpicoll/runtime/channel.py", "_agree_on_settings"),
+    ("mpicoll/runtime/cluster.py", "node_ids"),
+    ("mpicoll/runtime/node.py", "_common_memory"),
+    ("mpicoll/runtime/node.py", "_meet"),
+    ("mpicoll/runtime/node.py", "make"),
+    ("mpicoll/runtime/supervisor.py", "drain"),
+}
+"""Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""
 
 FILES = sorted(
     path.relative_to(REPOSITORY) for top in ("kernels", "mpicoll", "bench") for path in (REPOSITORY / top).rglob("*.py")

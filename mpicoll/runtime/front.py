@@ -93,13 +93,16 @@ class Front:
 
 
 def describe(call: int, count: int) -> str:
-    """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it."""
-    if call == layout.WITHDRAWN:
-        return "nothing any more: it gave up"
+    """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it.
+
+    Of counts that differ between ranks a call has only a hash.
+    """
     collective, dtype, op, root = call & 0xFF, call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"]
     if collective in (layout.ALLREDUCE, layout.REDUCE, layout.REDUCE_SCATTER):
         parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
     if collective in (layout.BCAST, layout.REDUCE):
         parts.append(f"root={root}")
+    elif root:
+        parts.append(f"counts=#{root:08x}")
     return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)}, algorithm=shared)"

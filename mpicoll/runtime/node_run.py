@@ -15,7 +15,13 @@ from mpicoll.runtime.front import describe
 from mpicoll.runtime.supervisor import Signature, Waiting
 
 _SETTLE_SECONDS = 1.0
-_STATES = ("ended", "ending the operation before", "waiting for all to begin", "at work", "waiting for all to end")
+_STATES = (
+    "ended",
+    "step 0 of 2: the operation before",
+    "step 1 of 2: all must begin",
+    "step 2 of 2: at work",
+    "step 2 of 2: all must end",
+)
 
 
 class NodeRun(InFlight):
