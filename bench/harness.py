@@ -1,75 +1,12 @@
-"""Time contenders against each other in one run.
-
-A sample is a batch of calls on all ranks between two barriers; its time is that of the slowest rank, divided by the
-number of calls. Contenders take turns, sample by sample, so that whatever else the machine does hits all alike.
-"""
+"""What every benchmark needs to know of its surroundings."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import numpy as np
 from mpi4py import MPI
 
-WARMUP_CALLS = 10
-SAMPLE_SECONDS = 300e-6
-MIN_SAMPLES, MAX_SAMPLES = 7, 200
+from mpicoll.measure import Timing, compare
 
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call, one value a sample, each the maximum over ranks."""
-
-    samples: np.ndarray
-
-    @property
-    def median(self) -> float:
-        """The median."""
-        return float(np.median(self.samples))
-
-    @property
-    def spread(self) -> float:
-        """Distance between the quartiles relative to the median."""
-        low, high = np.percentile(self.samples, [25, 75])
-        return float((high - low) / self.median)
-
-
-def _agreed(comm: MPI.Intracomm, value: float) -> float:
-    result = np.array([value])
-    comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
-    return float(result[0])
-
-
-def _batch(comm: MPI.Intracomm, call: Callable[[], None], calls: int) -> float:
-    comm.Barrier()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begin) / calls
-
-
-def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, Timing]:
-    """Time every contender for about `seconds` seconds in all; collective over `comm`, which is plain MPI."""
-    calls, estimates = {}, {}
-    for name, call in contenders.items():
-        _batch(comm, call, 1)
-        once = _agreed(comm, _batch(comm, call, 2))
-        # Long calls need fewer warm-up calls to have been warmed up as long.
-        _batch(comm, call, max(1, min(WARMUP_CALLS, int(0.5 / once))))
-        once = _agreed(comm, _batch(comm, call, 2))
-        calls[name] = max(1, int(SAMPLE_SECONDS / once))
-        estimates[name] = once * calls[name]
-    wanted = seconds / sum(estimates.values())
-    count = int(_agreed(comm, min(MAX_SAMPLES, max(MIN_SAMPLES, wanted))))
-    samples = {name: np.empty(count) for name in contenders}
-    for number in range(count):
-        for name, call in contenders.items():
-            samples[name][number] = _batch(comm, call, calls[name])
-    for values in samples.values():
-        comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
-    return {name: Timing(values) for name, values in samples.items()}
+__all__ = ["Timing", "compare", "library"]
 
 
 def library() -> str:

@@ -187,8 +187,8 @@ def _bit_length(number):
 
 
 @helper
-def _prepare(table, job, collective, main, op, root):
-    """Write the other words of the job; return whether all is known."""
+def _prepare(table, always, job, collective, main, op, root):
+    """Write the other words of the job; return whether all is known, and this size wanted."""
     count, dtype = _count(table, main), _dtype(table, main)
     reduces = collective in (ALLREDUCE, REDUCE, REDUCE_SCATTER)
     operation = _find(table, OP_IDS, get(table, OPS), op) if reduces else 0
@@ -198,7 +198,7 @@ def _prepare(table, job, collective, main, op, root):
     reducer = get(table, REDUCERS + MAX_DTYPES * operation + dtype)
     if reduces and reducer == 0:
         return False
-    if get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize)) == 0:
+    if not always and get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize)) == 0:
         return False
     if collective in (REDUCE_SCATTER, ALLGATHER):
         size = get(job, SIZE)
@@ -230,10 +230,12 @@ def call(table, collective, send, recv, op, root):
     Parameters
     ----------
     table : int
-        Address of `OFFSETS` + size + 1 words.
+        Address of `OFFSETS` + size + 1 words; one more than that to disregard what they say is chosen.
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
     """
+    always = table & 1
+    table -= always
     job, number = get(table, JOB), get(table, NUMBER) + 1
     if number >= get(table, NEWS) or get(job, STATE) != IDLE or not 0 <= root < get(job, SIZE):
         return OTHER
@@ -242,11 +244,11 @@ def call(table, collective, send, recv, op, root):
     if collective == BARRIER:
         put(job, COUNT, 0)
         put(job, CALL, pack_call(collective, 0, 0, 0))
-        if get(table, CHOSEN) == 0:
+        if not always and get(table, CHOSEN) == 0:
             return OTHER
     else:
         main = _describe(table, job, collective, send, recv, root)
-        if main == 0 or not _prepare(table, job, collective, main, op, root):
+        if main == 0 or not _prepare(table, always, job, collective, main, op, root):
             return OTHER
     put(table, NUMBER, number)
     _note(table, job, number)

@@ -1,4 +1,4 @@
-"""Command line: ``python -m mpicoll explain ring --size 4``; no command here needs MPI."""
+"""Command line: ``python -m mpicoll explain ring --size 4``. Only the commands that measure need MPI."""
 
 from __future__ import annotations
 
@@ -119,10 +119,11 @@ def _list_algorithms() -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m mpicoll", description="Look at collectives without starting MPI.")
+    parser = argparse.ArgumentParser(prog="python -m mpicoll", description="Look at collectives, and tune them.")
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
+    commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
     command = commands.add_parser(
         "explain",
         help="draw and price an algorithm",
@@ -149,6 +150,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for unusable arguments."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["tune"]:
+        from mpicoll import tune
+
+        return tune.main(argv[1:])
     arguments = make_parser().parse_args(argv)
     try:
         lines = _explain(arguments) if arguments.command == "explain" else _list_algorithms()

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, fastlane, hierarchy, select, shared
+from mpicoll.collectives import dense, fastlane, hierarchy, select, shared, tables
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
@@ -20,6 +21,7 @@ from mpicoll.kernels import calls
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
 from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
+from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.registry import channel_of
 
 
@@ -69,11 +71,16 @@ class Intracomm(MPI.Intracomm):
             raise RuntimeError(mismatch)
         abort.install()
         channel = channel_of(comm)
-        means = select.means_of(channel)
+        means = select.means_of(channel)._replace(rules=tables.of(channel))
         self._scope = Scope(channel, means, algorithm, float(timeout))
         self._size = channel.size
         self._auto_table = select.fill_front(channel, means)
         self._table = self._auto_table if algorithm == select.AUTO else 0
+
+    @property
+    def channel(self) -> Channel:
+        """The private side of the communicator; for mpicoll's own tools."""
+        return self._scope.channel
 
     @property
     def algorithm(self) -> str:
@@ -307,7 +314,11 @@ class Intracomm(MPI.Intracomm):
 
     def _table_for(self, algorithm: Any) -> int:
         """Return the address of the table for the short way, 0 if this algorithm has none."""
-        return self._auto_table if algorithm == select.AUTO else 0
+        if algorithm == select.AUTO:
+            return self._auto_table
+        if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
+            return self._auto_table + 1
+        return 0
 
     def _run(self, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
         """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`)."""

@@ -114,6 +114,8 @@ class Channel:
         Counts the collectives, alike on all ranks in a correct program, and makes plain calls in one step.
     broken
         Why nothing more can be done here, or None.
+    rules
+        The tuning table, once it has been read; see :mod:`mpicoll.collectives.tables`.
     lanes
         Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
     occupants
@@ -133,6 +135,7 @@ class Channel:
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
+        self.rules: Any = None
         self.alone = Alone()
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}

@@ -1,0 +1,144 @@
+"""Find out which algorithm is the fastest here, for each collective and length: ``mpirun -n 8 python -m mpicoll tune``.
+
+Algorithms take turns, call by call, and the slowest rank's time counts (:mod:`mpicoll.measure`). What wins by less
+than a twentieth does not count as better than what ``"auto"`` takes anyway. The table is kept for this MPI library,
+machine and number of ranks; communicators made from then on use it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives import select, tables
+from mpicoll.collectives.select import Means, Rule
+from mpicoll.comm import Intracomm
+from mpicoll.measure import compare
+
+COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+_FIRST, _FACTOR = 8, 4
+_WORTHWHILE = 1.05
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--collective", nargs="+", choices=COLLECTIVES, default=COLLECTIVES, help="which ones (default: all)")
+    add("--seconds", type=float, default=1.0, help="time for each length (default: %(default)s)")
+    add("--max-mb", type=int, default=16, help="the longest vector in MB (default: %(default)s)")
+    add("--dry-run", action="store_true", help="measure and print, but keep nothing")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command."""
+    if MPI.COMM_WORLD.rank == 0:
+        return run(make_parser().parse_args(argv))
+    try:
+        with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
+            arguments = make_parser().parse_args(argv)
+    except SystemExit as end:  # rank 0 says it
+        return int(end.code or 0)
+    return run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print on rank 0, and keep the table."""
+    comm, plain = Intracomm(MPI.COMM_WORLD), MPI.COMM_WORLD.Dup()
+    if comm.size == 1:
+        sys.stdout.write("one rank has nothing to tune; start this with mpirun\n")
+        return 1
+    known = tables.facts(comm.channel)
+    shipped = select.means_of(comm.channel)
+    rules: tables.Rules = dict(tables.of(comm.channel))
+    sizes = [_FIRST]
+    while sizes[-1] * _FACTOR <= arguments.max_mb << 20:
+        sizes.append(sizes[-1] * _FACTOR)
+    for collective in arguments.collective:
+        rows = [
+            _best(comm, plain, shipped, collective, n, arguments.seconds) for n in _with_bar(sizes, comm, collective)
+        ]
+        rules[collective] = _as_rules(rows)
+        if comm.rank == 0:
+            _print(collective, rows)
+    if comm.rank == 0 and not arguments.dry_run:
+        sys.stdout.write(f"kept in {tables.save(known, rules)}\n")
+    return 0
+
+
+def _with_bar(sizes: list[int], comm: MPI.Intracomm, collective: str) -> Iterable[int]:
+    if comm.rank or not sys.stderr.isatty():
+        return sizes
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return sizes
+    return tqdm(sizes, desc=collective, unit="length", leave=False)
+
+
+def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[[], None]:
+    """Return a call for a whole vector of about `nbytes` bytes."""
+    part = max(1, nbytes // 4 // comm.size)
+    count = part * comm.size
+    whole, other, own = (np.ones(n, np.float32) for n in (count, count, part))
+    calls: dict[str, Callable[[], None]] = {
+        "allreduce": lambda: comm.Allreduce(whole, other, algorithm=name),
+        "reduce": lambda: comm.Reduce(whole, other if comm.rank == 0 else None, algorithm=name),
+        "bcast": lambda: comm.Bcast(whole, algorithm=name),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(whole, own, algorithm=name),
+        "allgather": lambda: comm.Allgather(own, whole, algorithm=name),
+    }
+    return calls[collective]
+
+
+class _Row:
+    """What was measured for one length: seconds by algorithm, on all ranks alike."""
+
+    def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float]) -> None:
+        self.nbytes, self.shipped, self.seconds = nbytes, shipped, seconds
+        best = min(seconds, key=seconds.__getitem__)
+        self.best = best if seconds[best] * _WORTHWHILE < seconds[shipped] else shipped
+        self.gain = seconds[shipped] / seconds[self.best]
+
+
+def _best(comm: Intracomm, plain: MPI.Intracomm, shipped: Means, collective: str, nbytes: int, seconds: float) -> _Row:
+    names = [name for name in comm.algorithms(collective) if shipped.allow(collective, name, nbytes, True)]
+    timings = compare(plain, {name: _call(comm, collective, nbytes, name) for name in names}, seconds)
+    return _Row(
+        nbytes,
+        select.choose(collective, nbytes, shipped),
+        {name: timing.median for name, timing in timings.items()},
+    )
+
+
+def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:
+    """Return one rule for each run of lengths with the same best algorithm; the last holds for all that are longer."""
+    rules: list[Rule] = []
+    for row in rows:
+        if rules and rules[-1].name == row.best:
+            rules.pop()
+        rules.append(Rule(2 * row.nbytes, row.best))
+    rules[-1] = Rule(1 << 62, rules[-1].name)
+    return tuple(rules)
+
+
+def _print(collective: str, rows: list[_Row]) -> None:
+    lines: list[tuple[Any, ...]] = [("bytes", "shipped choice", "us", "best", "us", "gain")]
+    for row in rows:
+        was, now = row.seconds[row.shipped] * 1e6, row.seconds[row.best] * 1e6
+        lines.append((row.nbytes, row.shipped, f"{was:.1f}", row.best, f"{now:.1f}", f"{row.gain:.2f}"))
+    widths = [max(len(str(line[i])) for line in lines) for i in range(len(lines[0]))]
+    text = "\n".join(
+        "  ".join(str(cell).rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+    sys.stdout.write(f"\n{collective}, whole vector\n{text}\n")
+    sys.stdout.flush()
