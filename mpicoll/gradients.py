@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.comm import Intracomm
 from mpicoll.errors import MismatchError, RemoteError
 
 BUCKET_BYTES = 4 << 20
@@ -115,7 +116,8 @@ class GradientSynchronizer:
         sizes = [math.prod(shape) for shape in shapes]
         count = sum(sizes)
         # One element more: it carries the weights, whose sum thus costs no message of its own.
-        self._buffer = np.zeros(count + self.average, self.dtype)
+        zeros = self.comm.zeros if isinstance(self.comm, Intracomm) else np.zeros
+        self._buffer = zeros(count + self.average, self.dtype)
         self.flat = self._buffer[:count]
         ends = np.cumsum([0, *sizes], dtype=np.int64)
         self.gradients = [

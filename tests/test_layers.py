@@ -17,7 +17,9 @@ FLOORS = {
     "mpicoll/runtime": 2,
     "mpicoll/collectives": 3,
     "mpicoll/comm.py": 4,
+    "mpicoll/measure.py": 4,
     "mpicoll/gradients.py": 5,
+    "mpicoll/tune.py": 5,
     "mpicoll/__main__.py": 5,
     "mpicoll/__init__.py": 6,  # names everything, imports nothing until it is asked for
     "mpicoll/train": 6,
