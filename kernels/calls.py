@@ -55,7 +55,8 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     DTYPES,
     PART,  # for which count a part the offsets are right
     HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
-) = range(10)
+    BUSY,  # 1 while a call is made the long way: none may be made meanwhile, from a thread or a callback
+) = range(11)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 OP_IDS = 16
@@ -237,7 +238,9 @@ def call(table, collective, send, recv, op, root):
     always = table & 1
     table -= always
     job, number = get(table, JOB), get(table, NUMBER) + 1
-    if number >= get(table, NEWS) or get(job, STATE) != IDLE or not 0 <= root < get(job, SIZE):
+    if number >= get(table, NEWS) or get(job, STATE) != IDLE or get(table, BUSY):
+        return OTHER
+    if not 0 <= root < get(job, SIZE):
         return OTHER
     put(job, ROOT, root)
     put(job, COLLECTIVE, collective)

@@ -84,18 +84,27 @@ class Arena:
 
 
 class Alone:
-    """A lock that is not waited for: `with` raises RuntimeError if another thread, or a caller, is in a collective."""
+    """A lock that is not waited for: `with` raises RuntimeError if another thread, or a caller, is in a collective.
 
-    __slots__ = ("_lock",)
+    Parameters
+    ----------
+    busy
+        A word that is 1 while the lock is held, for compiled code to see.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_busy", "_lock")
+
+    def __init__(self, busy: memoryview) -> None:
         self._lock = threading.Lock()
+        self._busy = busy
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+        self._busy[0] = 1
 
     def __exit__(self, *error: object) -> None:
+        self._busy[0] = 0
         self._lock.release()
 
 
@@ -136,7 +145,7 @@ class Channel:
         self.agreed: set[int] = set()
         self.broken: str | None = None
         self.rules: Any = None
-        self.alone = Alone()
+        self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()

@@ -35,6 +35,8 @@ class Front:
     ----------
     address
         For :func:`mpicoll.kernels.calls.call`.
+    busy
+        A word that is 1 while the short way is closed, because a call is being made the long way.
     """
 
     def __init__(self, size: int, job: np.ndarray | None) -> None:
@@ -43,6 +45,7 @@ class Front:
         self._history = np.zeros((calls.HISTORY_LENGTH, calls.HISTORY_ENTRY), np.int64)
         self.address = self._words.ctypes.data
         words = self._words
+        self.busy = memoryview(words[calls.BUSY : calls.BUSY + 1])
         self._usable = job is not None and not _layout_error()
         if job is None:
             return

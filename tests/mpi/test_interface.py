@@ -622,7 +622,9 @@ def test_the_default_algorithm_is_used_where_it_exists(plain: MPI.Intracomm, nam
 @pytest.mark.parametrize("collective", ALGORITHMS)
 def test_choices_can_be_asked_for(comm: Intracomm, collective: str) -> None:
     names = comm.algorithms(collective)
-    assert names == (*ALGORITHMS[collective], "native")
+    together = comm._scope.channel.node is not None
+    assert names == (*["shared"] * together, *ALGORITHMS[collective], "native")
+    assert (comm.choice(collective, 8) == "shared") == together
     for nbytes in (0, 8, 1 << 14, 1 << 20, 1 << 30):
         assert comm.choice(collective, nbytes) in names
         assert comm.choice(collective, nbytes, commutative=False) in names
