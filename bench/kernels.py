@@ -13,6 +13,7 @@ from functools import partial
 
 import ml_dtypes
 import numpy as np
+
 from mpicoll.kernels import DTYPES, OPS, carrier, reducer
 
 _NUMPY = {

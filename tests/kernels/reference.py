@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+
 from mpicoll.kernels import carrier, reducer
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

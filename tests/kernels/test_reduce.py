@@ -6,9 +6,10 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from reference import HALVES, applies, assert_same_bits, check, expected, run, samples
+
 from mpicoll.kernels import DTYPES, OPS, bits, carrier, reducer, user_reducer
 from mpicoll.kernels.warmup import warmup
-from reference import HALVES, applies, assert_same_bits, check, expected, run, samples
 
 FLOAT16, BFLOAT16 = HALVES
 REAL_FLOATS = [dtype for dtype in DTYPES if dtype.kind in "fV"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from mpicoll.kernels import layers
 
 FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,0 +1,117 @@
+"""Tables of choices: kept, read by rank 0 for all, and ignored when they are not good."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm, tune
+from mpicoll.collectives import tables
+from mpicoll.collectives.select import Rule
+from tests.mpi.conftest import TIMEOUT, WORLD
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, comm: Intracomm) -> Iterator[Path]:
+    """A folder that rank 0 makes and removes; eight ranks with pytest's own would clear up after each other."""
+    text = np.zeros(4096, np.uint8)
+    made = tempfile.TemporaryDirectory() if comm.rank == 0 else None
+    if made is not None:
+        own = os.fsencode(made.name)
+        text[: len(own)] = np.frombuffer(own, np.uint8)
+    comm.Bcast(text)
+    path = Path(os.fsdecode(text.tobytes().rstrip(b"\0")))
+    monkeypatch.setenv("MPICOLL_CACHE_DIR", str(path))
+    monkeypatch.setattr(tables, "_read", {})
+    yield path
+    comm.Barrier()
+    if made is not None:
+        made.cleanup()
+
+
+def fresh() -> Intracomm:
+    return Intracomm(WORLD.Dup(), timeout=TIMEOUT)
+
+
+def test_a_table_is_used_by_all_ranks(folder: Path, comm: Intracomm) -> None:
+    if comm.rank == 0:
+        tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"), Rule(1 << 62, "tree"))})
+    comm.Barrier()
+    tuned = fresh()
+    assert tuned.choice("allreduce", 100) == "ring"
+    assert tuned.choice("allreduce", 1024) == "tree"
+    assert tuned.choice("bcast", 100) == comm.choice("bcast", 100)
+    data = np.ones(10)
+    tuned.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size).all()
+    tuned.Free()
+
+
+def test_native_may_be_the_best(folder: Path, comm: Intracomm) -> None:
+    if comm.rank == 0:
+        tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1 << 62, "native"),)})
+    comm.Barrier()
+    tuned = fresh()
+    data = np.ones(10)
+    tuned.Allreduce(MPI.IN_PLACE, data)
+    assert tuned.choice("allreduce", 80) == "native"
+    assert (data == comm.size).all()
+    tuned.Free()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace("ring", "no such algorithm"),
+        lambda text: text.replace("1024", "1000"),
+        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: text.replace('"cores": ', '"cores": 9'),
+    ],
+    ids=["cut", "list", "name", "boundary", "format", "machine"],
+)
+def test_a_bad_table_costs_one_warning(folder: Path, comm: Intracomm, damage: object) -> None:
+    assert callable(damage)
+    if comm.rank == 0:
+        path = tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"),)})
+        path.write_text(damage(path.read_text()))
+    comm.Barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            tuned = fresh()
+            assert tuned.choice("allreduce", 100) == comm.choice("allreduce", 100)
+            tuned.Free()
+    about = [warning for warning in caught if "tuning table" in str(warning.message)]
+    assert len(about) == (comm.rank == 0)
+
+
+def test_tune_keeps_what_it_finds(folder: Path, comm: Intracomm, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--collective", "bcast", "allreduce", "--max-mb", "0", "--seconds", "0.01"]
+    assert tune.main([*options, "--dry-run"]) == 0
+    assert not list(folder.glob("tuning-*"))
+    comm.Barrier()
+    assert tune.main(options) == 0
+    comm.Barrier()
+    (path,) = folder.glob("tuning-*")
+    assert set(tables.parse(path.read_text(), tables.facts(comm.channel))) == {"allreduce", "bcast"}
+    assert ("shipped choice" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+def test_wrong_options_end_alike_on_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = tune.main(["--no-such-option"])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 2
+    assert ("--no-such-option" in capsys.readouterr().err) == (WORLD.rank == 0)
