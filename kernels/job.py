@@ -45,12 +45,13 @@ JOB_WORDS = 32
     SEND,  # addresses
     RECV,
     BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
-) = range(28)
+    CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
+) = range(29)
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
-WITHDRAWN = -1
-"""In place of the call of a rank that gave up."""
+WITHDRAWN = -(1 << 63)
+"""Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
 _INLINE_NBYTES = RECORD_NBYTES - _INLINE

@@ -133,7 +133,8 @@ class Channel:
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.check, session = _agree_on_settings(self.comm)
         self.node = node.make(self.comm)
-        self.front = Front(self.size, self.node.blocking if self.node and self.check != "full" else None)
+        short = self.node.blocking if self.node and self.check != "full" else None
+        self.front = Front(self.size, short, checked=self.check == "default")
         self.supervisor = Supervisor(self.comm, session, self.front.recall)
         self.polls = polls_before_yield(self.comm)
         self.arena = Arena()
