@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from mpi4py import MPI
+from mpicoll.kernels import job as words
 
 from mpicoll import Intracomm
-from mpicoll.kernels import job as words
 from mpicoll.runtime import node
 from tests.mpi import exact
 from tests.mpi.memory import Kinds, algorithm_for, neighbours_are_intact, place
