@@ -56,9 +56,13 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     PART,  # for which count a part the offsets are right
     HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
     BUSY,  # 1 while a call is made the long way: none may be made meanwhile, from a thread or a callback
-) = range(11)
+    CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
+    AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
+) = range(13)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
+AGREED_LENGTH = 128
+AGREED_WORDS = 2 * AGREED_LENGTH
 OP_IDS = 16
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
@@ -214,6 +218,20 @@ def _prepare(table, always, job, collective, main, op, root):
 
 
 @helper
+def agreed_entry(call, count):
+    """Return in which entry it stands that a call was compared."""
+    return ((call >> 32) + 5 * (call & 0xFFFF) + 11 * count) % AGREED_LENGTH
+
+
+@helper
+def _is_agreed(table, job):
+    """Say whether the ranks need not hear of all others in this call."""
+    call, count = get(job, CALL), get(job, COUNT)
+    entry = get(table, AGREED) + 16 * agreed_entry(call, count)
+    return load(entry) == call and load(entry + 8) == count
+
+
+@helper
 def _note(table, job, number):
     entry = get(table, HISTORY) + 8 * HISTORY_ENTRY * (number % HISTORY_LENGTH)
     store(entry, number)
@@ -252,6 +270,8 @@ def call(table, collective, send, recv, op, root):
     else:
         main = _describe(table, job, collective, send, recv, root)
         if main == 0 or not _prepare(table, always, job, collective, main, op, root):
+            return OTHER
+        if collective in (BCAST, REDUCE) and get(table, CHECKED) and not _is_agreed(table, job):
             return OTHER
     put(table, NUMBER, number)
     _note(table, job, number)

@@ -15,7 +15,7 @@ IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
-JOB_WORDS = 32 + 2 * 64
+JOB_WORDS = 32
 (
     RECORDS,  # address of the ranks' records
     SIZE,
@@ -45,14 +45,13 @@ JOB_WORDS = 32 + 2 * 64
     SEND,  # addresses
     RECV,
     BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
-) = range(28)
-
-AGREED, _AGREED_ENTRIES = 32, 64
-"""From this word on: calls, and their counts, that all ranks have been seen to make alike."""
+    CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
+) = range(29)
 
 RECORD_NBYTES = 128
-FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV, RECORD_GONE = range(6)
-"""RECORD_GONE: 1 if the rank gave up, so that nobody may write to its recvbuf; for long vectors only."""
+FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
+WITHDRAWN = -(1 << 63)
+"""Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
 _INLINE_NBYTES = RECORD_NBYTES - _INLINE
@@ -122,24 +121,3 @@ def peer_word(job, rank, word):
 def published(job, rank, word):
     """Return a word that a rank wrote to its record for the present operation."""
     return load(record_of(job, rank, get(job, SEQUENCE)) + 8 * word)
-
-
-@helper
-def _agreed_entry(job):
-    mixed = get(job, CALL) * 31 + get(job, COUNT) * 17
-    return job + 8 * (AGREED + 2 * ((mixed ^ mixed >> 32) % _AGREED_ENTRIES))
-
-
-@helper
-def is_agreed(job):
-    """Say whether all ranks have been seen to make this call."""
-    entry = _agreed_entry(job)
-    return load(entry) == get(job, CALL) and load(entry + 8) == get(job, COUNT)
-
-
-@helper
-def note_agreed(job):
-    """Remember that they have; it may be forgotten."""
-    entry = _agreed_entry(job)
-    store(entry, get(job, CALL))
-    store(entry + 8, get(job, COUNT))

@@ -31,6 +31,7 @@ from .job import (
     ALLREDUCE,
     BCAST,
     CALL,
+    CAREFUL,
     COLLECTIVE,
     COUNT,
     ENTERING,
@@ -43,7 +44,6 @@ from .job import (
     RANK,
     RECORD_CALL,
     RECORD_COUNT,
-    RECORD_GONE,
     RECORD_RECV,
     RECORD_SEND,
     RECV,
@@ -61,9 +61,7 @@ from .job import (
     WORKING,
     YIELDS,
     get,
-    is_agreed,
     is_short,
-    note_agreed,
     part_of,
     published,
     put,
@@ -141,57 +139,64 @@ def _publish(job):
     else:
         store(record + 8 * RECORD_SEND, get(job, SEND))
         store(record + 8 * RECORD_RECV, get(job, RECV))
-        store(record + 8 * RECORD_GONE, 0)
         begin_long(job)
     store_release(record, 4 * sequence)
 
 
 @helper
 def _enter(job):
-    """Take this rank's record and write it, if that is what comes next."""
+    """Take this rank's record and write it, if that is what comes next; DONE, WAITING, or MISMATCH for the last one."""
     sequence = get(job, SEQUENCE)
     if get(job, STATE) != ENTERING:
-        return
+        return DONE
     if get(job, SEEN) < sequence - 1:
         if not _all_have_come(job, sequence - 1, 0):
-            return
+            return WAITING
+        if _calls_differed(job, sequence - 1):
+            return MISMATCH
         put(job, SEEN, sequence - 1)
     _publish(job)
     put(job, STATE, GATHERING)
+    return DONE
+
+
+@helper
+def _calls_differed(job, sequence):
+    """Say whether the ranks made different calls in an operation that this rank ended without having seen all."""
+    own = record_of(job, get(job, RANK), sequence)
+    for rank in range(get(job, SIZE)):
+        record = record_of(job, rank, sequence)
+        for word in (RECORD_CALL, RECORD_COUNT):
+            if load(record + 8 * word) != load(own + 8 * word):
+                return True
+    return False
 
 
 @helper
 def _call_differs(job, rank):
-    if published(job, rank, RECORD_CALL) != get(job, CALL) or published(job, rank, RECORD_COUNT) != get(job, COUNT):
+    if published(job, rank, RECORD_CALL) != get(job, CALL):
         return True
-    return not is_short(job) and published(job, rank, RECORD_GONE) != 0
-
-
-@helper
-def _must_see_all(job):
-    """Say whether this rank needs all records; in bcast and reduce most need not wait, once a call has been agreed."""
-    what, rank, root = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT)
-    if what == BCAST:
-        return not is_agreed(job)
-    return what != REDUCE or rank == root or not is_short(job) or not is_agreed(job)
+    return published(job, rank, RECORD_COUNT) != get(job, COUNT)
 
 
 @helper
 def _gather(job):
     """Wait for the records that this rank needs."""
-    rank, root, sequence = get(job, RANK), get(job, ROOT), get(job, SEQUENCE)
-    if _must_see_all(job):
-        if not _all_have_come(job, sequence, 0):
-            return WAITING
-        put(job, SEEN, sequence)
-        for peer in range(get(job, SIZE)):
-            if _call_differs(job, peer):
-                return MISMATCH
-        note_agreed(job)
-    elif get(job, COLLECTIVE) == BCAST and rank != root:
+    what, rank, root, sequence = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT), get(job, SEQUENCE)
+    careful = get(job, CAREFUL)
+    if what == BCAST and not careful:
+        if rank == root:
+            return DONE
         if not _has_come(job, root, sequence, 0):
             return WAITING
-        if _call_differs(job, root):
+        return MISMATCH if _call_differs(job, root) else DONE
+    if what == REDUCE and rank != root and is_short(job) and not careful:
+        return DONE
+    if not _all_have_come(job, sequence, 0):
+        return WAITING
+    put(job, SEEN, sequence)
+    for peer in range(get(job, SIZE)):
+        if _call_differs(job, peer):
             return MISMATCH
     return DONE
 
@@ -227,6 +232,7 @@ def _end_short(job):
 @helper
 def _end(job, status):
     put(job, STATE, IDLE)
+    put(job, CAREFUL, 0)
     return status
 
 
@@ -254,9 +260,9 @@ def _may_leave(job):
 def progress(job):
     """Advance a job; see `advance`."""
     for _ in range(_PIECES_AT_ONCE):
-        _enter(job)
-        if get(job, STATE) == ENTERING:
-            return WAITING
+        status = _enter(job)
+        if status != DONE:
+            return status
         if get(job, STATE) == GATHERING:
             status = _gather(job)
             if status != DONE:
@@ -296,8 +302,8 @@ def begin(job, spins, yields):
     status = WAITING
     if is_short(job):
         status = progress(job)
-    else:
-        _enter(job)
+    elif _enter(job) == MISMATCH:
+        status = MISMATCH
     put(job, SPINS, patience)
     put(job, YIELDS, generosity)
     return status
@@ -320,15 +326,19 @@ def advance(job):
 def withdraw(job):
     """Give up an operation; return whether others may still use this rank's buffers."""
     state, sequence = get(job, STATE), get(job, SEQUENCE)
-    if state == GATHERING and not is_short(job):
-        store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_GONE, 1)
+    if state == GATHERING:
+        store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
     return state in (WORKING, LEAVING)
 
 
 @kernel
 def recorded(job, rank, out):
-    """Write flag, call and count of a rank's record for the current operation to `out`."""
-    record = record_of(job, rank, get(job, SEQUENCE))
-    out[0] = load_acquire(record)
+    """Write how far a rank is in the current operation, its call and its count to `out`; before that in the last one.
+
+    How far: negative if it has not begun, 0 if it has, 1 if its part is done.
+    """
+    sequence = get(job, SEQUENCE) - (get(job, STATE) == ENTERING)
+    record = record_of(job, rank, sequence)
+    out[0] = load_acquire(record) - 4 * sequence
     out[1] = load(record + 8 * RECORD_CALL)
     out[2] = load(record + 8 * RECORD_COUNT)

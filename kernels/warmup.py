@@ -1,4 +1,4 @@
-"""Compile the reducers beforehand, `python -m mpicoll.kernels.warmup`, so that no rank compiles while others wait.
+"""Compile the kernels beforehand, `python -m mpicoll.kernels.warmup`, so that no rank compiles while others wait.
 
 What is compiled stays in Numba's cache, beside the source or in NUMBA_CACHE_DIR, for every later process.
 """
@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numba import config, types
 
+from . import atomics, calls, shared
 from .reduce import DTYPES, OPS, reducer
 
 
@@ -35,6 +37,24 @@ def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: boo
     return ready, time.perf_counter() - start
 
 
+def _warmup_shared() -> None:
+    """Compile what collectives on shared memory need, for the types with which they are called."""
+    if config.DISABLE_JIT:
+        return
+    word = types.int64
+    for function, arguments in (
+        (calls.call, (word,) * 6),
+        (shared.begin, (word,) * 3),
+        (shared.advance, (word,)),
+        (shared.withdraw, (word,)),
+        (shared.recorded, (word, word, word[::1])),
+        (atomics.try_transfers, (word,) * 3),
+    ):
+        function.compile(arguments)
+    atomics.self_test()
+    calls.layout_error()
+
+
 def _progress_bar(pairs: list) -> Iterable:
     try:
         from tqdm import tqdm
@@ -44,8 +64,9 @@ def _progress_bar(pairs: list) -> Iterable:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compile all reducers and say how many there are and how long it took."""
+    """Compile all kernels; say how many reducers there are and how long those took."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    _warmup_shared()
     count, seconds = warmup(progress=True)
     print(f"{count} reducers ready in {seconds:.1f} s")
 

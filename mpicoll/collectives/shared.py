@@ -57,6 +57,8 @@ def _number(channel: Channel, job: np.ndarray, timeout: float) -> int:
     number = channel.enter(signature)
     if channel.check == "full":
         agree(channel, signature, number, timeout)
+    elif channel.check == "default" and job[words.COLLECTIVE] in (words.BCAST, words.REDUCE):
+        job[words.CAREFUL] = channel.front.is_new(int(job[words.CALL]), int(job[words.COUNT]))
     return number
 
 

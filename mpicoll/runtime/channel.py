@@ -139,7 +139,8 @@ class Channel:
         self.polls = polls_before_yield(self.comm)
         self.node = None if alone else node.make(self.comm, crowded=self.polls == 1)
         self.cluster: Cluster | None = None
-        self.front = Front(self.size, self.node.blocking if self.node and self.check != "full" else None)
+        short = self.node.blocking if self.node and self.check != "full" else None
+        self.front = Front(self.size, short, checked=self.check == "default")
         self.supervisor = Supervisor(self.comm, session, self.front.recall)
         self.arena = Arena()
         self.agreed: set[int] = set()

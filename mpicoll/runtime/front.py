@@ -39,10 +39,11 @@ class Front:
         A word that is 1 while the short way is closed, because a call is being made the long way.
     """
 
-    def __init__(self, size: int, job: np.ndarray | None) -> None:
+    def __init__(self, size: int, job: np.ndarray | None, *, checked: bool = True) -> None:
         self._size = size
         self._words = np.zeros(calls.OFFSETS + size + 1, np.int64)
         self._history = np.zeros((calls.HISTORY_LENGTH, calls.HISTORY_ENTRY), np.int64)
+        self._agreed = np.zeros((calls.AGREED_LENGTH, 2), np.int64)
         self.address = self._words.ctypes.data
         words = self._words
         self.busy = words[calls.BUSY : calls.BUSY + 1].data
@@ -53,7 +54,8 @@ class Front:
         words[calls.ARRAY_TYPE], words[calls.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
         words[calls.HEADER] = calls.header_nbytes()
         words[calls.OPS], words[calls.DTYPES] = len(_OPS), len(kernels.DTYPES)
-        words[calls.HISTORY] = self._history.ctypes.data
+        words[calls.HISTORY], words[calls.AGREED] = self._history.ctypes.data, self._agreed.ctypes.data
+        words[calls.CHECKED] = checked
         words[calls.OP_IDS : calls.OP_IDS + len(_OPS)] = [id(op) for op in _OPS]
         words[calls.DTYPE_IDS : calls.DTYPE_IDS + len(kernels.DTYPES)] = [id(dtype) for dtype in kernels.DTYPES]
         words[calls.ITEMSIZES : calls.ITEMSIZES + len(kernels.DTYPES)] = [dtype.itemsize for dtype in kernels.DTYPES]
@@ -89,6 +91,14 @@ class Front:
         row = calls.BUCKETS * layout.COLLECTIVES.index(collective)
         self._words[calls.CHOSEN + row + bits] = here
 
+    def is_new(self, call: int, count: int) -> bool:
+        """Say whether a call has not been compared with the others' yet; from now on it has."""
+        entry = self._agreed[calls.agreed_entry(call, count)]
+        if (entry == (call, count)).all():
+            return False
+        entry[:] = call, count
+        return True
+
     def recall(self, number: int) -> Signature | None:
         """Return the call that was made the short way under `number`, as far back as is remembered."""
         noted, call, count = self._history[number % calls.HISTORY_LENGTH].tolist()
@@ -98,8 +108,9 @@ class Front:
 def describe(call: int, count: int) -> str:
     """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it.
 
-    Of counts that differ between ranks a call has only a hash.
+    Counts of parts stand in the place of the root, as a hash.
     """
+    call &= ~layout.WITHDRAWN
     collective, dtype, op, root = call & 0xFF, call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"]
     if collective in (layout.ALLREDUCE, layout.REDUCE, layout.REDUCE_SCATTER):
@@ -107,5 +118,5 @@ def describe(call: int, count: int) -> str:
     if collective in (layout.BCAST, layout.REDUCE):
         parts.append(f"root={root}")
     elif root:
-        parts.append(f"counts=#{root:08x}")
+        parts.append(f"unequal counts with hash {root:08x}")
     return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)}, algorithm=shared)"

@@ -61,19 +61,24 @@ class NodeRun(InFlight):
         return status in (shared.DONE, shared.FALLBACK)
 
     def _seen(self) -> list[list[int]]:
-        """Return how far each rank is (its flag, relative to this operation), its call and its count."""
-        base, seen, rows = 4 * int(self._job[words.SEQUENCE]), np.zeros(3, np.int64), []
+        """Return how far each rank is, its call and its count; before this operation has begun, in the one before."""
+        seen, rows = np.zeros(3, np.int64), []
         for rank in range(self.channel.size):
             shared.recorded(self._job.ctypes.data, rank, seen)
-            rows.append([int(seen[0]) - base, *seen[1:].tolist()])
+            rows.append(seen.tolist())
         return rows
 
     def _raise_mismatch(self) -> None:
         calls: dict[str, list[int]] = {}
+        gone = []
         for rank, (stage, call, count) in enumerate(self._seen()):
             if stage >= 0:
                 calls.setdefault(describe(call, count), []).append(rank)
-        self.channel.supervisor.raise_difference(self.number, calls)
+                gone += [rank] * (call < 0)
+        number = self.number - int(self._job[words.STATE] == words.ENTERING)
+        if len(calls) == 1:
+            self.channel.supervisor.raise_departure(number, gone)
+        self.channel.supervisor.raise_difference(number, calls)
 
     def waiting(self) -> Waiting:
         """Describe what it waits for."""

@@ -251,6 +251,15 @@ class Supervisor:
         self._flush()
         raise MismatchError(text)
 
+    def raise_departure(self, number: int, ranks: list[int]) -> NoReturn:
+        """Raise what `ranks`, which made the same call but gave up, have told, or that they did."""
+        until = time.monotonic() + _GATHER_SECONDS
+        while time.monotonic() < until:
+            self.read_news()
+            self._raise_refusal()
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        raise RemoteError(f"collective {number}: {_ranks(ranks)} gave up waiting for the others")
+
     def _gather(self, number: int) -> None:
         until = time.monotonic() + _GATHER_SECONDS
         while time.monotonic() < until:
