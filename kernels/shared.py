@@ -57,6 +57,7 @@ from .job import (
     SIZE,
     SPINS,
     STATE,
+    WITHDRAWN,
     WORKED,
     WORKING,
     YIELDS,
