@@ -144,6 +144,8 @@ class SharedRequest(PersistentRequest):
         if task is None:
             raise RuntimeError("persistent request: it was freed")
         if not self._plain:
+            if self._flight is not None:
+                raise RuntimeError("persistent request: started again before it was complete")
             task.refresh()
         if self._error is not None or task.channel.broken is not None:
             task.channel.ensure_usable()
