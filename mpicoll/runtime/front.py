@@ -46,7 +46,7 @@ class Front:
         self._agreed = np.zeros((calls.AGREED_LENGTH, 2), np.int64)
         self.address = self._words.ctypes.data
         words = self._words
-        self.busy = memoryview(words[calls.BUSY : calls.BUSY + 1])
+        self.busy = words[calls.BUSY : calls.BUSY + 1].data
         self._usable = job is not None and not _layout_error()
         if job is None:
             return
