@@ -165,11 +165,13 @@ class SharedRequest(PersistentRequest):
         if flight is None:
             self._raise_late()
             return True
-        if not self._error and shared.advance(self._address) == shared.DONE:
-            engine.remove(self)
+        if engine.advance_alone(self, self._go_on):
             self._complete()
             return True
         return super().Wait(status)
+
+    def _go_on(self) -> bool:
+        return bool(shared.advance(self._address) == shared.DONE)
 
     def _complete(self) -> None:
         super()._complete()

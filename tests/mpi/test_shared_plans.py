@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -212,3 +213,35 @@ def test_plans_of_a_freed_communicator_are_refused() -> None:
     with pytest.raises(CommunicatorBroken, match="it was freed"):
         plan.Start()
     plan.Free()
+
+
+def test_threads_that_wait_at_the_same_time() -> None:
+    """Whoever waits drives all operations of the process, but an operation only in one thread at a time."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("needs MPI_THREAD_MULTIPLE")
+    plain = [MPI.COMM_WORLD.Dup() for _ in range(3)]
+    several = [Intracomm(each, timeout=20) for each in plain]
+    outcomes: list[Any] = []
+
+    def work(comm: Intracomm) -> None:
+        try:
+            data = comm.zeros(60_000)
+            plan = comm.Allreduce_init(MPI.IN_PLACE, data)
+            for turn in range(60):
+                data[:] = values(comm.rank, data.size, turn)
+                plan.Start()
+                plan.Wait()
+                assert (data == total(comm, data.size, turn)).all(), turn
+            plan.Free()
+            outcomes.append(None)
+        except Exception as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=work, args=(comm,)) for comm in several]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == [None] * 3
+    for each in plain:
+        each.Free()
