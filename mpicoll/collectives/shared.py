@@ -144,6 +144,8 @@ class SharedRequest(PersistentRequest):
         if task is None:
             raise RuntimeError("persistent request: it was freed")
         if not self._plain:
+            if self._flight is not None:
+                raise RuntimeError("persistent request: started again before it was complete")
             task.refresh()
         if self._error is not None or task.channel.broken is not None:
             task.channel.ensure_usable()
@@ -163,11 +165,13 @@ class SharedRequest(PersistentRequest):
         if flight is None:
             self._raise_late()
             return True
-        if not self._error and shared.advance(self._address) == shared.DONE:
-            engine.remove(self)
+        if engine.advance_alone(self, self._go_on):
             self._complete()
             return True
         return super().Wait(status)
+
+    def _go_on(self) -> bool:
+        return bool(shared.advance(self._address) == shared.DONE)
 
     def _complete(self) -> None:
         super()._complete()

@@ -103,6 +103,22 @@ def remove(operation: Advancing) -> None:
             _active.remove(operation)
 
 
+def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
+    """Call `advance` unless some thread is driving what is on its way; if it returns True, `operation` has ended.
+
+    Return whether it has ended here.
+    """
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        ended = operation in _active and advance()
+        if ended:
+            _active.remove(operation)
+        return ended
+    finally:
+        _lock.release()
+
+
 def progress() -> None:
     """Advance everything that is on its way, unless another thread is doing so."""
     if not _active or not _lock.acquire(blocking=False):

@@ -1,0 +1,189 @@
+"""Ranks that call different things on shared memory, in the middle of a program that was right until then."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+
+TIMEOUT = 4.0
+RANK = MPI.COMM_WORLD.rank
+ODD = RANK == 1
+LONG = 300_000
+Comm = mpicoll.Intracomm
+
+
+def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
+    return np.full(count, 7.0, dtype)
+
+
+def case_short_count(comm: Comm) -> None:
+    comm.Allreduce(vector(11 if ODD else 10), vector(11 if ODD else 10))
+
+
+def case_dtype(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, vector(dtype="i8" if ODD else "f8"))
+
+
+def case_op(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, vector(), MPI.MIN if ODD else MPI.SUM)
+
+
+def case_long_count(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, vector(LONG + ODD))
+
+
+def case_short_and_long(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, vector(LONG if ODD else 10))
+
+
+def case_shared_and_private(comm: Comm) -> None:
+    """Where the memory lies is no difference, the count is."""
+    data = comm.zeros(LONG + ODD) if RANK % 2 else vector(LONG)
+    comm.Allreduce(MPI.IN_PLACE, data)
+
+
+def case_collective(comm: Comm) -> None:
+    if ODD:
+        comm.Allgather(vector(2), vector(2 * comm.size))
+    else:
+        comm.Allreduce(MPI.IN_PLACE, vector(2 * comm.size))
+
+
+def case_barrier(comm: Comm) -> None:
+    if ODD:
+        comm.Barrier()
+    else:
+        comm.Allreduce(MPI.IN_PLACE, vector())
+
+
+def case_new_bcast_root(comm: Comm) -> None:
+    comm.Bcast(vector(21), 1 if ODD else 0)
+
+
+def case_new_reduce_root(comm: Comm) -> None:
+    comm.Reduce(vector(22), vector(22), root=1 if ODD else 0)
+
+
+def case_long_bcast_root(comm: Comm) -> None:
+    comm.Bcast(vector(LONG), 1 if ODD else 0)
+
+
+def case_known_bcast_root(comm: Comm) -> None:
+    """Every rank has made these calls before; that they differ is found at the next call at the latest."""
+    comm.Bcast(vector(), 1 if ODD else 0)
+    comm.Allreduce(MPI.IN_PLACE, vector())
+
+
+def case_known_reduce_root(comm: Comm) -> None:
+    comm.Reduce(vector(), vector(), root=1 if ODD else 0)
+    comm.Barrier()
+
+
+def case_plan_count(comm: Comm) -> None:
+    """Plans are numbered alike; the first start compares them."""
+    plan = comm.Allreduce_init(MPI.IN_PLACE, vector(12 if ODD else 13))
+    plan.Start()
+    plan.Wait()
+
+
+def case_plan_root(comm: Comm) -> None:
+    plan = comm.Bcast_init(vector(14), 1 if ODD else 0)
+    plan.Start()
+    plan.Wait()
+
+
+def case_shared_and_messages(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, vector(), algorithm="ring" if ODD else "shared")
+
+
+def case_never_came(comm: Comm) -> None:
+    if not ODD:
+        comm.Allreduce(MPI.IN_PLACE, vector())
+
+
+def case_never_came_long(comm: Comm) -> None:
+    if not ODD:
+        comm.Allreduce(MPI.IN_PLACE, vector(LONG))
+
+
+def case_never_started(comm: Comm) -> None:
+    plan = comm.Allreduce_init(MPI.IN_PLACE, vector())
+    if not ODD:
+        plan.Start()
+        plan.Wait()
+
+
+def case_slow_is_fine(comm: Comm) -> None:
+    for count in (10, LONG):
+        time.sleep(0.6 if ODD else 0)
+        comm.Allreduce(MPI.IN_PLACE, vector(count))
+
+
+def warm(comm: Comm) -> None:
+    """Make calls of each kind, so that the short way is taken from then on."""
+    for _ in range(3):
+        comm.Allreduce(MPI.IN_PLACE, vector())
+        for root in range(2):
+            comm.Bcast(vector(), root)
+            comm.Reduce(vector(), vector(), root=root)
+        comm.Allreduce(MPI.IN_PLACE, vector(), MPI.MIN)
+        comm.Allreduce(MPI.IN_PLACE, vector(LONG))
+        comm.Allgather(vector(2), vector(2 * comm.size))
+        comm.Allreduce(MPI.IN_PLACE, vector(dtype="i8"))
+        comm.Barrier()
+
+
+def usable(comm: Comm) -> bool:
+    """Try right calls, short and long."""
+    try:
+        for count in (5, LONG):
+            data = np.ones(count)
+            comm.Allreduce(MPI.IN_PLACE, data)
+            if not (data == comm.size).all():
+                return False
+    except mpicoll.errors.MpicollError:
+        return False
+    return True
+
+
+def attempt(case: Callable[[Comm], None]) -> dict[str, object]:
+    comm = Comm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    assert comm._scope.channel.node is not None
+    warm(comm)
+    begin = time.monotonic()
+    error = None
+    try:
+        case(comm)
+    except Exception as caught:
+        error = caught
+    seconds = time.monotonic() - begin
+    MPI.COMM_WORLD.Barrier()
+    return {
+        "rank": RANK,
+        "case": case.__name__.removeprefix("case_"),
+        "error": type(error).__name__,
+        "text": str(error),
+        "seconds": seconds,
+        "usable": usable(comm),
+        "missing": list(getattr(error, "missing_ranks", ())),
+    }
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    cases = [value for name, value in globals().items() if name.startswith("case_")]
+    for case in cases:
+        if not wanted or case.__name__.removeprefix("case_") in wanted:
+            sys.stdout.write(json.dumps(attempt(case)) + "\n")
+            sys.stdout.flush()
+            MPI.COMM_WORLD.Barrier()
+
+
+main()

@@ -1,0 +1,180 @@
+"""What goes wrong on shared memory: the same clear errors, in time, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run
+
+PROGRAM = "tests/system/programs/disagree_shared.py"
+RUNS = ((3, "default"), (8, "default"), (2, "full"))
+"""Sizes and modes; each is one launch."""
+DIFFER = (
+    "short_count",
+    "dtype",
+    "op",
+    "long_count",
+    "short_and_long",
+    "shared_and_private",
+    "collective",
+    "barrier",
+    "new_bcast_root",
+    "new_reduce_root",
+    "long_bcast_root",
+    "known_bcast_root",
+    "known_reduce_root",
+    "plan_count",
+    "plan_root",
+    "shared_and_messages",
+)
+
+
+@lru_cache(maxsize=8)
+def outcomes(size: int, mode: str) -> dict[str, list[dict]]:
+    """Run all cases in one launch; per case the outcome of every rank."""
+    outcome = run(size, [PROGRAM], timeout=150, environment={"MPICOLL_CHECK": mode})
+    assert outcome.returncode == 0, outcome.text
+    cases: dict[str, list[dict]] = {}
+    for line in outcome.stdout.splitlines():
+        entry = json.loads(line)
+        cases.setdefault(entry["case"], []).append(entry)
+    assert all(len(entries) == size for entries in cases.values())
+    return cases
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
+@pytest.mark.parametrize("case", DIFFER)
+def test_every_rank_learns_who_called_what(case: str, size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)[case]:
+        assert entry["error"] == "MismatchError", entry
+        assert entry["seconds"] < 4, entry
+        assert len(set(re.findall(r"called (\w+\(.*?\))", entry["text"]))) == 2, entry
+        assert re.search(r"rank 1 called|ranks 0 called", entry["text"]), entry
+        assert entry["usable"] == (mode == "full"), entry
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
+@pytest.mark.parametrize("case", ["never_came", "never_came_long", "never_started"])
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)[case]:
+        if entry["rank"] != 1:
+            assert entry["error"] == "CollectiveTimeout", entry
+            assert entry["missing"] == [1], entry
+            assert 3.5 < entry["seconds"] < 6, entry
+            assert "rank 1 did not come" in entry["text"]
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
+def test_a_slow_rank_is_waited_for(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["slow_is_fine"]:
+        assert (entry["error"], entry["usable"]) == ("NoneType", True)
+
+
+# Ranks that are gone --------------------------------------------------------------------------------------------------
+
+STREAM = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+comm = mpicoll.Intracomm(MPI.COMM_WORLD, timeout=5)
+small, large, other = np.ones(10), comm.zeros(200_000), np.zeros(150_000)
+plan = comm.Allreduce_init(MPI.IN_PLACE, comm.zeros(50_000))
+comm.Barrier()
+sys.stdout.write(f"pid {{os.getpid()}}\\n")
+sys.stdout.flush()
+for turn in range(10**9):
+    comm.Allreduce(MPI.IN_PLACE, small)
+    comm.Allreduce(MPI.IN_PLACE, large)
+    comm.Bcast(other, turn % comm.size)
+    plan.Start()
+    plan.Wait()
+    if comm.rank == 1 and turn == 300:
+        {action}
+"""
+
+
+def our_memory() -> set[str]:
+    """What lies in /dev/shm and is not of the MPI library's own making."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def assert_nobody_is_left(text: str, size: int) -> None:
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", text)]
+    assert len(pids) == size
+    until = time.monotonic() + 5
+    while any(map(is_there, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(is_there, pids))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_rank_that_is_killed_or_interrupted_ends_the_job(size: int, number: signal.Signals) -> None:
+    before = our_memory()
+    action = f"os.kill(os.getpid(), {int(number)})"
+    outcome = run(size, ["-c", STREAM.format(action=action)], timeout=60)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode != 0
+    assert outcome.seconds < 30
+    assert_nobody_is_left(outcome.stdout, size)
+    ours = {name for name in our_memory() - before if "mpicoll" in name}
+    assert not ours
+
+
+def test_an_interrupt_is_heard_while_a_rank_waits() -> None:
+    """Rank 0 waits in a collective that rank 1 does not join; the signal comes from rank 1."""
+    code = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+comm = mpicoll.Intracomm(MPI.COMM_WORLD, timeout=30)
+pids = np.zeros(comm.size, np.int64)
+comm.Allgather(np.array([os.getpid()]), pids)
+comm.Allreduce(MPI.IN_PLACE, np.ones(3))
+if comm.rank == 1:
+    time.sleep(1)
+    os.kill(int(pids[0]), signal.SIGINT)
+    time.sleep({seconds})
+    begin = time.monotonic()
+try:
+    comm.Allreduce(MPI.IN_PLACE, np.ones({count}))
+except KeyboardInterrupt:
+    print("interrupted", comm.rank, flush=True)
+    sys.stdout.flush()
+    time.sleep(2)
+except mpicoll.errors.MpicollError as error:
+    print(type(error).__name__, "in time" if time.monotonic() - begin < 5 else "late", error, flush=True)
+"""
+    for count in (3, 300_000):
+        outcome = run(2, ["-c", code.format(seconds=1, count=count)], timeout=40)
+        assert not outcome.hung, outcome.report
+        assert "interrupted 0" in outcome.stdout, outcome.text
+        assert "RemoteError in time" in outcome.stdout, outcome.text
+        assert "gave up" in outcome.stdout
+
+
+def test_nothing_stays_in_shared_memory_after_a_good_end() -> None:
+    before = our_memory()
+    code = STREAM.replace("range(10**9)", "range(20)").format(action="pass")
+    outcome = run(3, ["-c", code], timeout=60)
+    assert outcome.returncode == 0, outcome.text
+    assert our_memory() <= before
+    assert_nobody_is_left(outcome.stdout, 3)
