@@ -29,6 +29,8 @@ JOB_WORDS = 32
     LANE,  # which of the stages that every rank has are this job's
     SPINS,  # how often to look before the core is given away,
     YIELDS,  # and how often it is before `advance` returns
+    START_SPINS,  # the same for `begin`
+    START_YIELDS,
     SEQUENCE,
     SEEN,  # everybody has begun this operation
     STATE,
@@ -46,7 +48,7 @@ JOB_WORDS = 32
     RECV,
     BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
     CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
-) = range(29)
+) = range(31)
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)

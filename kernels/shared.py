@@ -56,6 +56,8 @@ from .job import (
     SEQUENCE,
     SIZE,
     SPINS,
+    START_SPINS,
+    START_YIELDS,
     STATE,
     WITHDRAWN,
     WORKED,
@@ -289,24 +291,24 @@ def progress(job):
 
 
 @short_kernel
-def begin(job, spins, yields):
-    """Begin an operation; end it too if it is short and the others come while this rank looks that often.
+def begin(job):
+    """Begin an operation; end it too if it is short and the others begin it at the same time.
 
-    Return a status; OTHER if the last operation of the job has not ended.
+    Return a status; OTHER if the last operation of the job has not ended, and for address 0.
     """
-    if get(job, STATE) != IDLE:
+    if job == 0 or get(job, STATE) != IDLE:
         return OTHER
     start(job)
-    patience, generosity = get(job, SPINS), get(job, YIELDS)
-    put(job, SPINS, spins)
-    put(job, YIELDS, yields)
+    spins, yields = get(job, SPINS), get(job, YIELDS)
+    put(job, SPINS, get(job, START_SPINS))
+    put(job, YIELDS, get(job, START_YIELDS))
     status = WAITING
     if is_short(job):
         status = progress(job)
-    elif _enter(job) == MISMATCH:
-        status = MISMATCH
-    put(job, SPINS, patience)
-    put(job, YIELDS, generosity)
+    else:
+        _enter(job)
+    put(job, SPINS, spins)
+    put(job, YIELDS, yields)
     return status
 
 

@@ -17,7 +17,7 @@ from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
 from mpicoll.environment import launcher_mismatch
-from mpicoll.kernels import calls
+from mpicoll.kernels.calls import call
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
 from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
@@ -120,7 +120,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = calls.call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             self._go_on(status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
@@ -131,7 +131,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = calls.call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
+            status = call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
         if status != DONE:
             self._go_on(status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
@@ -140,7 +140,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = calls.call(table, BCAST, 0, id(buf), 0, root)
+            status = call(table, BCAST, 0, id(buf), 0, root)
         if status != DONE:
             self._go_on(status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
@@ -163,7 +163,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = calls.call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             self._go_on(status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
@@ -172,7 +172,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = calls.call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+            status = call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
             self._go_on(status, algorithm, "allgather", sendbuf, recvbuf)
 
@@ -185,7 +185,7 @@ class Intracomm(MPI.Intracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = calls.call(table, BARRIER, 0, 0, 0, 0)
+            status = call(table, BARRIER, 0, 0, 0, 0)
         if status != DONE:
             self._go_on(status, algorithm, "barrier")
 
@@ -330,12 +330,12 @@ class Intracomm(MPI.Intracomm):
             if lane is not None:
                 fastlane.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
                 return
-            call = Call(collective, sendbuf, recvbuf, op, root, *settings)
-            task = dense.prepare(scope, call)
+            made = Call(collective, sendbuf, recvbuf, op, root, *settings)
+            task = dense.prepare(scope, made)
             if isinstance(task, Task) and task.algorithm == select.SHARED:
                 if shared.run(task, scope.timeout):
                     return
-                task = dense.prepare(scope.by_messages(), call._replace(algorithm=None))
+                task = dense.prepare(scope.by_messages(), made._replace(algorithm=None))
             if isinstance(task, Task) and task.algorithm == select.HIERARCHY:
                 hierarchy.run(task, scope.timeout)
                 return
@@ -353,28 +353,28 @@ class Intracomm(MPI.Intracomm):
         op: AnyOp = MPI.SUM,
         root: Any = 0,
     ) -> None:
-        """Do what is left to do of a call after `calls.call` returned `status`."""
+        """Do what is left to do of a call after `call` returned `status`."""
         if status == OTHER:
             self._run(collective, sendbuf, recvbuf, op, root, algorithm)
             return
         scope = self._scope
         with scope.channel.alone:
             if not shared.end(scope.channel, status, scope.timeout):
-                call = Call(collective, sendbuf, recvbuf, op, root)
-                dense.prepare(scope.by_messages(), call).run(scope.timeout)
+                made = Call(collective, sendbuf, recvbuf, op, root)
+                dense.prepare(scope.by_messages(), made).run(scope.timeout)
 
-    def _start(self, *call: Any) -> Request:
+    def _start(self, *what: Any) -> Request:
         scope = self._scope.by_messages()
         with scope.channel.alone:
-            return CollectiveRequest(dense.prepare(scope, Call(*call)), scope.timeout)
+            return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
 
-    def _keep(self, *call: Any) -> PersistentRequest:
+    def _keep(self, *what: Any) -> PersistentRequest:
         scope = self._scope if self._scope.channel.node is not None else self._scope.by_messages()
         with scope.channel.alone:
-            task = dense.prepare(scope, Call(*call))
+            task = dense.prepare(scope, Call(*what))
             if isinstance(task, Task) and task.algorithm == select.SHARED:
                 lane = shared.find_lane(task, scope.timeout)
                 if lane.number >= 0:
                     return shared.SharedRequest(task, lane, scope.timeout)
-                task = dense.prepare(scope.by_messages(), Call(*call)._replace(algorithm=None))
+                task = dense.prepare(scope.by_messages(), Call(*what)._replace(algorithm=None))
             return MessageRequest(task, scope.timeout)

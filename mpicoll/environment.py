@@ -39,11 +39,16 @@ def _slurm_local_ranks(variables: Mapping[str, str]) -> int | None:
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
 
 
+def core_numbers() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(core_numbers())
 
 
 def launcher_mismatch(size: int, library: str) -> str | None:

@@ -14,6 +14,7 @@ from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, shared
 from mpicoll.kernels import job as words
 from mpicoll.kernels import reduce as kernels
+from mpicoll.kernels.shared import DONE, OTHER, begin
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import from_array
@@ -42,7 +43,7 @@ def run(task: Task, timeout: float) -> bool:
         raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
     aside = fill(node.blocking, task)
     number = _number(channel, node.blocking, timeout)
-    status = shared.begin(node.blocking.ctypes.data, *node.patience)
+    status = shared.begin(node.blocking.ctypes.data)
     flight = NodeRun(channel, node.blocking, number, status)
     flight.finish(timeout)
     if flight.falls_back:
@@ -128,42 +129,46 @@ class SharedRequest(PersistentRequest):
         node = task.channel.node
         assert node is not None
         self._task: Task | None = task
-        self._node, self._lane = node, lane
+        self._channel, self._node, self._lane = task.channel, node, lane
         self._job = node.take_lane(lane.number, lane.near)
         self._address = self._job.ctypes.data
         self._aside = fill(self._job, task)
         self._plain = self._aside is None and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )
+        self._short = self._address if self._plain else 0
         self._number = _number(task.channel, self._job, timeout)
-        self._open = True
 
     def Start(self) -> None:
         """Begin."""
+        status = OTHER
+        if self._channel.broken is None:
+            status = begin(self._short)
+        if status != DONE:
+            self._start_the_long_way(status)
+
+    def _start_the_long_way(self, status: int) -> None:
+        """Do what remains after `begin` returned `status`."""
         task = self._task
         if task is None:
             raise RuntimeError("persistent request: it was freed")
-        if not self._plain:
-            if self._flight is not None:
-                raise RuntimeError("persistent request: started again before it was complete")
-            task.refresh()
-        if self._error is not None or task.channel.broken is not None:
-            task.channel.ensure_usable()
-        status = shared.begin(self._address, *self._node.patience)
-        if status == shared.DONE:
-            if not self._plain:
-                _unload(task, self._aside)
-        elif status == shared.OTHER:
+        self._channel.ensure_usable()
+        if (status == OTHER and self._plain) or self._flight is not None:
             raise RuntimeError("persistent request: started again before it was complete")
+        if not self._plain:
+            task.refresh()
+            status = begin(self._address)
+        if status == DONE:
+            _unload(task, self._aside)
         else:
             self._flight = NodeRun(task.channel, self._job, self._number, status)
             engine.add(self)
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Wait until the result is there; see :meth:`Request.Wait`."""
-        flight = self._flight
-        if flight is None:
-            self._raise_late()
+        if self._flight is None:
+            if self._error is not None:
+                self._raise_late()
             return True
         if engine.advance_alone(self, self._go_on):
             self._complete()
@@ -184,7 +189,7 @@ class SharedRequest(PersistentRequest):
             raise RuntimeError("persistent request: freed before it was complete")
         if self._task is not None:
             self._node.return_lane(self._lane.number, self._job)
-        self._task = None
+        self._task, self._short = None, 0
 
     wait = Wait
 

@@ -20,6 +20,8 @@ from mpicoll.runtime.buffers import view_at
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
+ALL_SLOTS_NBYTES = 32 << 10
+"""All slots together, where every rank has a core: what one rank reads rather than wait for another round."""
 """All slots of one lane together, for many ranks."""
 PLAN_LANES = 62
 """Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
@@ -43,9 +45,6 @@ class Node:
         Whether processes may copy from each other's private memory.
     method
         How private memory is reached, see :mod:`mpicoll.kernels.long`.
-    patience
-        How often a rank that starts an operation looks whether the others have started it too: at once, and giving
-        the core away in between.
     arenas
         Whether every rank sees every other's arena.
     """
@@ -54,8 +53,11 @@ class Node:
         self.size, self.rank = comm.size, comm.rank
         self._crowded = crowded
         self.slot_nbytes = slot_nbytes(self.size)
+        if not crowded:
+            # Every rank reads every slot, which costs more the more there are; a second round costs only a microsecond.
+            self.slot_nbytes = min(self.slot_nbytes, max(1 << 10, ALL_SLOTS_NBYTES // self.size))
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
-        self._lane_slots = 2 * self.size * self.slot_nbytes
+        self._lane_slots = 2 * self.size * slot_nbytes(self.size)
         self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
         self._stages = shared_arrays.empty(2 * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
         self._scratch = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
@@ -63,7 +65,6 @@ class Node:
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
         self._base = self._common_memory(comm)
-        self.patience = (1, self.size) if crowded else (_START_SPINS, 0)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._busy = 0
@@ -134,6 +135,8 @@ class Node:
             (words.LANE, lane),
             (words.SPINS, 1 if self._crowded else _SPINS),
             (words.YIELDS, _YIELDS),
+            (words.START_SPINS, 1 if self._crowded else _START_SPINS),
+            (words.START_YIELDS, self.size if self._crowded else 0),
         ):
             job[word] = value
         return job
@@ -151,7 +154,7 @@ class Node:
         near
             Whether the buffers of all ranks lie in arenas.
         """
-        job = self._job(1 + lane, NEAR_SLOT_NBYTES if near else self.slot_nbytes)
+        job = self._job(1 + lane, min(NEAR_SLOT_NBYTES, self.slot_nbytes) if near else self.slot_nbytes)
         job[words.SEQUENCE] = job[words.SEEN] = self._sequences[lane]
         self._busy |= 1 << lane
         return job

@@ -9,12 +9,14 @@ import os
 import time
 from collections.abc import Callable
 
+import numpy as np
 from mpi4py import MPI
 
-from mpicoll.environment import cores, local_ranks
+from mpicoll.environment import core_numbers, local_ranks
 
 POLLS_BEFORE_YIELD = 200
 """About as long as a message takes on one node; with fewer cores than ranks the peer needs the core at once."""
+_MAX_CORES = 1024
 SECONDS_BEFORE_SLEEP = 0.02
 SLEEP_SECONDS = 100e-6
 LOOK_AFTER_SECONDS = 0.2
@@ -22,13 +24,17 @@ LOOK_AFTER_SECONDS = 0.2
 
 
 def polls_before_yield(comm: MPI.Intracomm) -> int:
-    """Return how often to poll at once, from the number of ranks that share this node."""
-    ranks = local_ranks()
-    if ranks is None:
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks = node.size
-        node.Free()
-    return POLLS_BEFORE_YIELD if ranks <= cores() else 1
+    """Return how often to poll at once: what the ranks of this node can do with its cores; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    mask = np.zeros(_MAX_CORES, np.uint8)
+    mask[[core % _MAX_CORES for core in core_numbers()]] = 1
+    pinned = int(mask.sum())
+    node.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
+    together, ranks = int(mask.sum()), node.size
+    node.Free()
+    if together == pinned:  # nobody is pinned: other communicators' ranks want these cores too
+        ranks = max(ranks, local_ranks() or 1)
+    return POLLS_BEFORE_YIELD if ranks <= together else 1
 
 
 def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], float]) -> None:
