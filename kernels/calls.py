@@ -12,6 +12,7 @@ long way, which knows every case and every error message.
 import sys
 
 import numpy as np
+from numba import config
 
 from .atomics import load, load_int32, store
 from .jit import helper, kernel, short_kernel
@@ -302,6 +303,8 @@ def header_nbytes() -> int:
 
 def layout_error() -> str:
     """Return why `call` cannot be used with this interpreter and this NumPy, "" if it can."""
+    if config.DISABLE_JIT:
+        return "the JIT is disabled"
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return "this interpreter's objects are not those of CPython with its global lock"
     if np.ndarray.__basicsize__ < header_nbytes() + _FLAGS + 8:

@@ -123,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
+    commands.add_parser("doctor", add_help=False, help="look at MPI library, launcher, cores and memory; under mpirun")
     commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
     command = commands.add_parser(
         "explain",
@@ -155,6 +156,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mpicoll import tune
 
         return tune.main(argv[1:])
+    if argv[:1] == ["doctor"]:
+        from mpicoll import doctor
+
+        return doctor.main(argv[1:])
     arguments = make_parser().parse_args(argv)
     try:
         lines = _explain(arguments) if arguments.command == "explain" else _list_algorithms()

@@ -34,6 +34,7 @@ _SPINS, _YIELDS = 2000, 100
 _START_SPINS = 100
 """A microsecond: what a rank that starts an operation waits for others who start it at the same time."""
 _PAGE = 4096
+_INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
 
 
 class Node:
@@ -225,8 +226,8 @@ def make(comm: MPI.Intracomm, crowded: bool) -> Node | None:
     if comm.size == 1:
         return None
     reason = obstacle(comm.size)
-    agreed = np.array([not reason], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
-    if not agreed[0] and reason and "MPICOLL" not in reason:
+    first = np.array([comm.rank if reason else comm.size], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
+    if first[0] == comm.rank and reason not in _INTENDED:
         warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
-    return Node(comm, crowded) if agreed[0] else None
+    return Node(comm, crowded) if first[0] == comm.size else None

@@ -1,0 +1,200 @@
+"""What is true of this machine, this MPI library and this launcher: ``mpirun -n 4 python -m mpicoll doctor``.
+
+A line a fact, with what to do where something is wrong. Exit status 1 if there is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import __version__
+from mpicoll.collectives import tables
+from mpicoll.comm import Intracomm
+from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch
+from mpicoll.kernels import atomics, calls, jit
+from mpicoll.kernels import job as words
+from mpicoll.runtime import arena, node, shared_arrays
+
+OK, NOTE, ERROR = "ok", "note", "ERROR"
+_METHODS = {words.STAGE: "stages in shared memory", words.TRANSFER: "copies between processes", words.NOTHING: "none"}
+
+
+class Fact(NamedTuple):
+    """One line of the report; `cure` says what to do about it."""
+
+    what: str
+    value: str
+    status: str = OK
+    cure: str = ""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser."""
+    parser = argparse.ArgumentParser(prog="python -m mpicoll doctor", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+    return parser
+
+
+def _packages() -> Iterator[Fact]:
+    names = ("mpi4py", "numpy", "numba", "llvmlite", "ml_dtypes")
+    versions = []
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    yield Fact("mpicoll", f"{__version__}, Python {platform.python_version()}, {', '.join(versions)}")
+
+
+def _library() -> Iterator[Fact]:
+    text = " ".join(MPI.Get_library_version().replace("\0", " ").split("\n")[0].split(",")[0].split())
+    yield Fact("MPI library", f"{text}, standard {'.'.join(map(str, MPI.Get_version()))}")
+    levels = {0: "single", 1: "funneled", 2: "serialized", 3: "multiple"}
+    order = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    level = levels[order.index(MPI.Query_thread())]
+    low = level in ("single", "funneled")
+    yield Fact("threads", level, NOTE if low else OK, "only the main thread may call mpicoll" if low else "")
+
+
+def _launcher() -> Iterator[Fact]:
+    wrong = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    if wrong is not None:
+        yield Fact("launcher", "does not match the MPI library", ERROR, wrong)
+    elif MPI.COMM_WORLD.size == 1:
+        yield Fact("launcher", "one rank", NOTE, "start this with mpirun to learn about several")
+    else:
+        yield Fact("launcher", f"started {MPI.COMM_WORLD.size} ranks, as MPI says too")
+
+
+def _cores(comm: Intracomm) -> Iterator[Fact]:
+    cluster = comm.channel.cluster
+    nodes = 1 if cluster is None else len(set(cluster.node_of))
+    yield Fact("ranks", f"{comm.size} on {nodes} node{'s' * (nodes > 1)}; cores of rank 0: {len(core_numbers())}")
+    if comm.channel.polls == 1:
+        yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks give the core away at once; use fewer ranks")
+    else:
+        yield Fact("cores", "one for each rank")
+
+
+def _kernels() -> Iterator[Fact]:
+    wrong = atomics.self_test()
+    yield Fact("atomics", wrong or "work", ERROR if wrong and "JIT" not in wrong else NOTE if wrong else OK)
+    layout = calls.layout_error()
+    yield Fact("short way", layout or "possible", NOTE if layout else OK)
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(jit.__file__).parent)
+    good = os.access(folder, os.W_OK)
+    cure = "" if good else "set NUMBA_CACHE_DIR, or each process compiles anew"
+    yield Fact("kernel cache", f"{folder} is {'' if good else 'not '}writable", OK if good else NOTE, cure)
+
+
+def _yama() -> str:
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return "a container, or another user's process, may forbid it"
+    return f"kernel.yama.ptrace_scope is {scope}: only 0 allows it"
+
+
+def _memory(comm: Intracomm) -> Iterator[Fact]:
+    try:
+        free = os.statvfs("/dev/shm")
+        total, left = (free.f_frsize * blocks >> 20 for blocks in (free.f_blocks, free.f_bavail))
+        yield Fact("/dev/shm", f"{left} of {total} MB are free; only used where there are no arenas")
+    except OSError:
+        yield Fact("/dev/shm", "there is none; not needed where there are arenas")
+    good = shared_arrays.source() is not None
+    yield Fact(
+        "shared arrays", "possible" if good else "not possible", OK if good else NOTE, "" if good else _no_arena()
+    )
+    found = comm.channel.node or (comm.channel.cluster and comm.channel.cluster.node.node)
+    if not found:
+        why = node.obstacle(comm.size) or ("there is one rank" if comm.size == 1 else "every rank is on its own node")
+        yield Fact("shared memory", f"not used: {why}", NOTE)
+        return
+    yield Fact("shared memory", f"used; private arrays are reached by {_METHODS[found.method]}")
+    yield Fact("arenas", "seen by all ranks" if found.arenas else "not seen", OK if found.arenas else NOTE)
+    cure = "" if found.reach else f"{_yama()}; only needed where there are no arenas"
+    yield Fact(
+        "copies between processes", "allowed" if found.reach else "not allowed", OK if found.reach else NOTE, cure
+    )
+
+
+def _no_arena() -> str:
+    if os.environ.get("MPICOLL_ARENA") == "off":
+        return "MPICOLL_ARENA=off"
+    return "they need Linux, and a JIT" if arena.own().nbytes == 0 else "NumPy does not take our allocator"
+
+
+def _tuning(comm: Intracomm) -> Iterator[Fact]:
+    path = tables.path_for(tables.facts(comm.channel))
+    if tables.of(comm.channel):
+        yield Fact("choices", f"measured here: {path}")
+    else:
+        yield Fact(
+            "choices", "the shipped ones", NOTE, "mpirun -n ... python -m mpicoll tune finds better ones, if any"
+        )
+
+
+def examine() -> list[Fact]:
+    """Return the facts; collective over COMM_WORLD."""
+    facts = [*_packages(), *_library(), *_launcher()]
+    if facts[-1].status == ERROR:
+        return facts
+    comm = Intracomm(MPI.COMM_WORLD)
+    for group in (_cores, _memory, _tuning):
+        facts += group(comm)
+    facts += _kernels()
+    return _with_others(comm, facts)
+
+
+def _with_others(comm: Intracomm, facts: list[Fact]) -> list[Fact]:
+    """Raise the status of a fact to the worst that any rank has found."""
+    order = (OK, NOTE, ERROR)
+    status = np.array([order.index(fact.status) for fact in facts], np.int64)
+    worst = np.empty_like(status)
+    counts = np.array([len(facts)] * 2) * (1, -1)
+    comm.Allreduce(MPI.IN_PLACE, counts, MPI.MAX)
+    if counts[0] != -counts[1]:
+        return [*facts, Fact("ranks", "do not all see the same", NOTE, "run this on a rank of each node alone")]
+    comm.Allreduce(status, worst, MPI.MAX)
+    return [
+        fact if order.index(fact.status) == level else fact._replace(status=order[level], cure="on another rank")
+        for fact, level in zip(facts, worst.tolist(), strict=True)
+    ]
+
+
+def _lines(facts: list[Fact]) -> list[str]:
+    width = max(len(fact.what) for fact in facts)
+    lines = []
+    for fact in facts:
+        lines.append(f"{fact.status:5s}  {fact.what:{width}s}  {fact.value}")
+        if fact.cure:
+            lines.append(f"{'':5s}  {'':{width}s}  -> {fact.cure}")
+    return lines
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; only the first process prints."""
+    first = MPI.COMM_WORLD.rank == 0 and launched_rank() == 0
+    write: Callable[[str], object] = sys.stdout.write if first else lambda text: None
+    try:
+        with contextlib.nullcontext() if first else contextlib.redirect_stderr(None):
+            arguments = make_parser().parse_args(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+    facts = examine()
+    if arguments.json:
+        write(json.dumps([fact._asdict() for fact in facts], indent=1) + "\n")
+    else:
+        write("\n".join(_lines(facts)) + "\n")
+    return 1 if any(fact.status == ERROR for fact in facts) else 0
