@@ -15,7 +15,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from mpicoll.environment import local_ranks
+
 _MAP_NORESERVE = 0x4000
+_ADDRESS_SPACE = 32 << 40
+"""A quarter of what a process has on x86-64."""
 FIRST_FREE = 4096
 """The first page holds the nonce."""
 
@@ -50,8 +54,10 @@ class Arena:
 
 
 def _capacity() -> int:
-    """Return how much address space to take: as much as there is memory."""
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    """Return how much address space to take: more than there is memory, but the others' arenas must fit in as well."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    processes = max(local_ranks() or 1, os.cpu_count() or 1)
+    return int(min(2 * memory, _ADDRESS_SPACE // processes // FIRST_FREE * FIRST_FREE))
 
 
 def _map(fd: int, nbytes: int) -> np.ndarray:

@@ -61,6 +61,7 @@ class Node:
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
         self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
         self._stages = shared_arrays.empty(2 * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
+        self._memory = shared_arrays.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._scratch = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         self.reach, self.arenas = self._meet(comm)
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
@@ -74,7 +75,6 @@ class Node:
         """Return where the records and slots begin: in rank 0's arena, or in a window of the MPI library."""
         nbytes = common_nbytes(self.size)
         if self.arenas:
-            self._memory = shared_arrays.empty(nbytes if self.rank == 0 else 0, np.uint8)
             place = np.array([self._memory.ctypes.data], np.int64)
             comm.Bcast(place)
             _, address, mapped, *_ = self._peers[0].tolist()
@@ -89,6 +89,9 @@ class Node:
         comm.Barrier()
         return base
 
+    def _own_arrays(self) -> list[np.ndarray]:
+        return [self._stages, self._memory] if self.rank == 0 else [self._stages]
+
     def _slots(self) -> int:
         records = (1 + PLAN_LANES) * self._lane_nbytes
         return self._base + -(-records // _PAGE) * _PAGE
@@ -101,7 +104,9 @@ class Node:
         card = np.array([os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64)
         cards = np.empty((self.size, card.size), np.int64)
         comm.Allgather(card, cards)
-        seen, read = shared_arrays.source() is not None, True
+        # A full arena gives ordinary memory, which the others do not see.
+        seen = all(0 <= own_array.ctypes.data - own.address < own.nbytes for own_array in self._own_arrays())
+        read = True
         room = np.zeros(5, np.int64)
         for rank, (pid, address, fd, nbytes, nonce, theirs, stages) in enumerate(cards.tolist()):
             mapped = own.address if rank == self.rank else arena.map_peer(pid, fd, nbytes, nonce)
