@@ -44,7 +44,7 @@ def _warmup_shared() -> None:
     word = types.int64
     for function, arguments in (
         (calls.call, (word,) * 6),
-        (shared.begin, (word,) * 3),
+        (shared.begin, (word,)),
         (shared.advance, (word,)),
         (shared.withdraw, (word,)),
         (shared.recorded, (word, word, word[::1])),
