@@ -142,7 +142,7 @@ class shared_arrays:
     comm
         A communicator, to be made before or afterwards; shared arrays serve all communicators.
     min_nbytes
-        Shorter arrays stay in ordinary memory.
+        Shorter arrays stay in ordinary memory; what was asked for last holds for all threads that use this.
 
     Notes
     -----
@@ -156,7 +156,7 @@ class shared_arrays:
         if not isinstance(min_nbytes, int) or min_nbytes < 0:
             raise ValueError(f"min_nbytes: {min_nbytes!r} is not a number of bytes")
         self._min_nbytes = min_nbytes
-        self._previous: list[Any] = []
+        self._previous: list[tuple[Any, int]] = []
 
     def enable(self) -> None:
         """Begin."""
@@ -164,13 +164,16 @@ class shared_arrays:
         if made is None:
             warnings.warn("arrays cannot be put into shared memory here", RuntimeWarning, stacklevel=2)
             return
+        self._previous.append((_set_handler()(made.capsule), int(made.words[heap.THRESHOLD])))
         made.words[heap.THRESHOLD] = max(self._min_nbytes, _EVERYTHING)
-        self._previous.append(_set_handler()(made.capsule))
 
     def disable(self) -> None:
         """End; arrays that exist stay where they are."""
-        if self._previous:
-            _set_handler()(self._previous.pop())
+        made = source()
+        if self._previous and made is not None:
+            handler, threshold = self._previous.pop()
+            _set_handler()(handler)
+            made.words[heap.THRESHOLD] = threshold
 
     def __enter__(self) -> shared_arrays:
         self.enable()
