@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 
 import pytest
 
 from tests.mpirun import run
+from tests.system.outcomes import outcomes_of
 
 PROGRAM = "tests/system/programs/disagree.py"
 SIZES = (3, 8)
@@ -30,17 +30,8 @@ DIFFER = (
 )
 
 
-@lru_cache(maxsize=8)
 def outcomes(size: int, mode: str) -> dict[str, list[dict]]:
-    """Run all cases in one launch; per case the outcome of every rank."""
-    outcome = run(size, [PROGRAM], timeout=150, environment={"MPICOLL_CHECK": mode})
-    assert outcome.returncode == 0, outcome.text
-    cases: dict[str, list[dict]] = {}
-    for line in outcome.stdout.splitlines():
-        entry = json.loads(line)
-        cases.setdefault(entry["case"], []).append(entry)
-    assert all(len(entries) == size for entries in cases.values())
-    return {case: sorted(entries, key=lambda entry: entry["rank"]) for case, entries in cases.items()}
+    return outcomes_of(PROGRAM, size, mode)
 
 
 @pytest.mark.parametrize("mode", ["default", "full"])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from tests.mpirun import run
+from tests.system.outcomes import outcomes_of
 
 PROGRAM = "tests/system/programs/disagree_shared.py"
 RUNS = ((3, "default"), (8, "default"), (2, "full"))
@@ -36,17 +35,8 @@ DIFFER = (
 )
 
 
-@lru_cache(maxsize=8)
 def outcomes(size: int, mode: str) -> dict[str, list[dict]]:
-    """Run all cases in one launch; per case the outcome of every rank."""
-    outcome = run(size, [PROGRAM], timeout=150, environment={"MPICOLL_CHECK": mode})
-    assert outcome.returncode == 0, outcome.text
-    cases: dict[str, list[dict]] = {}
-    for line in outcome.stdout.splitlines():
-        entry = json.loads(line)
-        cases.setdefault(entry["case"], []).append(entry)
-    assert all(len(entries) == size for entries in cases.values())
-    return cases
+    return outcomes_of(PROGRAM, size, mode)
 
 
 @pytest.mark.parametrize(("size", "mode"), RUNS)
