@@ -28,6 +28,7 @@ _PAGE = 4096
 _RETURNED_NBYTES = 1 << 20
 """Blocks from this size on are given back, if there are too many."""
 _MADV_REMOVE = 9
+_MOST = (1 << 63) - 1
 
 _malloc = types.ExternalFunction("malloc", types.intp(types.intp))
 _calloc = types.ExternalFunction("calloc", types.intp(types.intp, types.intp))
@@ -129,7 +130,8 @@ def _is_ours(heap, address):
 
 @helper
 def _wanted(heap, nbytes):
-    return _word(heap, OPEN) != 0 and nbytes >= _word(heap, THRESHOLD)
+    longest = _word(heap, END) - _word(heap, BASE)
+    return _word(heap, OPEN) != 0 and _word(heap, THRESHOLD) <= nbytes < longest
 
 
 @native(types.intp(types.intp, types.intp))
@@ -146,7 +148,8 @@ def allocate(heap, nbytes):
 def allocate_zeros(heap, count, itemsize):
     """Like calloc."""
     nbytes = count * itemsize
-    if _wanted(heap, nbytes):
+    overflows = itemsize > 0 and count > _MOST // itemsize
+    if not overflows and _wanted(heap, nbytes):
         data, fresh = _take(heap, nbytes)
         if data:
             if not fresh:
