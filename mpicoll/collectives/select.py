@@ -190,6 +190,7 @@ def fill_front(channel: Channel, means: Means) -> int:
         return 0
     for collective in ALGORITHMS:
         for bits in range(BUCKETS):
-            name = choose(collective, 1 << bits >> 1, means)
-            channel.front.choose(collective, bits, name == SHARED)
+            ends = (1 << bits >> 1, (1 << bits) - 1)
+            taken = {choose(collective, end, means) for end in ends}
+            channel.front.choose(collective, bits, taken == {SHARED})
     return channel.front.address
