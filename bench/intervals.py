@@ -1,0 +1,129 @@
+"""How sure a ratio of two times is.
+
+Two things move a median. Within a launch samples scatter, and neighbours scatter together, since a machine has busy
+moments: blocks of consecutive rounds are drawn again and again (moving-block bootstrap; Künsch, "The jackknife and the
+bootstrap for general stationary observations", Annals of Statistics 17, 1989). Between launches processes land on other
+cores and arrays on other pages: that is seen only by launching several times, and counted with Student's t. An interval
+is as wide as the larger of the two says. From a single launch it knows the first only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.records import Case, Result, Run
+
+DRAWS = 400
+CONFIDENCE = 0.95
+_BLOCK = 5
+_NORMAL = 1.96
+# Two-sided 95 % points of Student's t by degrees of freedom.
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+class Key(NamedTuple):
+    """Results with equal keys are launches of the same thing."""
+
+    library: str
+    thread_level: str
+    setting: str
+    case: Case
+    contender: str
+
+
+class Interval(NamedTuple):
+    """A ratio and the bounds that it lies between with 95 % confidence."""
+
+    value: float
+    low: float
+    high: float
+    launches: int = 1
+
+    @property
+    def half(self) -> float:
+        """Half its width on a logarithmic scale: 0.1 is about 10 % to either side."""
+        return math.log(self.high / self.low) / 2
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec or '.2f'}} [{self.low:{spec or '.2f'}}, {self.high:{spec or '.2f'}}]"
+
+
+def collect(runs: Iterable[Run]) -> dict[Key, list[Result]]:
+    """Put launches of the same thing together, in the order in which they come."""
+    together: dict[Key, list[Result]] = {}
+    for run in runs:
+        library, level, setting = (str(run.metadata[name]) for name in ("library", "thread_level", "setting"))
+        for result in run.results:
+            together.setdefault(Key(library, level, setting, result.case, result.contender), []).append(result)
+    return together
+
+
+def median(results: Sequence[Result]) -> float:
+    """Return the geometric mean of the launches' medians, in seconds."""
+    return math.exp(sum(math.log(result.median) for result in results) / len(results))
+
+
+def ratio(above: Sequence[Result], below: Sequence[Result]) -> Interval:
+    """Return how many times longer `above` takes than `below`.
+
+    Parameters
+    ----------
+    above, below
+        Launches of two contenders. Where they have the same number of samples in each launch, they were measured in
+        turn in the same launches, and rounds are drawn together.
+    """
+    paired = len(above) == len(below) and all(
+        a.samples.size == b.samples.size for a, b in zip(above, below, strict=True)
+    )
+    if paired:
+        pairs = [_launch(a.samples, b.samples) for a, b in zip(above, below, strict=True)]
+        return _interval([value for value, _ in pairs], [error for _, error in pairs])
+    over, under = ([_alone(result.samples) for result in results] for results in (above, below))
+    top, bottom = (_interval([v for v, _ in side], [e for _, e in side]) for side in (over, under))
+    return _quotient(top, bottom)
+
+
+def change(before: Interval, after: Interval) -> Interval:
+    """Return ``after / before`` of two ratios that were measured independently."""
+    return _quotient(after, before)
+
+
+def _quotient(above: Interval, below: Interval) -> Interval:
+    value, half = above.value / below.value, math.hypot(above.half, below.half)
+    return Interval(value, value * math.exp(-half), value * math.exp(half), min(above.launches, below.launches))
+
+
+def _interval(logs: Sequence[float], errors: Sequence[float]) -> Interval:
+    launches = len(logs)
+    mean = sum(logs) / launches
+    within = _NORMAL * math.sqrt(sum(error**2 for error in errors)) / launches
+    between = 0.0
+    if launches > 1:
+        deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (launches - 1))
+        between = _STUDENT[min(launches - 1, len(_STUDENT)) - 1] * deviation / math.sqrt(launches)
+    # What launches differ by holds what samples differ by, but a few launches may agree by luck.
+    half = max(within, between)
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), launches)
+
+
+def _launch(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
+    """Return the logarithm of the ratio of medians in one launch, and its standard error."""
+    rounds = _rounds(above.size)
+    drawn = np.log(np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1))
+    return float(np.log(np.median(above) / np.median(below))), float(drawn.std())
+
+
+def _alone(samples: np.ndarray) -> tuple[float, float]:
+    return _launch(samples, np.ones_like(samples))
+
+
+def _rounds(count: int) -> np.ndarray:
+    """Return the numbers of the rounds of each draw: blocks of neighbours; the same draws every time."""
+    block = min(_BLOCK, max(1, count // 4))
+    random = np.random.default_rng(count)
+    starts = random.integers(0, count - block + 1, (DRAWS, -(-count // block)))
+    return (starts[:, :, None] + np.arange(block)).reshape(DRAWS, -1)[:, :count]

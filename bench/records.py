@@ -1,0 +1,202 @@
+"""What a benchmark leaves behind: results with their samples, and what they depend on, as JSON or CSV.
+
+A file holds one :class:`Run`, that is one launch of one program. Several launches of the same thing are put together
+by :mod:`bench.intervals`, which needs them to say how much launches differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+FORMAT, VERSION = "mpicoll-bench", 1
+NATIVE = "native"
+"""The MPI library's own call, which others are compared with."""
+_DIGITS = 5
+
+_TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
+_SPLIT = ("allreduce", "reduce_scatter", "allgather")
+
+
+class ResultsError(ValueError):
+    """A file is not one of ours, or is damaged; the message names it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured, the same for all contenders.
+
+    Attributes
+    ----------
+    benchmark
+        Name of the collective, kernel or program.
+    nbytes, count, dtype
+        Length of the whole vector in bytes and elements, and the element type.
+    size
+        Number of ranks.
+    variant
+        What else it depends on, such as ``"in place"``; may be empty.
+    """
+
+    benchmark: str
+    nbytes: int
+    count: int
+    dtype: str
+    size: int
+    variant: str = ""
+
+
+_FACTS = tuple(entry.name for entry in fields(Case))
+_COLUMNS = (*_FACTS, "contender", "samples", "calls", "wrong", "median", "p5", "p95", "p99", "algbw", "busbw")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contender in one case, in one launch.
+
+    Attributes
+    ----------
+    samples
+        Seconds per call, each the maximum over ranks; sample ``i`` of every contender of a case was taken in the same
+        round.
+    calls
+        Calls that were timed together for one sample.
+    wrong
+        Elements that differed from the exact result, over all ranks; checked outside the timing.
+    detail
+        More to show, such as the algorithm that ``"auto"`` took.
+    """
+
+    case: Case
+    contender: str
+    samples: np.ndarray
+    calls: int = 1
+    wrong: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """Seconds per call."""
+        return float(np.median(self.samples))
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles relative to the median."""
+        low, high = np.percentile(self.samples, [25, 75])
+        return float((high - low) / self.median)
+
+    @property
+    def algbw(self) -> float:
+        """GB/s of the vector: its length over the time, as nccl-tests define it."""
+        return self.case.nbytes / self.median / 1e9
+
+    @property
+    def busbw(self) -> float:
+        """GB/s that a link of each rank carries in the best algorithm, as nccl-tests define it."""
+        return self.algbw * bus_factor(self.case.benchmark, self.case.size)
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything but the samples, by column name."""
+        p5, p95, p99 = np.percentile(self.samples, [5, 95, 99])
+        times = {"median": self.median, "p5": p5, "p95": p95, "p99": p99, "algbw": self.algbw, "busbw": self.busbw}
+        facts = {**asdict(self.case), "contender": self.contender, "calls": self.calls, "wrong": self.wrong}
+        return {**facts, **{name: _short(value) for name, value in times.items()}, **self.detail}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch of one program.
+
+    Attributes
+    ----------
+    metadata
+        What the numbers depend on, see :mod:`bench.metadata`.
+    """
+
+    program: str
+    metadata: Mapping[str, Any]
+    results: Sequence[Result]
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements of all results."""
+        return sum(result.wrong for result in self.results)
+
+
+def bus_factor(benchmark: str, size: int) -> float:
+    """Return busbw / algbw: bytes through a rank's link in the best algorithm over bytes of the vector."""
+    return _TRAFFIC.get(benchmark, 1.0) * ((size - 1) / size if benchmark in _SPLIT else 1.0)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def save_json(run: Run, path: Path) -> None:
+    """Write a run; `load` reads it back."""
+    results = [{**result.summary(), "samples": [_short(s) for s in result.samples]} for result in run.results]
+    content = {"format": FORMAT, "version": VERSION, "program": run.program, "metadata": dict(run.metadata)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**content, "results": results}, indent=1, allow_nan=False) + "\n")
+
+
+def save_csv(run: Run, stream: TextIO) -> None:
+    """Write a line for each result, without the samples."""
+    rows = [result.summary() for result in run.results]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    facts = ("library", "thread_level", "cores", "commit")
+    writer = csv.DictWriter(stream, [*facts, *columns], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({**{name: run.metadata.get(name, "") for name in facts}, **row})
+
+
+def load(path: Path) -> Run:
+    """Read a file that `save_json` wrote.
+
+    Raises
+    ------
+    ResultsError
+        If it is something else; the message names the file.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path}: cannot be read as results: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ResultsError(f"{path}: not a file of results")
+    if content.get("version") != VERSION:
+        raise ResultsError(f"{path}: version {content.get('version')!r} is not {VERSION}, which this program reads")
+    try:
+        return Run(content["program"], content["metadata"], [_result(row) for row in content["results"]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path}: damaged: {error!r}") from error
+
+
+def _result(row: dict[str, Any]) -> Result:
+    case = Case(**{name: row[name] for name in _FACTS})
+    samples = np.array(row["samples"], float)
+    if not samples.size or not (samples > 0).all():
+        raise ValueError(f"samples of {case.benchmark}, {row['contender']}, are not positive numbers")
+    detail = {name: value for name, value in row.items() if name not in _COLUMNS}
+    return Result(case, row["contender"], samples, int(row["calls"]), int(row["wrong"]), detail)
+
+
+def load_all(paths: Iterable[Path]) -> list[Run]:
+    """Read files, and all files ``*.json`` of folders.
+
+    Raises
+    ------
+    ResultsError
+        If there is none, or one of them is not a file of results.
+    """
+    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    if not files:
+        raise ResultsError(f"{', '.join(map(str, paths)) or 'nothing'}: no results there")
+    return [load(file) for file in files]
