@@ -5,4 +5,4 @@ import sys
 from bench.collectives import main
 
 if __name__ == "__main__":
-    sys.exit(main(prog="bench.allreduce", collectives=("allreduce",)))
+    sys.exit(main(program="bench.allreduce", collectives=("allreduce",)))

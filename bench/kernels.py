@@ -1,106 +1,94 @@
-"""Compare the reducers with a copy and with NumPy: `python -m bench.kernels`.
+"""The reducers against NumPy and against a copy: ``python -m bench.kernels``.
 
-Each line is one reducer on arrays of one size. "touched" counts the bytes read and written: three streams for a
-reduction, also in place, two for `np.copyto`. "ratio" is touched bandwidth over the copy's; 1 means as fast as memory
-lets it be. Times are medians; the contestants take turns within each round, so that a busy moment hits all of them.
+One process, one core. ``out`` says where the result goes: to a new array, or over one of the operands. ``ours`` is
+NumPy's time over ours, ``copy`` the time of `numpy.copyto` over NumPy's: a copy touches two streams of memory, a
+reduction three, so that long vectors are as fast as memory lets them be from about two thirds of the copy's speed on.
 """
 
+from __future__ import annotations
+
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+from mpi4py import MPI
 
+from bench import harness
+from bench.operations import NUMPY as UFUNCS
+from bench.options import make_parser
+from bench.records import COPY, NUMPY, Case
 from mpicoll.kernels import DTYPES, OPS, carrier, reducer
 
-_NUMPY = {
-    "SUM": np.add,
-    "PROD": np.multiply,
-    "MAX": np.maximum,
-    "MIN": np.minimum,
-    "LAND": np.logical_and,
-    "LOR": np.logical_or,
-    "LXOR": np.logical_xor,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
-_SECONDS_PER_ROUND = 2e-4  # a round repeats a short call until it takes about this long
-_COLUMNS = f"{'op':5} {'dtype':>10} {'bytes':>9} {'out':>8} {'GB/s':>7} {'copy':>7} {'ratio':>6} {'numpy':>7}"
+OURS = "ours"
+_SIZES = [16 << 10, 256 << 10, 4 << 20, 64 << 20]
 
 
-def median_seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the median time of each call; in every round each of them is timed once, one after the other."""
-    repeats = [_repeats(call) for call in calls]
-    samples: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, repeat, sample in zip(calls, repeats, samples, strict=True):
-            sample.append(_time(call, repeat) / repeat)
-    return [statistics.median(sample) for sample in samples]
+class Kernel:
+    """One reducer, length and place of the result; a `bench.harness.Contest`."""
 
+    def __init__(self, op: str, dtype: np.dtype, nbytes: int, place: str) -> None:
+        count = max(1, nbytes // dtype.itemsize)
+        # Values that stay what they are however often they are reduced, so that no call meets inf or subnormals.
+        value = 0 if op in ("SUM", "BXOR", "LXOR") else 1
+        new, a, b = (np.full(count, value, dtype) for _ in range(3))
+        self.out = {"new": new, "a": a, "b": b}[place]
+        raw = [array.view(carrier(dtype)) for array in (self.out, a, b)]
+        self.calls: dict[str, Callable[[], None]] = {
+            NUMPY: partial(UFUNCS[op], a, b, out=self.out),
+            OURS: partial(reducer(op, dtype), *raw),
+            COPY: partial(np.copyto, new.view(carrier(dtype)), raw[1]),
+        }
+        self.case = Case(f"kernel {op}", a.nbytes, count, dtype.name, 1, f"out={place}")
+        self.value = value
 
-def _repeats(call: Callable[[], object]) -> int:
-    call()
-    return max(1, int(_SECONDS_PER_ROUND / max(_time(call, 3) / 3, 1e-9)))
+    def wrong(self, contender: str) -> int:
+        """Call it once more and count what is not the neutral value."""
+        if contender == COPY:
+            return 0
+        self.calls[contender]()
+        return int(np.count_nonzero(self.out != self.value))
 
+    def detail(self, contender: str, medians: Mapping[str, float]) -> Mapping[str, Any]:
+        """Return the share of the copy's bandwidth, counting every stream that is read or written."""
+        return {"of_copy": round(1.5 * medians[COPY] / medians[contender], 3)}
 
-def _time(call: Callable[[], object], repeat: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeat):
-        call()
-    return time.perf_counter() - start
-
-
-def report(op: str, dtype: np.dtype, nbytes: int, rounds: int) -> None:
-    """Print one line for out of place, and one for each operand as `out`."""
-    reduce = reducer(op, dtype)
-    if reduce is None:
-        return
-    count = max(1, nbytes // dtype.itemsize)
-    out, a, b = (_neutral(op, dtype, count) for _ in range(3))
-    raw_out, raw_a, raw_b = (array.view(carrier(dtype)) for array in (out, a, b))
-    places = {"new": (raw_out, raw_a, raw_b), "a": (raw_a, raw_a, raw_b), "b": (raw_b, raw_a, raw_b)}
-    plain = {"new": out, "a": a, "b": b}
-    calls: list[Callable[[], object]] = [lambda: np.copyto(raw_out, raw_a)]
-    for where in places:
-        calls += [partial(reduce, *places[where]), partial(_NUMPY[op], a, b, out=plain[where])]
-    seconds = median_seconds(calls, rounds)
-    copy = 2 * a.nbytes / seconds[0] / 1e9
-    for where, ours, numpy in zip(places, seconds[1::2], seconds[2::2], strict=True):
-        rates = [3 * a.nbytes / value / 1e9 for value in (ours, numpy)]
-        numbers = f"{rates[0]:7.1f} {copy:7.1f} {rates[0] / copy:6.2f} {rates[1]:7.1f}"
-        print(f"{op:5} {dtype.name:>10} {a.nbytes:9} {where:>8} {numbers}", flush=True)
-
-
-def _neutral(op: str, dtype: np.dtype, count: int) -> np.ndarray:
-    """Return values that stay what they are however often they are reduced, so that no run meets inf or subnormals."""
-    return np.full(count, 0 if op in ("SUM", "BXOR", "LXOR") else 1, dtype)
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _dtype(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", nargs="+", choices=OPS, default=["SUM", "MAX"], help="default: %(default)s")
-    names = [dtype.name for dtype in DTYPES]
-    some = ["float32", "float64", "int32", "int64"]
-    parser.add_argument("--dtypes", nargs="+", choices=names, default=some, help="default: %(default)s")
-    sizes = [16 << 10, 256 << 10, 64 << 20]
-    parser.add_argument("--sizes", nargs="+", type=int, default=sizes, help="bytes of one array; default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=15, help="times that each is measured; default: %(default)s")
-    arguments = parser.parse_args(argv)
-    print(_COLUMNS)
-    for op in arguments.ops:
-        for name in arguments.dtypes:
+def _contests(arguments: argparse.Namespace) -> Iterator[Callable[[], Kernel]]:
+    for op in arguments.op:
+        for dtype in map(_dtype, arguments.dtype):
+            if reducer(op, dtype) is None:
+                continue
             for nbytes in arguments.sizes:
-                report(op, _dtype(name), nbytes, arguments.rounds)
+                for place in arguments.out:
+                    yield partial(Kernel, op, dtype, nbytes, place)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; exit status 1 if any element was wrong."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = make_parser("bench.kernels", __doc__)
+    parser.set_defaults(sizes=_SIZES, seconds=0.3)
+    names, some = [dtype.name for dtype in DTYPES], ["float32", "float64", "int32", "int64"]
+    parser.add_argument("--op", nargs="+", choices=OPS, default=["SUM", "MAX"], help="default: %(default)s")
+    parser.add_argument("--dtype", nargs="+", choices=names, default=some, help="default: %(default)s")
+    parser.add_argument(
+        "--out", nargs="+", choices=("new", "a", "b"), default=["new", "a"], help="default: %(default)s"
+    )
+    arguments = parser.parse_args(argv)
+    contests = list(_contests(arguments))
+    return harness.run("bench.kernels", arguments, contests, argv, MPI.Intracomm(MPI.COMM_SELF))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

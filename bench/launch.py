@@ -14,12 +14,17 @@ from pathlib import Path
 _LAUNCHER_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
 
 
-@lru_cache(maxsize=1)
-def launcher() -> tuple[str, ...]:
+@lru_cache(maxsize=8)
+def launcher(python: str = sys.executable) -> tuple[str, ...]:
     """Return the launcher with its flags, without ``-n``.
 
     ``$MPIEXEC`` if it is set, else the mpirun beside this Python, else the one on the path. Open MPI is told that
     there may be more ranks than cores and, for root, that this is meant.
+
+    Parameters
+    ----------
+    python
+        The interpreter that it is to start.
 
     Raises
     ------
@@ -29,8 +34,9 @@ def launcher() -> tuple[str, ...]:
     if os.environ.get("MPIEXEC"):
         command = shlex.split(os.environ["MPIEXEC"])
     else:
-        beside = Path(sys.executable).parent / "mpirun"
-        found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
+        # Intel's mpirun is a script that finds its parts on the path; what it calls in the end does not need that.
+        beside = [path for name in ("mpiexec.hydra", "mpirun") if (path := Path(python).parent / name).exists()]
+        found = str(beside[0]) if beside else shutil.which("mpirun") or shutil.which("mpiexec")
         if found is None:
             raise FileNotFoundError(
                 "no mpirun was found beside Python or on the path; set MPIEXEC, or install mpicoll[mpich]"
@@ -42,9 +48,9 @@ def launcher() -> tuple[str, ...]:
     return tuple(command)
 
 
-def command(size: int, arguments: Sequence[str]) -> list[str]:
+def command(size: int, arguments: Sequence[str], python: str = sys.executable) -> list[str]:
     """Return the command that runs Python with `arguments` on `size` ranks."""
-    return [*launcher(), "-n", str(size), sys.executable, *arguments]
+    return [*launcher(python), "-n", str(size), python, *arguments]
 
 
 def clean_environment() -> dict[str, str]:

@@ -70,7 +70,8 @@ def _exchange(comm: MPI.Intracomm) -> Callable[[], None]:
 def _print(rank: int, seconds: float) -> None:
     from mpi4py import MPI
 
-    from bench.harness import compare, library
+    from bench.metadata import library
+    from mpicoll.measure import compare
 
     contenders = _contenders()
     timings = compare(MPI.COMM_WORLD, contenders, seconds)

@@ -16,8 +16,10 @@ from typing import Any, TextIO
 import numpy as np
 
 FORMAT, VERSION = "mpicoll-bench", 1
-NATIVE = "native"
-"""The MPI library's own call, which others are compared with."""
+NATIVE, NUMPY, PLAN, COPY = "native", "numpy", "plan", "copy"
+"""Contenders that tables know: the MPI library's own call, NumPy's, a persistent operation, a plain copy of memory."""
+ASIDE = "aside"
+"""A detail that is true for what is timed beside the contenders, such as a computation alone."""
 _DIGITS = 5
 
 _TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
@@ -138,6 +140,22 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
+def baseline(contenders: Iterable[str]) -> str | None:
+    """Return the contender that the others of a case are compared with, None if there is none."""
+    return next((name for name in contenders if name in (NATIVE, NUMPY)), None)
+
+
+def save_in(folder: Path, run: Run) -> Path:
+    """Write a run to a new file of `folder`; return its name."""
+    facts = run.metadata
+    stem = "-".join([run.program.removeprefix("bench."), str(facts["ranks"]), str(facts["thread_level"])])
+    number = 1
+    while (path := folder / f"{stem}-{number}.json").exists():
+        number += 1
+    save_json(run, path)
+    return path
+
+
 def save_json(run: Run, path: Path) -> None:
     """Write a run; `load` reads it back."""
     results = [{**result.summary(), "samples": [_short(s) for s in result.samples]} for result in run.results]
@@ -146,15 +164,18 @@ def save_json(run: Run, path: Path) -> None:
     path.write_text(json.dumps({**content, "results": results}, indent=1, allow_nan=False) + "\n")
 
 
-def save_csv(run: Run, stream: TextIO) -> None:
+def save_csv(runs: Sequence[Run], stream: TextIO) -> None:
     """Write a line for each result, without the samples."""
-    rows = [result.summary() for result in run.results]
+    facts = ("library", "thread_level", "setting", "cores", "commit")
+    rows = [
+        {**{name: run.metadata.get(name, "") for name in facts}, **result.summary()}
+        for run in runs
+        for result in run.results
+    ]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    facts = ("library", "thread_level", "cores", "commit")
-    writer = csv.DictWriter(stream, [*facts, *columns], lineterminator="\n")
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({**{name: run.metadata.get(name, "") for name in facts}, **row})
+    writer.writerows(rows)
 
 
 def load(path: Path) -> Run:

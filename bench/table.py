@@ -1,23 +1,29 @@
-"""How benchmarks show what they measured: tables on the terminal or for a document, and what surrounds the numbers."""
+"""Tables of results, for the terminal or for a document."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import platform
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from mpicoll.environment import cores
+from bench import intervals
+from bench.intervals import Key
+from bench.records import ASIDE, COPY, NUMPY, PLAN, Case, Result, Run, baseline, bus_factor
 
-NATIVE = "native"
-_PLAN, _COPY = "plan", "copy"
+Contenders = Mapping[str, Sequence[Result]]
 
 
-_TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
-_SPLIT = ("allreduce", "reduce_scatter", "allgather")
+class Title(NamedTuple):
+    """What the rows of a table have in common."""
+
+    library: str
+    thread_level: str
+    setting: str
+    benchmark: str
+    dtype: str
+    size: int
+    variant: str
 
 
 def format_size(nbytes: int) -> str:
@@ -28,92 +34,138 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def bus_bandwidth(collective: str, nbytes: int, size: int, seconds: float) -> float:
-    """Return GB/s as nccl-tests define it: what a link of each rank would carry in the best algorithm."""
-    share = (size - 1) / size if collective in _SPLIT else 1.0
-    return _TRAFFIC[collective] * share * nbytes / seconds / 1e9
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return it; ratios are averaged so, since 2 and 1/2 cancel."""
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _cells(row: dict[str, Any], names: Sequence[str], with_bound: bool) -> list[str]:
-    median = row["median"]
-    native = median[NATIVE]
-    busbw = bus_bandwidth(row["collective"], row["nbytes"], row["size"], median.get("auto", native))
-    cells = [format_size(row["nbytes"]), f"{native * 1e6:.1f}"]
-    cells += [f"{native / median[name]:.2f}" for name in names]
-    if with_bound:
-        cells.append(f"{median[_COPY] / median[_PLAN]:.0%}" if _COPY in median else "")
-    return [*cells, f"{busbw:.2f}", row["choice"], str(row["wrong"])]
+def describe(case: Case) -> str:
+    """Return a case in a few words."""
+    return " ".join(filter(None, [case.benchmark, format_size(case.nbytes), case.variant]))
 
 
-def table(rows: list[dict[str, Any]], markdown: bool) -> list[str]:
-    """Return the table: native in microseconds, ours as native's time over our time (above 1: we are faster)."""
-    names = [name for name in rows[0]["median"] if name not in (NATIVE, _COPY)]
-    with_bound = any(_COPY in row["median"] for row in rows)
-    header = ["size", "native us", *(name.replace("_", " ") for name in names)]
-    header += ["bound"] * with_bound + ["busbw GB/s", "auto takes", "wrong"]
-    ratios = [[row["median"][NATIVE] / row["median"][name] for row in rows] for name in names]
-    means = [f"{math.exp(sum(map(math.log, ratio)) / len(ratio)):.2f}" for ratio in ratios]
-    blank = [""] * (with_bound + 2)
-    cells = [header, *(_cells(row, names, with_bound) for row in rows)]
-    cells.append(["geometric mean", "", *means, *blank, str(sum(row["wrong"] for row in rows))])
-    cells.append(["least", "", *(f"{min(ratio):.2f}" for ratio in ratios), *blank, ""])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-    if not markdown:
-        return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    lines = ["| " + " | ".join(line) + " |" for line in cells]
-    return [lines[0], "|" + "---:|" * len(header), *lines[1:]]
+def group(runs: Iterable[Run]) -> dict[Title, dict[int, dict[str, list[Result]]]]:
+    """Sort launches into tables, rows by length, and contenders."""
+    tables: dict[Title, dict[int, dict[str, list[Result]]]] = {}
+    for key, results in intervals.collect(runs).items():
+        rows = tables.setdefault(_title(key), {})
+        rows.setdefault(key.case.nbytes, {})[key.contender] = results
+    return tables
 
 
-def metadata(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what numbers depend on."""
-    import mpi4py
-    import numba
-    import numpy as np
-    from mpi4py import MPI
-
-    from bench.harness import library
-
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
-    }
-    return {
-        "library": library(),
-        "thread_level": levels[MPI.Query_thread()],
-        "ranks": size,
-        "cores": cores(),
-        "dtype": arguments.dtype,
-        "in_place": arguments.in_place,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "mpi4py": mpi4py.__version__,
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-    }
+def _title(key: Key) -> Title:
+    case = key.case
+    return Title(key.library, key.thread_level, key.setting, case.benchmark, case.dtype, case.size, case.variant)
 
 
-def _warnings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+def show(runs: Sequence[Run], *, markdown: bool = False, long: bool = False) -> None:
+    """Print all tables, and what speaks against them."""
+    cores = {run.metadata.get("cores", 0) for run in runs}
+    for title, rows in group(runs).items():
+        place = f"{title.size} rank{'s' if title.size > 1 else ''} on {max(cores)} cores"
+        parts = [title.benchmark, title.library, f"threads: {title.thread_level}", place, title.setting]
+        head = ", ".join(filter(None, [*parts, title.dtype, title.variant]))
+        cells = list(_long(rows)) if long else _ratios(rows)
+        sys.stdout.write("\n".join(["", head, "", *_lines(cells, markdown), ""]))
+    notes = dict.fromkeys(str(note) for run in runs for note in run.metadata.get("warnings", ()))
+    sys.stdout.write("\n".join(f"note: {note}" for note in notes) + "\n" * bool(notes))
+    sys.stdout.flush()
+
+
+def _lines(cells: Sequence[Sequence[str]], markdown: bool) -> list[str]:
+    if markdown:
+        lines = ["| " + " | ".join(line) + " |" for line in cells]
+        return [lines[0], "|" + "---:|" * len(cells[0]), *lines[1:]]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+
+
+def _ratios(rows: Mapping[int, Contenders]) -> list[list[str]]:
+    """Return a line for each length: the baseline in microseconds, the others as its time over theirs."""
+    base = baseline(next(iter(rows.values())))
+    if base is None:
+        return list(_long(rows))
+    names = list(dict.fromkeys(name for row in rows.values() for name in row if _competes(row, name, base)))
+    extra = _extra_columns(base, rows)
+    header = ["size", f"{base} us", *(name.replace("_", " ") for name in names), *extra, "wrong"]
     lines = []
-    if facts["ranks"] > facts["cores"]:
-        lines.append(f"note: {facts['ranks']} ranks share {facts['cores']} cores: times contain scheduling")
-    noisy = [format_size(row["nbytes"]) for row in rows if max(row["spread"].values()) > 0.25]
-    if noisy:
-        lines.append(f"note: quartiles are more than 25 % apart at {', '.join(noisy)}: repeat before you believe it")
-    return lines
+    for nbytes, row in sorted(rows.items()):
+        ratios = [_with_interval(intervals.ratio(row[base], row[name])) if name in row else "" for name in names]
+        more = [show(row) for show in extra.values()]
+        time = f"{intervals.median(row[base]) * 1e6:.1f}"
+        lines.append([format_size(nbytes), time, *ratios, *more, str(_wrong([row]))])
+    every = [[_ratio(row, base, name) for row in rows.values() if name in row] for name in names]
+    means = [f"{geometric_mean(values):.2f}" for values in every]
+    least = [f"{min(values):.2f}" for values in every]
+    blank = [""] * len(extra)
+    lines.append(["geometric mean", "", *means, *blank, str(_wrong(rows.values()))])
+    return [header, *lines, ["least", "", *least, *blank, ""]]
 
 
-def report(collective: str, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Print the table of one collective, with what surrounds it, and keep the numbers if that was asked for."""
-    size = rows[0]["size"]
-    facts = metadata(size, arguments)
-    place = "in place" if arguments.in_place else "two buffers"
-    title = (
-        f"{collective}, {facts['library']} (threads: {facts['thread_level']}), {size} ranks on "
-        f"{facts['cores']} cores, {arguments.dtype} SUM, {place}; ours as native's time / our time"
-    )
-    lines = ["", title, "", *table(rows, arguments.markdown), ""]
-    sys.stdout.write("\n".join(lines + _warnings(rows, facts)) + "\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"metadata": facts, "rows": rows}, indent=1))
+def _extra_columns(base: str, rows: Mapping[int, Contenders]) -> dict[str, Callable[[Contenders], str]]:
+    """Return the columns beside the ratios that these rows have something for."""
+
+    def bound(row: Contenders) -> str:
+        if COPY not in row or PLAN not in row:
+            return ""
+        return f"{intervals.median(row[COPY]) / intervals.median(row[PLAN]):.0%}"
+
+    def busbw(row: Contenders) -> str:
+        results = row.get("auto", row[base])
+        case = results[0].case
+        return f"{case.nbytes * bus_factor(case.benchmark, case.size) / intervals.median(results) / 1e9:.2f}"
+
+    def copied(row: Contenders) -> str:
+        return f"{intervals.median(row[COPY]) / intervals.median(row[base]):.2f}" if COPY in row else ""
+
+    def overlap(row: Contenders) -> str:
+        shares = [results[0].detail["overlap"] for results in row.values() if "overlap" in results[0].detail]
+        return ", ".join(f"{share:.0%}" for share in shares)
+
+    def choice(row: Contenders) -> str:
+        return next((str(results[0].detail["choice"]) for results in row.values() if "choice" in results[0].detail), "")
+
+    columns = {"bound": bound, "busbw GB/s": busbw, "overlap": overlap, "auto takes": choice}
+    if base == NUMPY:
+        columns = {"copy": copied}
+    return {name: show for name, show in columns.items() if any(show(row) for row in rows.values())}
+
+
+def _competes(row: Contenders, name: str, base: str) -> bool:
+    return name not in (base, COPY) and not row[name][0].detail.get(ASIDE)
+
+
+def _with_interval(ratio: intervals.Interval) -> str:
+    return f"{ratio.value:.2f} ±{min(999, 100 * math.expm1(ratio.half)):.0f}%"
+
+
+def _ratio(row: Contenders, base: str, name: str) -> float:
+    return intervals.median(row[base]) / intervals.median(row[name])
+
+
+def _wrong(rows: Iterable[Contenders]) -> int:
+    return sum(result.wrong for row in rows for results in row.values() for result in results)
+
+
+def _long(rows: Mapping[int, Contenders]) -> Iterator[list[str]]:
+    """Yield a line for each contender: percentiles over all launches, bandwidths, and the ratio with its bounds."""
+    yield ["size", "contender", "median us", "p5", "p95", "p99", "algbw GB/s", "busbw GB/s", "ratio", "wrong"]
+    for nbytes, row in sorted(rows.items()):
+        base = baseline(row)
+        for name, results in row.items():
+            summaries = [result.summary() for result in results]
+            mean = {column: sum(s[column] for s in summaries) / len(summaries) for column in ("p5", "p95", "p99")}
+            seconds = intervals.median(results)
+            algbw = nbytes / seconds / 1e9
+            busbw = algbw * bus_factor(results[0].case.benchmark, results[0].case.size)
+            ratio = f"{intervals.ratio(row[base], results)}" if base and name != base else ""
+            times = [f"{value * 1e6:.2f}" for value in (seconds, *mean.values())]
+            yield [
+                format_size(nbytes),
+                name,
+                *times,
+                f"{algbw:.3f}",
+                f"{busbw:.3f}",
+                ratio,
+                str(_wrong([{name: results}])),
+            ]

@@ -20,20 +20,15 @@ MIN_SAMPLES, MAX_SAMPLES = 7, 200
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call, one value a sample, each the maximum over ranks."""
+    """Seconds per call, one value a sample, each the maximum over ranks, and how many calls a sample is the mean of."""
 
     samples: np.ndarray
+    calls: int = 1
 
     @property
     def median(self) -> float:
         """The median."""
         return float(np.median(self.samples))
-
-    @property
-    def spread(self) -> float:
-        """Distance between the quartiles relative to the median."""
-        low, high = np.percentile(self.samples, [25, 75])
-        return float((high - low) / self.median)
 
 
 def _agreed(comm: MPI.Intracomm, value: float) -> float:
@@ -57,8 +52,8 @@ def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], s
         _batch(comm, call, 1)
         once = _agreed(comm, _batch(comm, call, 2))
         # Long calls need fewer warm-up calls to have been warmed up as long.
-        _batch(comm, call, max(1, min(WARMUP_CALLS, int(0.5 / once))))
-        once = _agreed(comm, _batch(comm, call, 2))
+        warm = _batch(comm, call, max(1, min(WARMUP_CALLS, int(0.5 / once))))
+        once = min(once, _agreed(comm, warm))  # a busy moment would leave too few calls in a sample
         calls[name] = max(1, int(SAMPLE_SECONDS / once))
         estimates[name] = once * calls[name]
     wanted = seconds / sum(estimates.values())
@@ -69,4 +64,4 @@ def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], s
             samples[name][number] = _batch(comm, call, calls[name])
     for values in samples.values():
         comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
-    return {name: Timing(values) for name, values in samples.items()}
+    return {name: Timing(values, calls[name]) for name, values in samples.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -23,16 +24,30 @@ LOOK_AFTER_SECONDS = 0.2
 """When a wait becomes suspicious, so that the ranks tell each other what they are waiting for."""
 
 
-def polls_before_yield(comm: MPI.Intracomm) -> int:
-    """Return how often to poll at once: what the ranks of this node can do with its cores; collective."""
+class NodeCores(NamedTuple):
+    """How many ranks of a communicator are on this node, and cores that this one may use, and all of them together."""
+
+    ranks: int
+    own: int
+    together: int
+
+
+def cores_on_node(comm: MPI.Intracomm) -> NodeCores:
+    """Return what the ranks of this node have, pinned to cores or not; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     mask = np.zeros(_MAX_CORES, np.uint8)
     mask[[core % _MAX_CORES for core in core_numbers()]] = 1
-    pinned = int(mask.sum())
+    own = int(mask.sum())
     node.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
-    together, ranks = int(mask.sum()), node.size
+    found = NodeCores(node.size, own, int(mask.sum()))
     node.Free()
-    if together == pinned:  # nobody is pinned: other communicators' ranks want these cores too
+    return found
+
+
+def polls_before_yield(comm: MPI.Intracomm) -> int:
+    """Return how often to poll at once: what the ranks of this node can do with its cores; collective."""
+    ranks, own, together = cores_on_node(comm)
+    if together == own:  # nobody is pinned: other communicators' ranks want these cores too
         ranks = max(ranks, local_ranks() or 1)
     return POLLS_BEFORE_YIELD if ranks <= together else 1
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench import launch
+from bench.records import load_all
 
 DEADLINE = 120
 
@@ -77,15 +78,29 @@ def test_tune_is_used_by_what_comes_after_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--in-place", "--thread-level", "funneled")])
 def test_the_benchmark_counts_no_wrong_elements(options: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    sizes = ("--sizes", "8", "300K", "1M", "--seconds", "0.02", "--ranks", "2", "--json", str(file))
-    done = run(0, "-m", "bench.collectives", "--collective", "allreduce", *sizes, *options)
+    sizes = ("--sizes", "8", "300K", "1M", "--seconds", "0.02", "--ranks", "2", "--launches", "2")
+    files = ("--output", str(tmp_path), "--csv", str(tmp_path / "all.csv"))
+    done = run(0, "-m", "bench.collectives", "--collective", "allreduce", *sizes, *files, *options)
     assert done.returncode == 0, done.stderr
-    result = json.loads(file.read_text())
-    assert [row["wrong"] for row in result["rows"]] == [0, 0, 0]
-    assert {"native", "auto", "plan", "ring", "shared"} <= set(result["rows"][0]["median"])
-    assert result["metadata"]["thread_level"] == ("funneled" if options else "multiple")
+    launches = load_all([tmp_path])
+    assert len(launches) == 2
+    for one in launches:
+        assert one.wrong == 0
+        names = {result.contender for result in one.results if result.case.nbytes == 8}
+        assert {"native", "auto", "plan", "ring", "shared"} <= names
+        assert one.metadata["thread_level"] == ("funneled" if options else "multiple")
+        assert all(result.samples.size >= 7 for result in one.results)
     assert "geometric mean" in done.stdout
+    lines = (tmp_path / "all.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(len(launch.results) for launch in launches)
+
+
+def test_wrong_results_are_a_failure(tmp_path: Path) -> None:
+    done = run(0, "-m", "tests.system.programs.wrong_benchmark", "--seconds", "0.02", "--output", str(tmp_path))
+    assert done.returncode == 1, done.stderr
+    wrong = {result.contender: result.wrong for result in load_all([tmp_path])[0].results}
+    assert wrong["auto"] == 3
+    assert wrong["native"] == 0
 
 
 def test_the_benchmark_knows_the_other_collectives() -> None:
@@ -93,3 +108,15 @@ def test_the_benchmark_knows_the_other_collectives() -> None:
     assert done.returncode == 0, done.stderr
     for collective in ("reduce", "bcast", "reduce_scatter", "allgather"):
         assert f"{collective}, " in done.stdout
+
+
+@pytest.mark.parametrize("program", ["overlap", "kernels"])
+def test_the_other_benchmarks_run(program: str, tmp_path: Path) -> None:
+    options = ("--sizes", "4K", "--seconds", "0.02", "--output", str(tmp_path))
+    done = run(0, "-m", f"bench.{program}", *options, *(("--ranks", "2") if program == "overlap" else ()))
+    assert done.returncode == 0, done.stderr
+    (launch,) = load_all([tmp_path])
+    assert launch.wrong == 0
+    shares = [result.detail["overlap"] for result in launch.results if "overlap" in result.detail]
+    assert len(shares) == (2 if program == "overlap" else 0)
+    assert all(0 <= share <= 1 for share in shares)

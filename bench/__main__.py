@@ -1,0 +1,149 @@
+"""The selection that ``make bench`` runs: about ten minutes on 2 and on 8 ranks, and a report at the end.
+
+Every launch leaves a JSON file in ``bench/results/<time>/``, and ``report.html`` beside them shows them all. Allreduce
+is launched several times, so that intervals know how launches differ. Stopped early, it reports what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import baselines, intervals, options, records, table
+from bench.records import NATIVE, Run
+from mpicoll.environment import cores
+
+_RESULTS = Path(__file__).parent / "results"
+_START_SECONDS = 2.5
+"""What a launch takes beside measuring, roughly."""
+_LAUNCHES = 3
+_FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M", "64M"]
+_MANY_SIZES = [str(nbytes) for nbytes in options.DEFAULT_SIZES]
+
+
+class Stage(NamedTuple):
+    """One launch.
+
+    Attributes
+    ----------
+    cases, weight
+        How many cases it measures, and how long each takes in comparison with others.
+    """
+
+    title: str
+    program: str
+    arguments: list[str]
+    ranks: int
+    cases: int
+    weight: float
+    python: str
+    baseline: baselines.Baseline = baselines.Baseline(NATIVE)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="how long to measure, roughly (default: %(default)s)")
+    add("--ranks", type=options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
+    add("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters with other MPI libraries to measure too")
+    add("--output", type=Path, metavar="FOLDER", help="where results go (default: bench/results/<time>)")
+    add("--no-report", action="store_true", help="write no report.html")
+    return parser
+
+
+def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
+    """Yield the launches for one interpreter, those of the same thing far from each other."""
+    collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
+    others = ["reduce", "bcast", "reduce_scatter", "allgather"]
+    many, few = len(_MANY_SIZES), len(_FEW_SIZES)
+    for launch in range(1, _LAUNCHES + 1):
+        for size in ranks:
+            yield Stage(f"allreduce {launch}/{_LAUNCHES}", collectives, [*allreduce, "--others"], size, many, 1, python)
+        if launch == 1:
+            for size in ranks:
+                rest = ["--collective", *others, "--sizes", *_FEW_SIZES, "--algorithms", "auto", "plan"]
+                yield Stage("other collectives", collectives, rest, size, few * len(others), 0.4, python)
+                in_place = [*allreduce, "--in-place", "--algorithms", "auto", "plan"]
+                yield Stage("allreduce in place", collectives, in_place, size, many, 0.4, python)
+        if launch == 2:
+            yield from (Stage("overlap", "bench.overlap", [], size, 5, 0.6, python) for size in ranks)
+            kernels = ["--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
+            yield Stage("kernels", "bench.kernels", kernels, 1, 16, 0.2, python)
+    for baseline in baselines.allreduce(python):
+        for size in ranks:
+            if baseline.yields or size <= cores():
+                own = [*allreduce, "--algorithms", "--native-name", baseline.name]
+                title = f"{baseline.name} {baseline.thread_level or ''}".strip()
+                yield Stage(title, collectives, own, size, many, 0.15, python, baseline)
+
+
+def measure(plan: Sequence[Stage], minutes: float, folder: Path) -> int:
+    """Run all launches, keep what they measure in `folder`, and return the exit status."""
+    seconds = (60 * minutes - _START_SECONDS * len(plan)) / sum(stage.cases * stage.weight for stage in plan)
+    status, total = 0, len(plan)
+    for number, stage in enumerate(plan, 1):
+        own = max(0.05, seconds * stage.weight)
+        sys.stdout.write(f"[{number:2d}/{total}] {stage.title}, {stage.ranks} ranks ... ")
+        sys.stdout.flush()
+        begin = time.monotonic()
+        arguments = [*stage.arguments, "--seconds", f"{own:.3f}", "--csv", os.devnull]
+        ended, run = options.launched(
+            stage.program, arguments, stage.ranks, stage.baseline.thread_level, stage.python, stage.baseline.variables
+        )
+        status = status or ended
+        if run is not None:
+            records.save_in(folder, run)
+        sys.stdout.write(f"{time.monotonic() - begin:.0f} s; {_in_short(run, ended)}\n")
+    return status
+
+
+def _in_short(run: Run | None, status: int) -> str:
+    """Return one line on what came out."""
+    if run is None or status:
+        wrong = f", {run.wrong} wrong elements" if run is not None else ""
+        return f"FAILED with exit status {status}{wrong}"
+    together = intervals.collect([run])
+    parts = [run.metadata["library"]]
+    for name in ("auto", "plan", "ours"):
+        values = [ratio for key in together if key.contender == name and (ratio := _against_baseline(together, key))]
+        parts += [f"{name} {table.geometric_mean(values):.2f}x (least {min(values):.2f})"] if values else []
+    return ", ".join(parts)
+
+
+def _against_baseline(together: dict[intervals.Key, Any], key: intervals.Key) -> float | None:
+    for name in (records.NATIVE, records.NUMPY):
+        base = together.get(key._replace(contender=name))
+        if base:
+            return intervals.median(base) / intervals.median(together[key])
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the selection; exit status 1 if anything was wrong."""
+    arguments = make_parser().parse_args(argv)
+    folder = arguments.output or _RESULTS / time.strftime("%Y-%m-%d_%H-%M-%S")
+    pythons = [sys.executable, *arguments.also]
+    plan = [stage for python in pythons for stage in stages(arguments.ranks, python)]
+    sys.stdout.write(f"{len(plan)} launches, about {arguments.minutes:g} minutes; results go to {folder}\n")
+    try:
+        status = measure(plan, arguments.minutes, folder)
+    except KeyboardInterrupt:
+        sys.stdout.write("stopped\n")
+        status = 130
+    if arguments.no_report or not folder.exists():
+        return status
+    from bench import report
+
+    return report.main([str(folder)]) or status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

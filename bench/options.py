@@ -1,0 +1,120 @@
+"""What all benchmarks take on the command line, and how they start themselves under a launcher."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from bench import launch, records, table
+from mpicoll.__main__ import parse_nbytes
+from mpicoll.environment import launched_size
+
+DEFAULT_SIZES = [8 * 4**power for power in range(12)] + [64 << 20]
+LEVELS = ("multiple", "serialized", "funneled", "single")
+DEADLINE_SECONDS = 3600.0
+"""After which a launch is given up."""
+
+
+def make_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--ranks",
+        type=rank_counts,
+        default=[2, 8],
+        help="rank counts to start when not run under mpirun (default: 2,8)",
+    )
+    add("--launches", type=int, default=1, help="times to start each of them; several give honest intervals")
+    sizes = "message sizes such as 8 64K 1MB (default: 8 B to 32 MB in powers of 4, and 64 MB)"
+    add("--sizes", type=parse_nbytes, nargs="+", default=DEFAULT_SIZES, metavar="BYTES", help=sizes)
+    add("--seconds", type=float, default=2.0, help="time per case (default: %(default)s)")
+    add("--thread-level", choices=LEVELS, help="what mpi4py asks of the MPI library (default: multiple)")
+    add("--long", action="store_true", help="print a line for each contender, with percentiles and bandwidths")
+    add("--markdown", action="store_true", help="print the table for a document")
+    add("--output", type=Path, metavar="FOLDER", help="write a JSON file for each launch, with all samples")
+    add("--csv", type=Path, metavar="FILE", help="write medians, percentiles and bandwidths")
+    return parser
+
+
+def rank_counts(text: str) -> list[int]:
+    """Read ``2,8``."""
+    numbers = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if len(numbers) != len(text.split(",")) or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rank counts such as 2,8")
+    return numbers
+
+
+def is_launcher() -> bool:
+    """Say whether this process has still to start the ranks."""
+    return launched_size() is None and "mpi4py.MPI" not in sys.modules
+
+
+def relaunch(program: str, arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Start `program` for each rank count, one launch of each after the other, and show all results together.
+
+    Returns
+    -------
+    int
+        The exit status: that of the first launch that failed, or 0.
+    """
+    status, runs = 0, []
+    for _ in range(arguments.launches):
+        for ranks in arguments.ranks:
+            ended, run = launched(program, [*argv, "--csv", os.devnull], ranks, arguments.thread_level)
+            status = status or ended
+            runs += [run] if run else []
+    if runs:
+        table.show(runs, markdown=arguments.markdown, long=arguments.long)
+    for run in runs if arguments.output else ():
+        records.save_in(arguments.output, run)
+    if arguments.csv:
+        with arguments.csv.open("w") as stream:
+            records.save_csv(runs, stream)
+    return status
+
+
+def launched(
+    program: str,
+    argv: Sequence[str],
+    ranks: int,
+    thread_level: str | None = None,
+    python: str = sys.executable,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[int, records.Run | None]:
+    """Start `program` once and read what it measured.
+
+    Parameters
+    ----------
+    python
+        The interpreter; its mpirun is used.
+    variables
+        What to add to the environment.
+
+    Returns
+    -------
+    (int, Run or None)
+        The exit status, and the results if there are any.
+    """
+    environment = {**launch.clean_environment(), "MPICOLL_BENCH_QUIET": "1", **variables}
+    if thread_level:
+        environment["MPI4PY_RC_THREAD_LEVEL"] = thread_level
+    if sys.stderr.isatty():
+        environment["MPICOLL_BENCH_PROGRESS"] = "1"
+    with tempfile.TemporaryDirectory(prefix="mpicoll-bench-") as folder:
+        command = launch.command(ranks, ["-m", program, *argv, "--output", folder], python)
+        try:
+            status = subprocess.run(command, env=environment, check=False, timeout=DEADLINE_SECONDS).returncode
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(f"{program}, {ranks} ranks: given up after {DEADLINE_SECONDS:.0f} s\n")
+            return 124, None
+        files = sorted(Path(folder).glob("*.json"))
+        return status, records.load(files[0]) if files else None

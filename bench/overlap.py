@@ -1,0 +1,143 @@
+"""Nonblocking collectives beside computation: how much of the communication is hidden.
+
+``python -m bench.overlap`` starts itself on 2 and on 8 ranks. Each contender starts an operation, computes for about
+as long as the operation takes alone, testing the request now and then, and waits. ``overlap`` is the hidden share of
+the communication, ``1 - (together - computation) / communication``, of native first and then of ours: 100 % if the
+operation costs nothing beside the computation, 0 % if they take turns. The ratio is native's time over ours for all of
+it together, with a computation of the same length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench.options import is_launcher, make_parser, relaunch
+from bench.records import ASIDE, NATIVE, Case
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpicoll import Intracomm
+
+AUTO, ALONE, COMPUTE = "auto", " alone", "compute"
+COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "bcast")
+_METHODS = {"reduce_scatter": "Ireduce_scatter_block"}
+_WIDTH = 96
+"""Rows of the matrices that are multiplied: they stay in the first level of the cache."""
+
+
+class Overlap:
+    """One collective and length; a `bench.harness.Contest`."""
+
+    def __init__(self, comms: tuple[Intracomm, MPI.Intracomm], collective: str, nbytes: int, tests: int) -> None:
+        import numpy as np
+
+        from bench.collectives import vectors
+
+        comm, self.plain = comms
+        self.collective, self.tests = collective, tests
+        self.given, self.expected = vectors(comm, collective, nbytes, np.dtype(np.float32), "SUM")
+        self.recv = self.given.copy() if collective == "bcast" else np.zeros_like(self.expected)
+        self.case = Case(f"overlap {collective}", nbytes, nbytes // 4, "float32", comm.size)
+        self._matrices = [np.full((_WIDTH, _WIDTH), 1e-3, np.float32) for _ in range(3)]
+        starts = {NATIVE: self._start(self.plain), AUTO: self._start(comm)}
+        self._units = self._calibrate(starts[NATIVE])
+        self.calls: dict[str, Callable[[], None]] = {}
+        for name, start in starts.items():
+            self.calls[name] = partial(self._together, start)
+            self.calls[name + ALONE] = partial(self._alone, start)
+        self.calls[COMPUTE] = partial(self._compute, self._units)
+
+    def _start(self, comm: MPI.Intracomm) -> Callable[[], Any]:
+        method = getattr(comm, _METHODS.get(self.collective, f"I{self.collective}"))
+        ends = (self.recv,) if self.collective == "bcast" else (self.given, self.recv)
+        return lambda: method(*ends)
+
+    def _calibrate(self, start: Callable[[], Any]) -> int:
+        """Return for how many products an operation of the MPI library takes; the same on all ranks."""
+        from mpicoll.measure import compare
+
+        calls = {"communication": partial(self._alone, start), "product": partial(self._compute, 1)}
+        times = compare(self.plain, calls, 0.1)
+        return max(1, round(times["communication"].median / times["product"].median))
+
+    def _compute(self, units: int) -> None:
+        import numpy as np
+
+        a, b, out = self._matrices
+        for _ in range(units):
+            np.dot(a, b, out=out)
+
+    def _alone(self, start: Callable[[], Any]) -> None:
+        start().Wait()
+
+    def _together(self, start: Callable[[], Any]) -> None:
+        request, left = start(), self._units
+        piece = max(1, left // (self.tests + 1))
+        while left > 0:
+            self._compute(min(piece, left))
+            left -= piece
+            if left > 0:
+                request.Test()
+        request.Wait()
+
+    def wrong(self, contender: str) -> int:
+        """Call it once more and count the wrong elements on all ranks."""
+        import numpy as np
+        from mpi4py import MPI
+
+        if contender == COMPUTE:
+            return 0
+        if self.collective != "bcast" or self.plain.rank:
+            self.recv[:] = 0
+        self.calls[contender]()
+        total = np.array([np.count_nonzero(self.recv != self.expected)])
+        self.plain.Allreduce(MPI.IN_PLACE, total)
+        return int(total[0])
+
+    def detail(self, contender: str, medians: Mapping[str, float]) -> Mapping[str, Any]:
+        """Return the hidden share, between 0 and 1."""
+        if contender + ALONE not in medians:
+            return {ASIDE: True}
+        shown = (medians[contender] - medians[COMPUTE]) / medians[contender + ALONE]
+        return {"overlap": round(min(1.0, max(0.0, 1 - shown)), 3)}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _contests(arguments: argparse.Namespace, comms: tuple[Intracomm, MPI.Intracomm]) -> Iterator[Callable[[], Overlap]]:
+    for collective in arguments.collective:
+        for nbytes in arguments.sizes:
+            yield partial(Overlap, comms, collective, nbytes, arguments.tests)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; exit status 1 if any element was wrong."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = make_parser("bench.overlap", __doc__)
+    parser.set_defaults(sizes=[64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20])
+    parser.add_argument(
+        "--collective", nargs="+", choices=COLLECTIVES, default=["allreduce"], help="default: allreduce"
+    )
+    parser.add_argument("--tests", type=int, default=8, help="calls of Test while computing (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    if is_launcher():
+        return relaunch("bench.overlap", arguments, argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from mpi4py import MPI
+
+    from bench import harness
+    from mpicoll import Intracomm
+
+    comms = Intracomm(MPI.COMM_WORLD), MPI.Intracomm(MPI.COMM_WORLD).Dup()
+    return harness.run("bench.overlap", arguments, list(_contests(arguments, comms)), argv, comms[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
