@@ -42,6 +42,7 @@ from .job import (
     ROOT,
     SCRATCH,
     SEND,
+    SEQUENCE,
     SIZE,
     STAGE,
     STAGE_NBYTES,
@@ -55,10 +56,13 @@ from .job import (
     peer_word,
     published,
     put,
+    vector_nbytes,
 )
 
 _NEAR_TILE_NBYTES = 16 << 10
 """A tile of every operand stays in the first cache."""
+_TURNS, _MIN_TURN_NBYTES, _MAX_TURN_NBYTES = 8, 32 << 10, 256 << 10
+"""Pieces of a bcast: enough of them for the root to fill one while the others empty another, and worth their flags."""
 _WORK_NBYTES = 32 << 20
 """What a rank does before `advance` returns, so that signals and deadlines are seen."""
 
@@ -106,6 +110,13 @@ def _by_parts(job):
 
 
 @helper
+def _takes_turns(job):
+    """Say whether nothing is reduced, so that both stages are for input: one is filled while the other is emptied."""
+    what = get(job, COLLECTIVE)
+    return what in (BCAST, ALLGATHER)
+
+
+@helper
 def _piece_count(job):
     """Return how many elements a piece has: of the vector, or of each part."""
     if not get(job, STAGED):
@@ -113,6 +124,8 @@ def _piece_count(job):
     nbytes = get(job, STAGE_NBYTES)
     if get(job, COLLECTIVE) == REDUCE_SCATTER:
         nbytes //= get(job, SIZE)
+    elif get(job, COLLECTIVE) == BCAST:
+        nbytes = min(nbytes, _MAX_TURN_NBYTES, max(_MIN_TURN_NBYTES, vector_nbytes(job) // _TURNS))
     return max(1, nbytes // get(job, ITEMSIZE))
 
 
@@ -142,11 +155,18 @@ def _share(job, rank):
 @helper
 def another_piece(job):
     """Go on to the next piece; return whether there is one."""
-    if not get(job, STAGED):
+    if not _is_not_last(job):
         return False
     put(job, PIECE, get(job, PIECE) + 1)
     put(job, WORKED, 0)
-    done = get(job, PIECE) * _piece_count(job)
+    return True
+
+
+@helper
+def _is_not_last(job):
+    if not get(job, STAGED):
+        return False
+    done = (get(job, PIECE) + 1) * _piece_count(job)
     if not _by_parts(job):
         return done < get(job, COUNT)
     longest = 0
@@ -160,8 +180,20 @@ def another_piece(job):
 
 
 @helper
+def is_ahead(job):
+    """Say whether the next piece may be begun before everybody is done with the present one.
+
+    It goes to the other stage, and can be begun only when all have begun the present one, which they do after they
+    have emptied that stage.
+    """
+    return _takes_turns(job) and _is_not_last(job)
+
+
+@helper
 def _stage(job, rank, result, owner, element):
     """Return where in a rank's stage an element of `owner`'s share is; each rank has one for input, one for results."""
+    if _takes_turns(job):
+        result = get(job, SEQUENCE) & 1
     at = peer_word(job, rank, STAGES) + (2 * get(job, LANE) + result) * get(job, STAGE_NBYTES)
     what = get(job, COLLECTIVE)
     if what == REDUCE_SCATTER:
@@ -337,8 +369,7 @@ def _collect(job):
 @helper
 def work(job):
     """Go on with this rank's part of the present piece: all done, more to do, or failed."""
-    what = get(job, COLLECTIVE)
-    return _collect(job) if what in (BCAST, ALLGATHER) else _reduce_share(job)
+    return _collect(job) if _takes_turns(job) else _reduce_share(job)
 
 
 @helper

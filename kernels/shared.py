@@ -72,7 +72,7 @@ from .job import (
     slot_of,
     vector_nbytes,
 )
-from .long import ALL_DONE, FAILED, another_piece, begin_long, choose_way, collect_results, work
+from .long import ALL_DONE, FAILED, another_piece, begin_long, choose_way, collect_results, is_ahead, work
 
 DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER = range(6)
 """Statuses: ended; not yet; the ranks' calls differ; not reachable; a process is gone; see `begin` and `calls.call`."""
@@ -255,6 +255,8 @@ def _work(job):
 def _may_leave(job):
     """Say whether nobody needs this rank's buffers any more."""
     if get(job, COLLECTIVE) == BCAST and get(job, RANK) != get(job, ROOT):
+        return True
+    if is_ahead(job):
         return True
     return _all_have_come(job, get(job, SEQUENCE), 1)
 
