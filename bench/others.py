@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -43,10 +42,15 @@ def _numba_mpi(sendbuf: np.ndarray, recvbuf: np.ndarray, op: str) -> Call | None
 
 
 def _gloo(comm: MPI.Intracomm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: str) -> Call | None:
-    torch = _torch_with_gloo(comm.rank, comm.size, _meeting_point(comm))
-    operator = None if torch is None else getattr(torch.distributed.ReduceOp, {"PROD": "PRODUCT"}.get(op, op), None)
-    if torch is None or operator is None:
+    if importlib.util.find_spec("torch") is None:
         return None
+    import torch
+
+    operator = getattr(torch.distributed.ReduceOp, {"PROD": "PRODUCT"}.get(op, op), None)
+    if operator is None:
+        return None
+    if not torch.distributed.is_initialized():
+        _start_gloo(comm)
     try:
         tensor = torch.from_numpy(recvbuf)
     except TypeError:  # an element type that PyTorch does not have
@@ -59,34 +63,23 @@ def _gloo(comm: MPI.Intracomm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: str
     return call
 
 
-@lru_cache(maxsize=1)
-def _torch_with_gloo(rank: int, size: int, file: str) -> Any:
-    if importlib.util.find_spec("torch") is None:
-        return None
-    import datetime
-
+def _start_gloo(comm: MPI.Intracomm) -> None:
+    """Let gloo's ranks find each other through a file, which therefore must be on a disk that all hosts see."""
     import torch
 
+    name = np.zeros(4096, np.uint8)
+    folder = tempfile.TemporaryDirectory(prefix="mpicoll-gloo-") if comm.rank == 0 else None
+    if folder is not None:
+        path = os.fsencode(Path(folder.name) / "store")
+        name[: len(path)] = list(path)
+    comm.Bcast(name)
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{file}",
-        rank=rank,
-        world_size=size,
+        init_method="file://" + os.fsdecode(name.tobytes().rstrip(b"\0")),
+        rank=comm.rank,
+        world_size=comm.size,
         timeout=datetime.timedelta(seconds=_DEADLINE_SECONDS),
     )
-    return torch
-
-
-_meeting: dict[int, str] = {}
-
-
-def _meeting_point(comm: MPI.Intracomm) -> str:
-    """Return the name of a file on rank 0's machine by which gloo's ranks find each other; collective when first."""
-    if 0 not in _meeting:
-        name = np.zeros(4096, np.uint8)
-        if comm.rank == 0:
-            path = os.fsencode(Path(tempfile.mkdtemp(prefix="mpicoll-gloo-")) / "store")
-            name[: len(path)] = list(path)
-        comm.Bcast(name)
-        _meeting[0] = os.fsdecode(name.tobytes().rstrip(b"\0"))
-    return _meeting[0]
+    comm.Barrier()
+    if folder is not None:
+        folder.cleanup()
