@@ -1,0 +1,202 @@
+"""The short way takes plain calls, and leaves everything else to the long way, which gives the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll import Intracomm
+from mpicoll.runtime import front
+from tests.mpi.memory import HERE, KINDS, place, went_the_short_way
+
+pytestmark = pytest.mark.mpi(min_size=2)
+COUNT = 240
+IN_PLACE = MPI.IN_PLACE
+
+
+class Sub(np.ndarray):
+    pass
+
+
+def filled(comm: Intracomm, count: int = COUNT, dtype: Any = np.float64) -> np.ndarray:
+    return (np.arange(count) % 7 + comm.rank).astype(dtype)
+
+
+def total(comm: Intracomm, count: int = COUNT) -> np.ndarray:
+    return comm.size * (np.arange(count) % 7) + comm.size * (comm.size - 1) // 2
+
+
+def warm(comm: Intracomm) -> None:
+    """Make a call of each kind the long way; from the second on the short one is taken."""
+    for _ in range(2):
+        data, wide = filled(comm), np.zeros(COUNT * comm.size)
+        comm.Allreduce(data, np.zeros(COUNT))
+        comm.Reduce(data, np.zeros(COUNT))
+        comm.Bcast(data)
+        comm.Allgather(data, wide)
+        comm.Reduce_scatter_block(wide, data)
+        comm.Barrier()
+
+
+PLAIN: dict[str, Callable[[Intracomm], Any]] = {
+    "two arrays": lambda c: c.Allreduce(filled(c), np.zeros(COUNT)),
+    "keywords": lambda c: c.Allreduce(sendbuf=filled(c), recvbuf=np.zeros(COUNT), op=MPI.SUM),
+    "auto": lambda c: c.Allreduce(filled(c), np.zeros(COUNT), algorithm="auto"),
+    "asked for": lambda c: c.Allreduce(filled(c), np.zeros(COUNT), algorithm="shared"),
+    "in place": lambda c: c.Allreduce(IN_PLACE, filled(c)),
+    "the same array": lambda c: (lambda a: c.Allreduce(a, a))(filled(c)),
+    "dimensions": lambda c: c.Allreduce(filled(c).reshape(4, -1), np.zeros((2, 3, COUNT // 6))),
+    "slices": lambda c: c.Allreduce(filled(c, 2 * COUNT)[COUNT:], np.zeros(3 * COUNT)[9 : COUNT + 9]),
+    "read-only source": lambda c: c.Allreduce(np.broadcast_to(filled(c), (1, COUNT))[0], np.zeros(COUNT)),
+    "shared": lambda c: c.Allreduce(c.zeros(COUNT), c.empty(COUNT)),
+    "long": lambda c: c.Allreduce(np.ones(200_000), np.ones(200_000)),
+    "reduce": lambda c: c.Reduce(filled(c), np.zeros(COUNT) if c.rank == 0 else None),
+    "bcast": lambda c: c.Bcast(filled(c)),
+    "allgather": lambda c: c.Allgather(filled(c), np.zeros((c.size, COUNT))),
+    "reduce_scatter_block": lambda c: c.Reduce_scatter_block(np.ones(COUNT * c.size), np.zeros(COUNT)),
+    "barrier": lambda c: c.Barrier(),
+}
+OP = mpicoll.op(lambda a, b: a + b)
+LEFT_ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "Fortran": (np.asfortranarray, np.asfortranarray, {}),
+    "strided": (lambda a: np.repeat(a, 2)[::2], lambda a: a, {}),
+    "strided target": (lambda a: a, lambda a: np.repeat(a, 2)[::2], {}),
+    "byte-swapped": (lambda a: a.astype(">f8"), lambda a: a.astype(">f8"), {}),
+    "misaligned": (lambda a: np.frombuffer(b"x" + a.tobytes(), np.uint8)[1:].view("f8"), lambda a: a, {}),
+    "subclass": (lambda a: a.view(Sub), lambda a: a, {}),
+    "list": (lambda a: [a, MPI.DOUBLE], lambda a: a, {}),
+    "memoryview": (memoryview, lambda a: a, {}),
+    "own operation": (lambda a: a, lambda a: a, {"op": OP}),
+    "algorithm": (lambda a: a, lambda a: a, {"algorithm": "ring"}),
+    "nothing": (lambda a: a[:0], lambda a: a[:0], {}),
+}
+
+
+@pytest.mark.skipif(not HERE, reason="no shared memory")
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_calls_go_the_short_way(comm: Intracomm, name: str) -> None:
+    if name == "long" and comm._scope.channel.shared_nbytes < 1 << 24:
+        pytest.skip("only short vectors are done on shared memory here")
+    warm(comm)
+    PLAIN[name](comm)  # a bcast or reduce of this length is compared the first time
+    PLAIN[name](comm)
+    assert went_the_short_way(comm)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: bool) -> None:
+    """On all ranks, or on one only, as far as it is a matter of that rank alone."""
+    if not everywhere and name in ("own operation", "algorithm", "nothing"):
+        pytest.skip("that would be another call")
+    warm(comm)
+    one, other, settings = LEFT_ALONE[name]
+    odd = everywhere or comm.rank == 1
+    shape = (COUNT // 8, 8) if name == "Fortran" and everywhere else (COUNT,)
+    for _ in range(3):
+        send, recv = filled(comm).reshape(shape), np.zeros(shape)
+        if odd:
+            recv = other(recv)
+            comm.Allreduce(one(send), recv, **settings)
+        else:
+            comm.Allreduce(send, recv)
+        plain = not odd or (name == "Fortran" and not everywhere)
+        assert not HERE or went_the_short_way(comm) == plain
+        assert (np.asarray(recv).reshape(-1) == total(comm)[: np.size(recv)]).all()
+        comm.Allreduce(filled(comm), result := np.zeros(COUNT))
+        assert (result == total(comm)).all()
+        assert not HERE or went_the_short_way(comm)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda c: c.Allreduce(np.zeros(3), np.zeros(4)), ValueError),
+        (lambda c: c.Allreduce(np.zeros(3), np.zeros(3, np.float32)), TypeError),
+        (lambda c: c.Allreduce(np.zeros(3, bool), np.zeros(3, bool)), (TypeError, MPI.Exception)),
+        (lambda c: (lambda a: c.Allreduce(a[:6], a[3:9]))(np.zeros(9)), ValueError),
+        (lambda c: (lambda a: c.Allreduce(a[:6], a[3:9]))(c.zeros(9)), ValueError),
+        (lambda c: (lambda a: c.Allgather(a[:2], a[1 : 1 + 2 * c.size]))(c.zeros(99)), ValueError),
+        (lambda c: c.Allreduce(IN_PLACE, np.broadcast_to(np.zeros(3), (3,))), ValueError),
+        (lambda c: c.Allreduce(np.zeros(3), None), TypeError),
+        (lambda c: c.Bcast(np.zeros(3), c.size), ValueError),
+        (lambda c: c.Bcast(np.zeros(3), -1), ValueError),
+        (lambda c: c.Bcast(np.zeros(3), True), TypeError),
+        (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root=1 << 70), (ValueError, TypeError)),
+        (lambda c: c.Reduce_scatter_block(np.zeros(2 * c.size + 1), np.zeros(2)), ValueError),
+        (lambda c: c.Allgather(np.zeros(2), np.zeros(2 * c.size + 1)), ValueError),
+        (lambda c: c.Allreduce(IN_PLACE, np.zeros(3), "SUM"), TypeError),
+    ],
+)
+def test_wrong_arguments_are_refused_as_ever(comm: Intracomm, call: Callable[[Intracomm], Any], error: Any) -> None:
+    warm(comm)
+    number = comm._scope.channel.front.number
+    with pytest.raises(error):
+        call(comm)
+    assert comm._scope.channel.front.number <= number + 1
+    comm.Allreduce(filled(comm), result := np.zeros(COUNT))
+    assert (result == total(comm)).all()
+
+
+def test_overlap_is_seen_through_different_arrays(comm: Intracomm) -> None:
+    """Two arrays over the same memory are in-place if they are the same elements, and refused if they only overlap."""
+    warm(comm)
+    for kind in KINDS:
+        data = place(comm, kind, filled(comm))
+        twin = np.frombuffer(data.data, np.float64)
+        comm.Allreduce(data, data[:])
+        assert (twin == total(comm)).all()
+        data[:] = filled(comm)
+        comm.Allreduce(twin, data)
+        assert (data == total(comm)).all()
+        with pytest.raises(ValueError, match="overlap"):
+            comm.Allreduce(twin[:100], data[50:150])
+
+
+def test_operands_are_combined_in_rank_order(comm: Intracomm) -> None:
+    """Through slots, in shares, and through stages; also for operations that do not commute."""
+    left = mpicoll.op(lambda a, b: a, commutative=False)
+    right = mpicoll.op(lambda a, b: b, commutative=False)
+    digits = mpicoll.op(lambda a, b: a * 3 + b * 1, commutative=False)  # not associative: only the order is looked at
+    size, rank = comm.size, comm.rank
+    weights = [3 ** (size - 1 - r) for r in range(size)]
+    for count in (1, 300, 100_000):
+        for kind in KINDS:
+            for op, wanted in ((left, 1), (right, size), (digits, sum((r + 1) * w for r, w in enumerate(weights)))):
+                send, recv = place(comm, kind, np.full(count, rank + 1)), np.zeros(count, np.int64)
+                if op is digits and not (HERE and comm.choice("allreduce", send.nbytes) == "shared"):
+                    continue
+                comm.Allreduce(send, recv, op)
+                assert (recv == wanted).all(), (count, kind)
+                comm.Reduce(send, recv, op, size - 1)
+                assert rank != size - 1 or (recv == wanted).all()
+                part = np.zeros(count, np.int64)
+                comm.Reduce_scatter_block(place(comm, kind, np.full(count * size, rank + 1)), part, op)
+                assert (part == wanted).all()
+
+
+def test_news_are_read_after_so_many_calls(comm: Intracomm) -> None:
+    """Now and then a call goes the long way; ranks may do so at different times."""
+    data, ways = filled(comm), []
+    for turn in range(3 * front.NEWS_EVERY):
+        recv = np.zeros(COUNT)
+        comm.Allreduce([data, MPI.DOUBLE] if turn == 10 * comm.rank else data, recv)
+        ways.append(went_the_short_way(comm))
+        assert (recv == total(comm)).all()
+    assert not HERE or 2 <= ways.count(False) <= 8
+
+
+@pytest.mark.skipif(not HERE, reason="no shared memory")
+def test_another_thread_is_refused_while_the_long_way_is_gone(comm: Intracomm) -> None:
+    warm(comm)
+    with comm._scope.channel.alone:
+        for call in PLAIN.values():
+            with pytest.raises(RuntimeError, match="another collective is being called on this communicator"):
+                call(comm)
+    warm(comm)
+    assert went_the_short_way(comm)
