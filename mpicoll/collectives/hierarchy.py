@@ -6,6 +6,11 @@ An allreduce on two nodes with three and two ranks, two lanes::
     allreduce along lanes    0 with 3 over A                         1 with 4 over B
     allgather inside         everybody gets A and B
 
+Where all nodes have as many ranks, part i of each node's parts travels in lane i, so that an allgather or
+reduce_scatter needs no more than its steps along lanes and, for each node's parts, inside::
+
+    allgather of a b | c d      lanes: 0 and 2 have a c, 1 and 3 have b d    inside: 0 and 1 share a b, then c d
+
 Every byte crosses the network as often as in the best allreduce between single ranks of the nodes, on as many
 connections as there are lanes. (Lanes: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane
 communication", CLUSTER 2020.)
@@ -21,9 +26,11 @@ import numpy as np
 from mpicoll.collectives import select, shared
 from mpicoll.collectives.task import Part, Task
 from mpicoll.errors import MpicollError
+from mpicoll.runtime import shared_arrays
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer
 from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.cluster import Cluster
 
 _SHARE_NBYTES = 4 << 10
 """Shorter shares are not worth a message of their own."""
@@ -68,9 +75,14 @@ class _Steps:
 
     def run(self) -> None:
         """Do it."""
-        {"allreduce": self._allreduce, "reduce": self._reduce, "bcast": self._bcast, "barrier": self._barrier}[
-            self.task.collective
-        ]()
+        {
+            "allreduce": self._allreduce,
+            "reduce": self._reduce,
+            "bcast": self._bcast,
+            "barrier": self._barrier,
+            "allgather": self._allgather,
+            "reduce_scatter": self._reduce_scatter,
+        }[self.task.collective]()
 
     def _allreduce(self) -> None:
         assert self.task.result is not None
@@ -109,6 +121,45 @@ class _Steps:
         if self.cluster.lane is not None and self.cluster.node.rank == 0:
             self._step(self.cluster.lane, "barrier", 0, None, None)
         self._step(self.cluster.node, "barrier", 0, None, None)
+
+    def _allgather(self) -> None:
+        given, result, cluster = self.task.given, self.task.result, self.cluster
+        assert given is not None
+        assert result is not None
+        assert cluster.lane is not None
+        parts = _Parts(self.task, cluster)
+        begin = sum(parts.lane[: cluster.my_node])
+        own = Part(given.buffer, begin, begin + parts.lane[cluster.my_node], given.displ)
+        everything = Part(parts.room, 0, parts.room.count)
+        self._step(cluster.lane, "allgather", parts.room.count, own, everything, target=parts.room, counts=parts.lane)
+        for node, counts in enumerate(parts.by_node):
+            block = parts.block(result.buffer, node)
+            self._step(
+                cluster.node,
+                "allgather",
+                block.count,
+                parts.own(node),
+                Part(block, 0, block.count),
+                target=block,
+                counts=counts,
+            )
+
+    def _reduce_scatter(self) -> None:
+        given, result, cluster = self.task.given, self.task.result, self.cluster
+        assert given is not None
+        assert result is not None
+        assert cluster.lane is not None
+        parts = _Parts(self.task, cluster)
+        for node, counts in enumerate(parts.by_node):
+            block = parts.block(given.buffer, node)
+            whole = Part(block, 0, block.count)
+            self._step(cluster.node, "reduce_scatter", block.count, whole, parts.own(node), source=block, counts=counts)
+        begin = sum(parts.lane[: cluster.my_node])
+        own = Part(result.buffer, begin, begin + parts.lane[cluster.my_node], result.displ)
+        everything = Part(parts.room, 0, parts.room.count)
+        self._step(
+            cluster.lane, "reduce_scatter", parts.room.count, everything, own, source=parts.room, counts=parts.lane
+        )
 
     def _reduce_inside(self, whole: Buffer) -> None:
         """Leave the sums of this node's vectors in its lanes' shares of `whole`."""
@@ -153,6 +204,36 @@ class _Steps:
         step = make(means)
         if step.algorithm != select.SHARED or not shared.run(step, self.timeout):
             make(means.without_memory()).run(self.timeout)
+
+
+class _Parts:
+    """Ranks own parts, and nodes are alike: this lane's parts of all nodes, and each node's parts.
+
+    Attributes
+    ----------
+    lane, by_node
+        Their lengths.
+    room
+        Memory for this lane's parts, in the order of nodes, where the others of the node can read it.
+    """
+
+    def __init__(self, task: Task, cluster: Cluster) -> None:
+        assert task.counts is not None
+        self._dtype, self._local, lanes = task.dtype, cluster.node.rank, cluster.lanes
+        self.by_node = [task.counts[first : first + lanes] for first in range(0, len(task.counts), lanes)]
+        self.lane = tuple(counts[self._local] for counts in self.by_node)
+        memory = shared_arrays.empty(sum(self.lane), task.carrier)
+        self.room = Buffer(memory, memory.ctypes.data, memory.size, task.dtype)
+
+    def block(self, whole: Buffer, node: int) -> Buffer:
+        """Return the part of the whole vector that a node's ranks own."""
+        begin = sum(map(sum, self.by_node[:node]))
+        return Buffer(whole, whole.address + begin * self._dtype.itemsize, sum(self.by_node[node]), self._dtype)
+
+    def own(self, node: int) -> Part:
+        """Return this rank's part among those of a node's ranks; it lies in the room."""
+        begin = sum(self.by_node[node][: self._local])
+        return Part(self.room, begin, begin + self.lane[node], sum(self.lane[:node]))
 
 
 def _shares(task: Task, lanes: int) -> list[int]:

@@ -24,6 +24,8 @@ SHARED = "shared"
 HIERARCHY = "hierarchy"
 """Shared memory inside nodes, messages between them, see :mod:`mpicoll.collectives.hierarchy`."""
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
+BY_PARTS = ("reduce_scatter", "allgather")
+"""Hierarchical too where nodes are alike: rank i of each owns part i of what its node owns."""
 AUTO = "auto"
 
 
@@ -71,8 +73,8 @@ class Means(NamedTuple):
         Up to which length ``"shared"`` is possible; -1 if it is not.
     hierarchy
         Whether there are several nodes with several ranks.
-    blocked
-        Whether ranks are numbered node by node.
+    blocked, even
+        Whether ranks are numbered node by node, and nodes have as many.
     rules
         Rows that come before the shipped ones, from ``python -m mpicoll tune``.
     """
@@ -81,6 +83,7 @@ class Means(NamedTuple):
     shared_nbytes: float = -1
     hierarchy: bool = False
     blocked: bool = False
+    even: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
 
     def without_memory(self) -> Means:
@@ -95,6 +98,8 @@ class Means(NamedTuple):
             return nbytes <= self.shared_nbytes
         in_order = commutative or collective not in ORDERED
         if name == HIERARCHY:
+            if collective in BY_PARTS:
+                return self.hierarchy and self.blocked and self.even
             return self.hierarchy and collective in HIERARCHICAL and (in_order or self.blocked)
         row = ALGORITHMS[collective].get(name)
         return row is not None and (in_order or row.ordered)
@@ -103,7 +108,9 @@ class Means(NamedTuple):
 def means_of(channel: Channel) -> Means:
     """Return what is possible on a communicator."""
     cluster = channel.cluster
-    return Means(channel.size, channel.shared_nbytes, cluster is not None, cluster is not None and cluster.blocked)
+    if cluster is None:
+        return Means(channel.size, channel.shared_nbytes)
+    return Means(channel.size, channel.shared_nbytes, True, cluster.blocked, cluster.even)
 
 
 def names(collective: str, means: Means) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ class Cluster:
         By rank of the communicator: its node, and its place there.
     blocked
         Whether ranks are numbered node by node, so that reducing node by node keeps their order.
+    even
+        Whether all nodes have as many ranks.
     """
 
     def __init__(self, parent: Channel, ids: np.ndarray) -> None:
@@ -38,6 +40,7 @@ class Cluster:
         self.local_of = [self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of)]
         self.lanes = min(self.node_of.count(node) for node in set(self.node_of))
         self.blocked = self.node_of == sorted(self.node_of)
+        self.even = len(self.node_of) == self.lanes * len(set(self.node_of))
         self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
         inside = comm.Split(self.my_node, comm.rank)
         across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)

@@ -66,7 +66,29 @@ def test_data_that_moves(clustered: Intracomm) -> None:
         part = np.zeros(count, np.int32)
         clustered.Reduce_scatter_block(everything, part)
         assert (part == size * rank).all()
+        own = slice(count * rank, count * (rank + 1))
+        everything[:] = -1
+        everything[own] = rank
+        clustered.Allgather(MPI.IN_PLACE, everything)
+        assert (everything == np.repeat(np.arange(size), count)).all()
+        clustered.Reduce_scatter_block(MPI.IN_PLACE, everything)
+        assert (everything[:count] == size * rank).all()
         clustered.Barrier()
+
+
+def test_parts_of_different_lengths(clustered: Intracomm) -> None:
+    size, rank = clustered.size, clustered.rank
+    for counts in ([(7 * r) % 5 for r in range(size)], [20_000 * (r % 3) + r for r in range(size)]):
+        whole = np.repeat(np.arange(size), counts).astype(np.float64)
+        gathered = np.zeros(sum(counts))
+        clustered.Allgatherv(np.full(counts[rank], float(rank)), [gathered, counts])
+        assert (gathered == whole).all()
+        part = np.zeros(counts[rank])
+        clustered.Reduce_scatter(whole + rank, part, counts)
+        assert (part == size * rank + size * (size - 1) // 2).all()
+        last = mpicoll.op(lambda a, b: b, commutative=False)
+        clustered.Reduce_scatter(np.full(sum(counts), float(rank)), part, counts, op=last)
+        assert (part == size - 1).all()
 
 
 def test_order_is_kept_for_operations_that_do_not_commute(clustered: Intracomm) -> None:
@@ -100,7 +122,8 @@ def test_what_is_chosen(clustered: Intracomm) -> None:
         assert "hierarchy" not in clustered.algorithms("allreduce")
         return
     assert clustered.choice("allreduce", 1 << 20) == "hierarchy"
-    assert clustered.choice("reduce_scatter", 1 << 20) not in ("hierarchy", "shared")
+    for collective in ("reduce_scatter", "allgather"):
+        assert (clustered.choice(collective, 1 << 20) == "hierarchy") == cluster.even
     assert cluster.lanes == min(cluster.node_of.count(node) for node in cluster.node_of)
 
 
