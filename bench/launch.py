@@ -42,15 +42,57 @@ def launcher(python: str = sys.executable) -> tuple[str, ...]:
                 "no mpirun was found beside Python or on the path; set MPIEXEC, or install mpicoll[mpich]"
             )
         command = [found]
-    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" in version and len(command) == 1:
+    if "Open MPI" in _version(command[0]) and len(command) == 1:
         command += ["--oversubscribe"] + ["--allow-run-as-root"] * (os.geteuid() == 0)
     return tuple(command)
+
+
+@lru_cache(maxsize=4)
+def _version(program: str) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def command(size: int, arguments: Sequence[str], python: str = sys.executable) -> list[str]:
     """Return the command that runs Python with `arguments` on `size` ranks."""
     return [*launcher(python), "-n", str(size), python, *arguments]
+
+
+def remote_command(
+    hosts: Sequence[tuple[str, int]], agent: str, interface: str, subnet: str, arguments: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs Python with `arguments` on several hosts over TCP, and the variables it needs.
+
+    Parameters
+    ----------
+    hosts
+        Names and numbers of ranks; ranks are numbered host by host.
+    agent
+        A program that is called as ssh is.
+    interface, subnet
+        The launcher's own network device, and the network to use, such as ``10.0.0.0/24``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no launcher.
+    ValueError
+        If the launcher is neither MPICH's nor Open MPI's.
+    """
+    command, size = [*launcher()], sum(ranks for _, ranks in hosts)
+    program = ["-n", str(size), sys.executable, *arguments]
+    where = ",".join(f"{name}:{ranks}" for name, ranks in hosts)
+    if "HYDRA" in _version(command[0]):
+        flags = ["-launcher", "ssh", "-launcher-exec", agent, "-iface", interface, "-hosts", where]
+        # Between hosts only: on one host MPICH uses shared memory of its own.
+        return [*command, *flags, *program], {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "all"}
+    if "Open MPI" in _version(command[0]):
+        # Every host's daemon would bind its ranks to the first cores of the machine.
+        flags = ["--host", where, "--bind-to", "none", "--prtemca", "plm_ssh_agent", agent]
+        flags += ["--prtemca", "prte_if_include", subnet]
+        for name, value in (("pml", "ob1"), ("btl", "self,sm,tcp"), ("btl_tcp_if_include", subnet)):
+            flags += ["--mca", name, value]
+        return [*command, *flags, *program], {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    raise ValueError(f"launcher: {command[0]!r} is neither MPICH's nor Open MPI's mpirun")
 
 
 def clean_environment() -> dict[str, str]:
