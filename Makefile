@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -68,6 +68,12 @@ OTHERS = $(filter-out $(BIN)/python,$(wildcard .venv*/bin/python))
 
 bench: warmup  ## everything against the MPI library, in ten minutes (for each library that is there), with a report
 	$(BIN)/python -m bench --also $(OTHERS) $(ARGS)
+
+bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 hosts (Linux, root)
+	for hosts in 2 4; do \
+	    $(BIN)/python -m bench.cluster --hosts $$hosts --ranks 2 --rate 1gbit -- -m bench.collectives \
+	        --collective allreduce --algorithms auto ring --sizes 64K 256K 1MB 4MB 16MB $(ARGS) || exit; \
+	done
 
 clean:  ## remove what was made
 	rm -rf .venv .venv-openmpi build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
