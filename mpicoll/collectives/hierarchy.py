@@ -12,13 +12,20 @@ reduce_scatter needs no more than its steps along lanes and, for each node's par
     allgather of a b | c d      lanes: 0 and 2 have a c, 1 and 3 have b d    inside: 0 and 1 share a b, then c d
 
 Every byte crosses the network as often as in the best allreduce between single ranks of the nodes, on as many
-connections as there are lanes. (Lanes: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane
-communication", CLUSTER 2020.)
+connections as there are lanes. A long vector is cut into segments, so that the nodes work on one while another is on
+the network::
+
+    inside    reduce 0 | reduce 1 | gather 0, reduce 2 | gather 1 | gather 2
+    lanes              | 0        | 1                  | 2
+
+(Lanes: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020.)
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,14 +33,17 @@ import numpy as np
 from mpicoll.collectives import select, shared
 from mpicoll.collectives.task import Part, Task
 from mpicoll.errors import MpicollError
-from mpicoll.runtime import shared_arrays
+from mpicoll.runtime import engine, shared_arrays
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.cluster import Cluster
+from mpicoll.schedules import chunk_bounds
 
 _SHARE_NBYTES = 4 << 10
 """Shorter shares are not worth a message of their own."""
+_SEGMENT_NBYTES = 1 << 20
+_MAX_SEGMENTS = 8
 
 
 def run(task: Task, timeout: float) -> None:
@@ -85,11 +95,37 @@ class _Steps:
         }[self.task.collective]()
 
     def _allreduce(self) -> None:
+        segments = [_Steps(task, self.timeout) for task in _segments(self.task)]
+        under_way: _OnLane | None = None
+        try:
+            for segment, before in zip(segments, [None, *segments], strict=False):
+                segment._reduce_inside(segment._whole())
+                if under_way is not None:
+                    under_way.finish()
+                under_way = segment._start_on_lane()
+                if before is not None:
+                    before._gather_inside(before._whole())
+            if under_way is not None:
+                under_way.finish()
+        except BaseException as error:
+            if under_way is not None:
+                under_way.abandon(error)
+            raise
+        segments[-1]._gather_inside(segments[-1]._whole())
+
+    def _whole(self) -> Buffer:
         assert self.task.result is not None
-        whole = self.task.result.buffer
-        self._reduce_inside(whole)
-        self._along_lane("allreduce", whole)
-        self._gather_inside(whole)
+        return self.task.result.buffer
+
+    def _start_on_lane(self) -> _OnLane | None:
+        """Begin the allreduce of this rank's share; None if it has none."""
+        count = self.end - self.begin
+        if self.cluster.lane is None or count == 0:
+            return None
+        share = _cut(self._whole(), self.begin, self.end)
+        part = Part(share, 0, count)
+        make = self._maker(self.cluster.lane, "allreduce", count, part, part, target=share)
+        return _OnLane(make(select.means_of(self.cluster.lane).without_memory()), self.timeout)
 
     def _reduce(self) -> None:
         task, cluster = self.task, self.cluster
@@ -174,11 +210,11 @@ class _Steps:
         lane, count = self.cluster.lane, self.end - self.begin
         if lane is None or count == 0:
             return
-        share = Buffer(whole, whole.address + self.begin * whole.dtype.itemsize, count, whole.dtype)
+        share = _cut(whole, self.begin, self.end)
         part = Part(share, 0, count)
         at_root = lane.rank == root
         given = part if collective != "bcast" or at_root else None
-        result = part if collective == "allreduce" or at_root == (collective == "reduce") else None
+        result = part if at_root == (collective == "reduce") else None
         target = share if result is not None or collective == "bcast" else None
         source = share if target is None else None
         self._step(lane, collective, count, given, result, source=source, target=target, root=root)
@@ -190,8 +226,16 @@ class _Steps:
     def _step(
         self, channel: Channel, collective: str, count: int, given: Part | None, result: Part | None, **facts: Any
     ) -> None:
-        task, means = self.task, select.means_of(channel)
-        reduces = collective in select.ORDERED
+        make, means = self._maker(channel, collective, count, given, result, **facts), select.means_of(channel)
+        step = make(means)
+        if step.algorithm != select.SHARED or not shared.run(step, self.timeout):
+            make(means.without_memory()).run(self.timeout)
+
+    def _maker(
+        self, channel: Channel, collective: str, count: int, given: Part | None, result: Part | None, **facts: Any
+    ) -> Callable[[select.Means], Task]:
+        """Return what makes the task of a step, given what is possible."""
+        task, reduces = self.task, collective in select.ORDERED
         if reduces:
             facts.update(op_name=task.op_name, reducer=task.reducer)
         nbytes = count * task.dtype.itemsize
@@ -201,9 +245,65 @@ class _Steps:
             title = f"{task.title}, step {collective}"
             return Task(channel, collective, title, name, count, task.dtype, given, result, **facts)
 
-        step = make(means)
-        if step.algorithm != select.SHARED or not shared.run(step, self.timeout):
-            make(means.without_memory()).run(self.timeout)
+        return make
+
+
+class _OnLane:
+    """An operation on a lane that moves on while the ranks of the node wait for each other.
+
+    Only one at a time: blocking plans of a channel share their memory.
+    """
+
+    def __init__(self, task: Task, timeout: float) -> None:
+        self._task, self._timeout = task, timeout
+        self._plan = task.shared_plan()
+        self._run = task.begin(self._plan, timeout)
+        self._error: Exception | None = None
+        self._over = False
+        engine.add(self)
+
+    def step(self) -> bool:
+        """Advance; called by whoever waits in this process."""
+        try:
+            return self._run.advance()
+        except Exception as error:  # raised by `finish`
+            self._error = error
+            return True
+
+    def finish(self) -> None:
+        """Wait for the end."""
+        engine.remove(self)
+        if self._error is not None:
+            raise self._error
+        self._over = True  # a run that fails in `finish` gives up by itself
+        self._run.finish(self._timeout)
+        self._task.unload(self._plan)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up, unless that is done."""
+        engine.remove(self)
+        if not self._over:
+            self._run.abandon(error)
+
+
+def _segments(task: Task) -> list[Task]:
+    """Cut an allreduce into one for each segment."""
+    given, result = task.given, task.result
+    number = min(_MAX_SEGMENTS, task.nbytes // _SEGMENT_NBYTES)
+    if number < 2 or given is None or result is None:
+        return [task]
+    tasks = []
+    for start, stop in itertools.pairwise(chunk_bounds(task.count, number)):
+        target = _cut(result.buffer, start, stop)
+        source = target if given.buffer is result.buffer else _cut(given.buffer, start, stop)
+        parts = [Part(buffer, 0, stop - start) for buffer in (source, target)]
+        tasks.append(replace(task, count=stop - start, given=parts[0], result=parts[1], source=None, target=None))
+    return tasks
+
+
+def _cut(whole: Buffer, start: int, stop: int) -> Buffer:
+    """Return elements ``start`` to ``stop - 1`` of a buffer as a buffer."""
+    return Buffer(whole, whole.address + start * whole.dtype.itemsize, stop - start, whole.dtype)
 
 
 class _Parts:
@@ -219,7 +319,7 @@ class _Parts:
 
     def __init__(self, task: Task, cluster: Cluster) -> None:
         assert task.counts is not None
-        self._dtype, self._local, lanes = task.dtype, cluster.node.rank, cluster.lanes
+        self._local, lanes = cluster.node.rank, cluster.lanes
         self.by_node = [task.counts[first : first + lanes] for first in range(0, len(task.counts), lanes)]
         self.lane = tuple(counts[self._local] for counts in self.by_node)
         memory = shared_arrays.empty(sum(self.lane), task.carrier)
@@ -228,7 +328,7 @@ class _Parts:
     def block(self, whole: Buffer, node: int) -> Buffer:
         """Return the part of the whole vector that a node's ranks own."""
         begin = sum(map(sum, self.by_node[:node]))
-        return Buffer(whole, whole.address + begin * self._dtype.itemsize, sum(self.by_node[node]), self._dtype)
+        return _cut(whole, begin, begin + sum(self.by_node[node]))
 
     def own(self, node: int) -> Part:
         """Return this rank's part among those of a node's ranks; it lies in the room."""

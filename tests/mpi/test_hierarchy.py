@@ -53,6 +53,21 @@ def test_memory_of_every_kind(clustered: Intracomm) -> None:
             assert (given == wanted).all()
 
 
+def test_long_vectors_in_segments(clustered: Intracomm) -> None:
+    dtype, count = np.dtype(np.float64), 300_007  # two segments of unequal length
+    data = exact.given("SUM", dtype, clustered.rank, count)
+    wanted = exact.expected("SUM", dtype, clustered.size, count)
+    result = np.zeros(2 * count)[::2]
+    clustered.Allreduce(data, result)
+    assert (result == wanted).all()
+    clustered.Allreduce(MPI.IN_PLACE, data)
+    assert exact.same_bits(data, wanted)
+    last = mpicoll.op(lambda a, b: b, commutative=False)
+    data[:] = clustered.rank
+    clustered.Allreduce(MPI.IN_PLACE, data, op=last)
+    assert (data == clustered.size - 1).all()
+
+
 def test_data_that_moves(clustered: Intracomm) -> None:
     size, rank = clustered.size, clustered.rank
     for count in COUNTS:
@@ -139,9 +154,10 @@ def test_other_forms_go_by_messages(clustered: Intracomm) -> None:
     assert (y == clustered.size * (clustered.size + 1) / 2).all()
 
 
-def test_all_ranks_hear_of_a_mismatch(clustered: Intracomm) -> None:
+@pytest.mark.parametrize("count", [5000, 300_007])
+def test_all_ranks_hear_of_a_mismatch(clustered: Intracomm, count: int) -> None:
     wrong = clustered.rank == clustered.size - 1
     with pytest.raises((MismatchError, RemoteError)):
-        clustered.Allreduce(MPI.IN_PLACE, np.ones(5000 + wrong))
+        clustered.Allreduce(MPI.IN_PLACE, np.ones(count + wrong))
     with pytest.raises(MpicollError):
         clustered.Allreduce(MPI.IN_PLACE, np.ones(5000))
