@@ -13,10 +13,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from bench.cluster import VARIABLE
 from mpicoll.runtime.waiting import cores_on_node
 
-CLUSTER = "MPICOLL_BENCH_CLUSTER"
-"""JSON that describes the emulated cluster that a rank runs on, set by `bench.cluster`."""
 _SETTINGS = ("MPICOLL_", "MPIR_CVAR_", "UCX_", "OMPI_MCA_", "I_MPI_", "OMP_NUM_THREADS", "NUMBA_")
 _LEVELS = {
     MPI.THREAD_SINGLE: "single",
@@ -67,7 +66,7 @@ def collect(comm: MPI.Intracomm, arguments: list[str]) -> dict[str, Any]:
 
 def _setting() -> str:
     """Return in words which hosts the ranks are on, empty for this machine as it is."""
-    text = os.environ.get(CLUSTER)
+    text = os.environ.get(VARIABLE)
     if not text:
         return ""
     facts = json.loads(text)
