@@ -45,8 +45,16 @@ def _batch(comm: MPI.Intracomm, call: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, Timing]:
-    """Time every contender for about `seconds` seconds in all; collective over `comm`, which is plain MPI."""
+def compare(
+    comm: MPI.Intracomm,
+    contenders: Mapping[str, Callable[[], None]],
+    seconds: float,
+    sample_seconds: float = SAMPLE_SECONDS,
+) -> dict[str, Timing]:
+    """Time every contender for about `seconds` seconds in all; collective over `comm`, which is plain MPI.
+
+    Short calls are repeated until a sample takes `sample_seconds`.
+    """
     calls, estimates = {}, {}
     for name, call in contenders.items():
         _batch(comm, call, 1)
@@ -54,7 +62,7 @@ def compare(comm: MPI.Intracomm, contenders: Mapping[str, Callable[[], None]], s
         # Long calls need fewer warm-up calls to have been warmed up as long.
         warm = _batch(comm, call, max(1, min(WARMUP_CALLS, int(0.5 / once))))
         once = min(once, _agreed(comm, warm))  # a busy moment would leave too few calls in a sample
-        calls[name] = max(1, int(SAMPLE_SECONDS / once))
+        calls[name] = max(1, int(sample_seconds / once))
         estimates[name] = once * calls[name]
     wanted = seconds / sum(estimates.values())
     count = int(_agreed(comm, min(MAX_SAMPLES, max(MIN_SAMPLES, wanted))))
