@@ -69,6 +69,19 @@ OTHERS = $(filter-out $(BIN)/python,$(wildcard .venv*/bin/python))
 bench: warmup  ## everything against the MPI library, in ten minutes (for each library that is there), with a report
 	$(BIN)/python -m bench --also $(OTHERS) $(ARGS)
 
+bench-report: $(VENV)/ready  ## one page from sets of results: make bench-report RESULTS="folder folder"
+	$(BIN)/python -m bench.report $(RESULTS) $(ARGS)
+
+# `make bench-compare before after`: the two names are not targets, so they are made to do nothing.
+ifeq (bench-compare,$(firstword $(MAKECMDGOALS)))
+A ?= $(word 2,$(MAKECMDGOALS))
+B ?= $(word 3,$(MAKECMDGOALS))
+$(eval $(filter-out bench-compare,$(MAKECMDGOALS)):;@:)
+endif
+
+bench-compare: $(VENV)/ready  ## what got slower between two sets of results: make bench-compare A=folder B=folder
+	$(BIN)/python -m bench.compare $(A) $(B) $(ARGS)
+
 bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 hosts (Linux, root)
 	for hosts in 2 4; do \
 	    $(BIN)/python -m bench.cluster --hosts $$hosts --ranks 2 --rate 1gbit -- -m bench.collectives \
@@ -76,5 +89,5 @@ bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 h
 	done
 
 clean:  ## remove what was made
-	rm -rf .venv .venv-openmpi build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """The selection that ``make bench`` runs: about ten minutes on 2 and on 8 ranks, and a report at the end.
 
-Every launch leaves a JSON file in ``bench/results/<time>/``, and ``report.html`` beside them shows them all. Allreduce
+Every launch leaves a JSON file in ``bench/results/<time>/``, and ``report.html`` beside them shows them all. Everything
 is launched several times, so that intervals know how launches differ. Stopped early, it reports what there is.
 """
 
@@ -64,19 +64,17 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
     collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
     others = ["reduce", "bcast", "reduce_scatter", "allgather"]
     many, few = len(_MANY_SIZES), len(_FEW_SIZES)
+    rest = ["--collective", *others, "--sizes", *_FEW_SIZES, "--algorithms", "auto", "plan"]
+    in_place = ["--collective", "allreduce", "--sizes", *_FEW_SIZES, "--in-place", "--algorithms", "auto", "plan"]
+    kernels = ["--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
+        turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:
-            yield Stage(f"allreduce {launch}/{_LAUNCHES}", collectives, [*allreduce, "--others"], size, many, 1, python)
-        if launch == 1:
-            for size in ranks:
-                rest = ["--collective", *others, "--sizes", *_FEW_SIZES, "--algorithms", "auto", "plan"]
-                yield Stage("other collectives", collectives, rest, size, few * len(others), 0.4, python)
-                in_place = [*allreduce, "--in-place", "--algorithms", "auto", "plan"]
-                yield Stage("allreduce in place", collectives, in_place, size, many, 0.4, python)
-        if launch == 2:
-            yield from (Stage("overlap", "bench.overlap", [], size, 5, 0.6, python) for size in ranks)
-            kernels = ["--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
-            yield Stage("kernels", "bench.kernels", kernels, 1, 16, 0.2, python)
+            yield Stage("allreduce" + turn, collectives, [*allreduce, "--others"], size, many, 1, python)
+            yield Stage("other collectives" + turn, collectives, rest, size, few * len(others), 0.2, python)
+            yield Stage("allreduce in place" + turn, collectives, in_place, size, few, 0.2, python)
+            yield Stage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)
+        yield Stage("kernels" + turn, "bench.kernels", kernels, 1, 16, 0.1, python)
     for baseline in baselines.allreduce(python):
         for size in ranks:
             if baseline.yields or size <= cores():
@@ -91,7 +89,7 @@ def measure(plan: Sequence[Stage], minutes: float, folder: Path) -> int:
     status, total = 0, len(plan)
     for number, stage in enumerate(plan, 1):
         own = max(0.05, seconds * stage.weight)
-        sys.stdout.write(f"[{number:2d}/{total}] {stage.title}, {stage.ranks} ranks ... ")
+        sys.stdout.write(f"[{number:2d}/{total}] {stage.title}, {stage.ranks} rank{'s' * (stage.ranks > 1)} ... ")
         sys.stdout.flush()
         begin = time.monotonic()
         arguments = [*stage.arguments, "--seconds", f"{own:.3f}", "--csv", os.devnull]

@@ -76,20 +76,26 @@ def ratio(above: Sequence[Result], below: Sequence[Result]) -> Interval:
         Launches of two contenders. Where they have the same number of samples in each launch, they were measured in
         turn in the same launches, and rounds are drawn together.
     """
-    paired = len(above) == len(below) and all(
-        a.samples.size == b.samples.size for a, b in zip(above, below, strict=True)
-    )
-    if paired:
-        pairs = [_launch(a.samples, b.samples) for a, b in zip(above, below, strict=True)]
-        return _interval([value for value, _ in pairs], [error for _, error in pairs])
+    logs, errors = launches(above, below)
+    if logs:
+        return _interval(logs, errors)
     over, under = ([_alone(result.samples) for result in results] for results in (above, below))
     top, bottom = (_interval([v for v, _ in side], [e for _, e in side]) for side in (over, under))
     return _quotient(top, bottom)
 
 
-def change(before: Interval, after: Interval) -> Interval:
-    """Return ``after / before`` of two ratios that were measured independently."""
-    return _quotient(after, before)
+def launches(above: Sequence[Result], below: Sequence[Result]) -> tuple[list[float], list[float]]:
+    """Return the logarithm of the ratio in each launch, and its standard error within the launch.
+
+    Empty if the two were not measured in the same launches.
+    """
+    paired = len(above) == len(below) and all(
+        a.samples.size == b.samples.size for a, b in zip(above, below, strict=True)
+    )
+    if not paired:
+        return [], []
+    pairs = [_launch(a.samples, b.samples) for a, b in zip(above, below, strict=True)]
+    return [value for value, _ in pairs], [error for _, error in pairs]
 
 
 def _quotient(above: Interval, below: Interval) -> Interval:
@@ -98,16 +104,16 @@ def _quotient(above: Interval, below: Interval) -> Interval:
 
 
 def _interval(logs: Sequence[float], errors: Sequence[float]) -> Interval:
-    launches = len(logs)
-    mean = sum(logs) / launches
-    within = _NORMAL * math.sqrt(sum(error**2 for error in errors)) / launches
+    count = len(logs)
+    mean = sum(logs) / count
+    within = _NORMAL * math.sqrt(sum(error**2 for error in errors)) / count
     between = 0.0
-    if launches > 1:
-        deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (launches - 1))
-        between = _STUDENT[min(launches - 1, len(_STUDENT)) - 1] * deviation / math.sqrt(launches)
+    if count > 1:
+        deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (count - 1))
+        between = _STUDENT[min(count - 1, len(_STUDENT)) - 1] * deviation / math.sqrt(count)
     # What launches differ by holds what samples differ by, but a few launches may agree by luck.
     half = max(within, between)
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), launches)
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), count)
 
 
 def _launch(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:

@@ -62,14 +62,23 @@ def show(runs: Sequence[Run], *, markdown: bool = False, long: bool = False) -> 
     """Print all tables, and what speaks against them."""
     cores = {run.metadata.get("cores", 0) for run in runs}
     for title, rows in group(runs).items():
-        place = f"{title.size} rank{'s' if title.size > 1 else ''} on {max(cores)} cores"
-        parts = [title.benchmark, title.library, f"threads: {title.thread_level}", place, title.setting]
-        head = ", ".join(filter(None, [*parts, title.dtype, title.variant]))
-        cells = list(_long(rows)) if long else _ratios(rows)
-        sys.stdout.write("\n".join(["", head, "", *_lines(cells, markdown), ""]))
+        head = f"{heading(title)}, {max(cores)} cores"
+        sys.stdout.write("\n".join(["", head, "", *_lines(cells(rows, long=long), markdown), ""]))
     notes = dict.fromkeys(str(note) for run in runs for note in run.metadata.get("warnings", ()))
     sys.stdout.write("\n".join(f"note: {note}" for note in notes) + "\n" * bool(notes))
     sys.stdout.flush()
+
+
+def heading(title: Title) -> str:
+    """Return in one line what the rows of a table have in common."""
+    ranks = f"{title.size} rank{'s' if title.size > 1 else ''}"
+    parts = [title.benchmark, title.library, f"threads: {title.thread_level}", ranks, title.setting]
+    return ", ".join(filter(None, [*parts, title.dtype, title.variant]))
+
+
+def cells(rows: Mapping[int, Contenders], *, long: bool = False) -> list[list[str]]:
+    """Return a table's cells, the header first: a line for each length, or for each contender."""
+    return list(_long(rows)) if long else _ratios(rows)
 
 
 def _lines(cells: Sequence[Sequence[str]], markdown: bool) -> list[str]:

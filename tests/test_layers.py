@@ -55,7 +55,7 @@ SET_UP = {
     ("mpicoll/runtime/node.py", "_meet"),
     ("mpicoll/runtime/node.py", "make"),
     ("mpicoll/runtime/supervisor.py", "drain"),
-    ("mpicoll/runtime/waiting.py", "polls_before_yield"),
+    ("mpicoll/runtime/waiting.py", "cores_on_node"),
     ("mpicoll/collectives/tables.py", "of"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""

@@ -70,7 +70,7 @@ def test_collectives_are_exact_across_hosts(hosts: int) -> None:
         done = cluster.run([str(PROGRAM)], timeout=RUN_SECONDS, environment={"PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all exact\n"
-    assert everything() == before
+    assert wait_for(lambda: everything() == before)
 
 
 @needs_hosts

@@ -1,0 +1,68 @@
+"""How ours compare with the best baseline: what a report begins with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench import intervals, table
+from bench.intervals import Key
+from bench.records import NATIVE, Case, Result, Run
+
+OURS = ("auto", "plan")
+_OTHER_LIBRARIES = ("gloo", "numba-mpi")
+_DEFAULT_LEVEL = "multiple"
+
+Line = tuple[str, str, str, str, str, str, str, str]
+_Place = tuple[str, str, Case]
+
+
+def lines(runs: Sequence[Run]) -> Iterator[Line]:
+    """Yield a row for each benchmark, library and number of ranks, for each of ours, against native and the best."""
+    together = intervals.collect(runs)
+    best = _best_baselines(together)
+    keys = sorted((key for key in together if key.contender in OURS and key.thread_level == _DEFAULT_LEVEL), key=_group)
+    for _, members in itertools.groupby(keys, key=_group):
+        own = list(members)
+        yield from _against(own, together, {key: _native(key, together) for key in own}, "native")
+        if any(best.get(_place(key)) not in (None, _native(key, together)) for key in own):
+            yield from _against(own, together, {key: best.get(_place(key)) for key in own}, "best baseline")
+
+
+def _group(key: Key) -> tuple[str, ...]:
+    case = key.case
+    return case.benchmark, case.dtype, case.variant, key.library, f"{case.size:6d}", key.setting, key.contender
+
+
+def _place(key: Key) -> _Place:
+    return key.library, key.setting, key.case
+
+
+def _native(key: Key, together: Mapping[Key, list[Result]]) -> float | None:
+    native = together.get(key._replace(contender=NATIVE))
+    return intervals.median(native) if native else None
+
+
+def _best_baselines(together: Mapping[Key, list[Result]]) -> dict[_Place, float]:
+    """Return the least median of any baseline, for each library, setting and case."""
+    best: dict[_Place, float] = {}
+    for key, results in together.items():
+        if key.contender.startswith(NATIVE) or key.contender in _OTHER_LIBRARIES:
+            if key.contender.endswith(" alone"):
+                continue
+            median = intervals.median(results)
+            best[_place(key)] = min(median, best.get(_place(key), median))
+    return best
+
+
+def _against(
+    keys: Sequence[Key], together: Mapping[Key, list[Result]], times: Mapping[Key, float | None], name: str
+) -> Iterator[Line]:
+    ratios = [time / intervals.median(together[key]) for key in keys if (time := times[key]) is not None]
+    if not ratios:
+        return
+    case, key = keys[0].case, keys[0]
+    what = " ".join(filter(None, [case.benchmark, case.dtype, case.variant]))
+    where = ", ".join(filter(None, [key.library, key.setting]))
+    mean, least = f"{table.geometric_mean(ratios):.2f}x", f"{min(ratios):.2f}x"
+    yield what, where, str(case.size), key.contender, name, mean, least, str(len(ratios))

@@ -1,0 +1,36 @@
+"""Results as if they had been measured, with noise of known size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.records import Case, Result, Run
+
+SIZES = tuple(8 * 4**power for power in range(10))
+PACE = {"native": 1.0, "auto": 0.5, "plan": 0.2, "ring": 1.4, "tree": 1.2}
+
+
+def run(seed: int, size: int = 2, launch_noise: float = 0.04, pace: Mapping[str, float] = PACE, **metadata: Any) -> Run:
+    """Return one launch: samples scatter in bursts, and each contender's launch has a pace of its own."""
+    random = np.random.default_rng(seed)
+    results = []
+    for nbytes in SIZES:
+        common = _bursts(random)
+        for name, factor in pace.items():
+            own = _bursts(random) * np.exp(random.normal(0, launch_noise))
+            samples = factor * (2e-6 * size + nbytes / 5e9) * common * own
+            detail = {"choice": "shared"} if name == "auto" else {}
+            results.append(
+                Result(Case("allreduce", nbytes, nbytes // 4, "float32", size), name, samples, 10, 0, detail)
+            )
+    facts = {"library": "MPICH 5", "thread_level": "multiple", "setting": "", "cores": 2, "ranks": size}
+    return Run("bench.collectives", {**facts, "warnings": [], **metadata}, results)
+
+
+def _bursts(random: np.random.Generator) -> np.ndarray:
+    noise = np.convolve(random.normal(0, 0.1, 44), np.ones(5) / 5, "valid")
+    noise[random.random(40) < 0.03] += 1.0
+    return np.exp(noise)

@@ -1,0 +1,64 @@
+"""Intervals hold the truth about as often as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench import intervals, table
+from bench.intervals import Interval
+from bench.records import Case, Result
+from tests.bench import synthetic
+
+CASE = Case("allreduce", 8, 2, "float32", 2)
+
+
+def launches(seed: int, count: int, noise: float) -> tuple[list[Result], list[Result]]:
+    random = np.random.default_rng(seed)
+    native, ours = [], []
+    for _ in range(count):
+        moments = np.exp(random.normal(0, 0.5, 60))  # common to both
+        own = np.exp(random.normal(0, 0.1, 60) + random.normal(0, noise))
+        native.append(Result(CASE, "native", 2 * moments))
+        ours.append(Result(CASE, "auto", moments * own))
+    return native, ours
+
+
+@pytest.mark.parametrize(("count", "noise"), [(1, 0.0), (3, 0.0), (3, 0.1), (5, 0.1)])
+def test_the_truth_is_mostly_inside(count: int, noise: float) -> None:
+    inside = 0
+    for seed in range(200):
+        low, high = intervals.ratio(*launches(seed, count, noise))[1:3]
+        inside += low <= 2 <= high
+    assert 0.9 <= inside / 200 <= 1.0
+
+
+def test_what_hits_both_cancels() -> None:
+    native, ours = launches(1, 1, 0.0)
+    paired = intervals.ratio(native, ours)
+    other = Result(CASE, "auto", ours[0].samples[:-1])  # as if measured in another launch
+    assert paired.half < 0.1 < intervals.ratio(native, [other]).half
+
+
+def test_one_launch_knows_less_than_three() -> None:
+    one, three = (intervals.ratio(*launches(7, count, 0.2)) for count in (1, 3))
+    assert (one.launches, three.launches) == (1, 3)
+    assert one.half < three.half
+
+
+def test_an_interval_prints_its_bounds() -> None:
+    assert f"{Interval(2, 1.5, 2.5)}" == "2.00 [1.50, 2.50]"
+
+
+def test_tables_show_ratios_and_what_is_wrong() -> None:
+    runs = [synthetic.run(seed) for seed in range(3)]
+    ((title, rows),) = table.group(runs).items()
+    assert (title.benchmark, title.size) == ("allreduce", 2)
+    header, *lines = table.cells(rows)
+    assert header == ["size", "native us", "auto", "plan", "ring", "tree", "busbw GB/s", "auto takes", "wrong"]
+    assert len(lines) == len(synthetic.SIZES) + 2
+    assert lines[0][0] == "8 B"
+    assert lines[-2][0] == "geometric mean"
+    assert float(lines[-2][2]) == pytest.approx(2, rel=0.1)
+    assert float(lines[-2][3]) == pytest.approx(5, rel=0.1)
+    assert len(table.cells(rows, long=True)) == 1 + len(synthetic.SIZES) * len(synthetic.PACE)
