@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compare bench-report warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
