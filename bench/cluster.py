@@ -25,6 +25,7 @@ from typing import Any
 
 from bench import launch
 from bench.namespaces import BRIDGE, SUBNET, Hosts, NamespaceError, unavailable
+from mpicoll.environment import cores
 
 __all__ = ["VARIABLE", "Cluster", "unavailable"]
 
@@ -90,6 +91,8 @@ class Cluster:
         command, settings = launch.remote_command(hosts, self._hosts.agent, BRIDGE, f"{SUBNET}.0/24", arguments)
         variables = {**launch.clean_environment(), **settings, **(environment or {})}
         variables[VARIABLE] = json.dumps(self.description)
+        # The hosts take turns on this machine's cores, which their ranks cannot see.
+        variables.setdefault("MPICOLL_CORES", str(max(1, cores() // self.hosts)))
         variables["TMPDIR"] = str(self._hosts.folder / "switch")
         # Entering a mount namespace leads to its root.
         there = [*self._hosts.enter, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd()), *command]

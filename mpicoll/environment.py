@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 _WORLD_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
@@ -46,9 +48,32 @@ def core_numbers() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int | None:
+    """Return how many cores this machine's processes may use at a time, or None if that is not limited.
+
+    ``MPICOLL_CORES`` says it, else the control group's quota, which containers have and `core_numbers` does not show.
+
+    Raises
+    ------
+    ValueError
+        If ``MPICOLL_CORES`` is not a positive whole number.
+    """
+    text = variables.get("MPICOLL_CORES", "")
+    if text:
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"MPICOLL_CORES: {text!r} is not a number of cores")
+        return int(text)
+    try:
+        group = re.search(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE)
+        quota, period = (root / "sys/fs/cgroup" / (group[1] if group else "") / "cpu.max").read_text().split()
+        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(core_numbers())
+    return min(len(core_numbers()), core_limit() or sys.maxsize)
 
 
 def launcher_mismatch(size: int, library: str) -> str | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mpicoll import environment
+from mpicoll.environment import core_limit
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,18 @@ def test_mismatch_is_found_only_when_many_were_launched_and_one_is_seen(monkeypa
     monkeypatch.setenv("PMI_SIZE", "8")
     assert "8 processes" in environment.launcher_mismatch(1, "MPICH")
     assert environment.launcher_mismatch(8, "MPICH") is None
+
+
+def test_a_limit_of_cores_is_read(tmp_path: Path) -> None:
+    assert core_limit({"MPICOLL_CORES": "3"}, tmp_path) == 3
+    for wrong in ("0", "-1", "two", "1.5"):
+        with pytest.raises(ValueError, match=f"MPICOLL_CORES: '{wrong}'"):
+            core_limit({"MPICOLL_CORES": wrong}, tmp_path)
+    assert core_limit({}, tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/old\n0::/some/group\n")
+    group = tmp_path / "sys/fs/cgroup/some/group"
+    group.mkdir(parents=True)
+    for content, limit in (("max 100000", None), ("150000 100000", 2), ("1000 100000", 1), ("damaged", None)):
+        (group / "cpu.max").write_text(content + "\n")
+        assert core_limit({}, tmp_path) == limit

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.environment import core_numbers, local_ranks
+from mpicoll.environment import core_limit, core_numbers, local_ranks
 
 POLLS_BEFORE_YIELD = 200
 """About as long as a message takes on one node; with fewer cores than ranks the peer needs the core at once."""
@@ -39,7 +39,8 @@ def cores_on_node(comm: MPI.Intracomm) -> NodeCores:
     mask[[core % _MAX_CORES for core in core_numbers()]] = 1
     own = int(mask.sum())
     node.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
-    found = NodeCores(node.size, own, int(mask.sum()))
+    limit = core_limit() or _MAX_CORES
+    found = NodeCores(node.size, min(own, limit), min(int(mask.sum()), limit))
     node.Free()
     return found
 
