@@ -27,8 +27,9 @@ from bench.intervals import Interval, Key
 from bench.records import ASIDE, COPY, Result, ResultsError, Run
 
 _FALSE_DISCOVERIES = 0.05
-_NORMAL = 1.96
 _MIN_LENGTHS = 3
+_ALL_LENGTHS = 0.05
+"""Standard deviation between launches of the mean over all lengths, before anything is known of it."""
 _UNKNOWN_LAUNCHES = 0.1
 """Standard deviation of a single launch's ratios from the next one's, on a logarithmic scale."""
 _PRIOR_DEGREES = 4
@@ -39,6 +40,7 @@ _FACTS = ("cpu", "cores", "machine", "kernel", "python", "numpy", "numba", "mpi4
 _SHOWN = 40
 
 Results = Mapping[Key, list[Result]]
+_Launches = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -82,38 +84,49 @@ class Change:
 
 
 def changes(before: Results, after: Results) -> list[Change]:
-    """Compare what is in both."""
+    """Compare what is in both and was measured in the same launches as its baseline."""
     pooled = [_pooled_variance(side) for side in (before, after)]
-    found = []
-    for key in before.keys() & after.keys():
+    found: list[Change] = []
+    groups: dict[Key, list[tuple[Change, list[_Launches]]]] = {}
+    for key in sorted(before.keys() & after.keys(), key=str):
         base = _baseline_key(before, key)
-        if base is None or base == key or base not in after or key.contender == COPY:
+        if base is None or base not in after or _is_not_ours(before, key):
             continue
-        if before[key][0].detail.get(ASIDE):
+        sides = [intervals.launches(side[base], side[key]) for side in (before, after)]
+        if not all(logs for logs, _ in sides):
             continue
-        sides = [(side[base], side[key]) for side in (before, after)]
-        one, other = (intervals.ratio(*side) for side in sides)
+        one, other = (intervals.ratio(side[base], side[key]) for side in (before, after))
         error = math.hypot(*(_error(*side, variance) for side, variance in zip(sides, pooled, strict=True)))
-        found.append(Change(key, one, other, math.log(one.value / other.value), error))
-    return found + _over_all_lengths(found)
+        change = Change(key, one, other, math.log(one.value / other.value), error)
+        found.append(change)
+        all_lengths = key._replace(case=dataclasses.replace(key.case, nbytes=0, count=0))
+        groups.setdefault(all_lengths, []).append((change, sides))
+    return found + [_over_all_lengths(key, members) for key, members in groups.items() if len(members) >= _MIN_LENGTHS]
 
 
-def _over_all_lengths(every: Sequence[Change]) -> list[Change]:
-    """Return the mean change of each contender over all lengths: small ones show in it that no single length shows."""
-    groups: dict[Key, list[Change]] = {}
-    for change in every:
-        case = dataclasses.replace(change.key.case, nbytes=0, count=0)
-        groups.setdefault(change.key._replace(case=case), []).append(change)
-    found = []
-    for key, members in groups.items():
-        if len(members) < _MIN_LENGTHS:
-            continue
-        logs = [member.log for member in members]
-        apart = math.sqrt(sum(member.error**2 for member in members)) / len(members)
-        error = max(apart, statistics.stdev(logs) / math.sqrt(len(members)))
-        sides = (_mean([m.before for m in members]), _mean([m.after for m in members]))
-        found.append(Change(key, *sides, statistics.fmean(logs), error))
-    return found
+def _is_not_ours(results: Results, key: Key) -> bool:
+    return (
+        key.contender.startswith(records.NATIVE)
+        or key.contender in (COPY, records.NUMPY)
+        or any(result.detail.get(ASIDE) for result in results[key])
+    )
+
+
+def _over_all_lengths(key: Key, members: Sequence[tuple[Change, list[_Launches]]]) -> Change:
+    """Return the mean change of a contender over all lengths: small ones show in it that no single length shows.
+
+    All lengths of one launch may have gone well or badly together, so that launches are what is averaged over.
+    """
+    errors = []
+    for side in (0, 1):
+        each = [sides[side] for _, sides in members]
+        count = min(len(logs) for logs, _ in each)
+        means = [statistics.fmean(logs[launch] for logs, _ in each) for launch in range(count)]
+        within = math.sqrt(sum(statistics.fmean(e**2 for e in errors) for _, errors in each)) / len(each)
+        errors.append(_error(means, [within] * count, _ALL_LENGTHS**2))
+    before, after = (_mean([getattr(change, side) for change, _ in members]) for side in ("before", "after"))
+    log = statistics.fmean(change.log for change, _ in members)
+    return Change(key, before, after, log, math.hypot(*errors))
 
 
 def _mean(each: Sequence[Interval]) -> Interval:
@@ -138,30 +151,29 @@ def _pooled_variance(results: Results) -> float:
     return statistics.fmean(squares) if squares else _UNKNOWN_LAUNCHES**2
 
 
-def _error(base: Sequence[Result], ours: Sequence[Result], pooled: float) -> float:
-    """Return the standard error of a ratio's logarithm.
+def _error(logs: Sequence[float], errors: Sequence[float], prior: float) -> float:
+    """Return the standard error of the mean of launches.
 
-    Three launches hardly tell their own variance, which is therefore moderated by that of all (Smyth, "Linear models
+    Three launches hardly tell their own variance, which is therefore moderated by another one (Smyth, "Linear models
     and empirical Bayes methods", Stat. Appl. Genet. Mol. Biol. 3, 2004).
     """
-    logs, errors = intervals.launches(base, ours)
-    if not logs:
-        return max(intervals.ratio(base, ours).half / _NORMAL, math.sqrt(pooled))
-    own = statistics.variance(logs) if len(logs) > 1 else pooled
+    own = statistics.variance(logs) if len(logs) > 1 else prior
     degrees = len(logs) - 1
-    between = (_PRIOR_DEGREES * pooled + degrees * own) / (_PRIOR_DEGREES + degrees) / len(logs)
+    between = (_PRIOR_DEGREES * prior + degrees * own) / (_PRIOR_DEGREES + degrees) / len(logs)
     within = statistics.fmean(error**2 for error in errors) / len(errors)
     return math.sqrt(max(between, within))
 
 
 def beyond_noise(every: Sequence[Change], threshold: float) -> list[Change]:
-    """Return those that are neither small nor, at the rate that is allowed, chance; the largest first."""
-    ranked = sorted(every, key=lambda change: change.p)
-    allowed = 0.0
-    for number, change in enumerate(ranked, 1):
-        if change.p <= _FALSE_DISCOVERIES * number / len(ranked):
-            allowed = change.p
-    kept = [c for c in ranked if c.p <= allowed and abs(c.log) > math.log1p(threshold)]
+    """Return those that are neither small nor, at the rate that is allowed, chance; the largest first.
+
+    Means over all lengths, which are fewer, are a family of tests of their own.
+    """
+    kept = []
+    for family in ([c for c in every if not c.key.case.nbytes], [c for c in every if c.key.case.nbytes]):
+        ranked = sorted(family, key=lambda change: change.p)
+        passing = [n for n, c in enumerate(ranked, 1) if c.p <= _FALSE_DISCOVERIES * n / len(ranked)]
+        kept += [c for c in ranked[: max(passing, default=0)] if abs(c.log) > math.log1p(threshold)]
     return sorted(kept, key=lambda change: -abs(change.log))
 
 
