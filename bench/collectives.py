@@ -190,9 +190,12 @@ def _contest(
 
 
 def _names(arguments: argparse.Namespace, comm: Intracomm, collective: str, nbytes: int) -> list[str]:
-    names = arguments.algorithms
-    if names is None:
-        names = [AUTO, PLAN, *(name for name in comm.algorithms(collective) if name != NATIVE)]
+    there = [AUTO, PLAN, *(name for name in comm.algorithms(collective) if name != NATIVE)]
+    every = {AUTO, PLAN, *(name for each in COLLECTIVES for name in comm.algorithms(each))}
+    unknown = set(arguments.algorithms or ()) - every
+    if unknown:
+        raise SystemExit(f"bench: --algorithms: there is no {', '.join(sorted(unknown))}")
+    names = there if arguments.algorithms is None else [name for name in arguments.algorithms if name in there]
     with_bound = collective == "allreduce" and PLAN in names and nbytes >= BOUND_FROM and not arguments.in_place
     return [*names, COPY] if with_bound else names
 

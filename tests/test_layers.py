@@ -51,6 +51,7 @@ PICKLING = {
 SET_UP = {
     ("mpicoll/runtime/channel.py", "_agree_on_settings"),
     ("mpicoll/runtime/cluster.py", "node_ids"),
+    ("mpicoll/runtime/cluster.py", "_any"),
     ("mpicoll/runtime/node.py", "_common_memory"),
     ("mpicoll/runtime/node.py", "_meet"),
     ("mpicoll/runtime/node.py", "make"),

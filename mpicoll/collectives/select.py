@@ -1,7 +1,8 @@
 """Which algorithm ``"auto"`` takes.
 
-A small table, measured with MPICH on one node (``python -m bench.allreduce``). Every rank reads the same row, since
-the facts it is chosen by (bytes, number of ranks, whether the operation commutes) are the same on all ranks.
+Small tables, measured with MPICH on one node (``python -m bench.allreduce``) and on emulated hosts with links of
+1 Gbit/s (``make bench-cluster``). Every rank reads the same row, since the facts it is chosen by (bytes, number of
+ranks, where they are, whether the operation commutes) are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "barrier": (Rule(_ALWAYS, "dissemination"),),
 }
 """The first row that holds counts."""
+APART: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (
+        Rule(32 * _KB, "recursive_doubling"),
+        Rule(2 * _MB, "halving_doubling", power_of_two=True),
+        Rule(_ALWAYS, "ring"),
+    ),
+    "reduce": (Rule(128 * _KB, "tree"), Rule(8 * _MB, "double_tree", min_size=4), Rule(_ALWAYS, "ring")),
+    "bcast": (Rule(32 * _KB, "tree"), Rule(_ALWAYS, "double_tree", min_size=4), Rule(_ALWAYS, "tree")),
+}
+"""Instead of those, where every message goes over a network: bytes cost more there than steps."""
+CROWDED: dict[str, tuple[Rule, ...]] = {
+    "allreduce": (Rule(512 * _KB, "halving_doubling"), Rule(8 * _MB, "halving_doubling", power_of_two=True)),
+}
+"""Before the hierarchy, where a node has fewer cores than ranks: its steps wait for all ranks of the node in turn."""
 ORDERED: dict[str, tuple[Rule, ...]] = {
     "allreduce": (Rule(64 * _KB, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
     "reduce": (Rule(_ALWAYS, "tree"),),
@@ -75,6 +90,10 @@ class Means(NamedTuple):
         Whether there are several nodes with several ranks.
     blocked, even
         Whether ranks are numbered node by node, and nodes have as many.
+    crowded
+        Whether some of several nodes have fewer cores than ranks.
+    apart
+        Whether every rank is on a node of its own.
     rules
         Rows that come before the shipped ones, from ``python -m mpicoll tune``.
     """
@@ -84,6 +103,8 @@ class Means(NamedTuple):
     hierarchy: bool = False
     blocked: bool = False
     even: bool = False
+    crowded: bool = False
+    apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
 
     def without_memory(self) -> Means:
@@ -109,8 +130,8 @@ def means_of(channel: Channel) -> Means:
     """Return what is possible on a communicator."""
     cluster = channel.cluster
     if cluster is None:
-        return Means(channel.size, channel.shared_nbytes)
-    return Means(channel.size, channel.shared_nbytes, True, cluster.blocked, cluster.even)
+        return Means(channel.size, channel.shared_nbytes, apart=channel.apart)
+    return Means(channel.size, channel.shared_nbytes, True, cluster.blocked, cluster.even, cluster.crowded)
 
 
 def names(collective: str, means: Means) -> tuple[str, ...]:
@@ -126,10 +147,14 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
     for rule in means.rules.get(collective, ()):
         if rule.holds(nbytes, means.size) and means.allow(collective, rule.name, nbytes, commutative):
             return rule.name
-    for name in (SHARED, HIERARCHY):
-        if means.allow(collective, name, nbytes, commutative):
-            return name
-    rules = RULES[collective] if commutative else ORDERED.get(collective, RULES[collective])
+    if means.allow(collective, SHARED, nbytes, commutative):
+        return SHARED
+    if means.allow(collective, HIERARCHY, nbytes, commutative):
+        sooner = CROWDED.get(collective, ()) if means.crowded and means.blocked and commutative else ()
+        return next((rule.name for rule in sooner if rule.holds(nbytes, means.size)), HIERARCHY)
+    rules = APART.get(collective, RULES[collective]) if means.apart else RULES[collective]
+    if not commutative:
+        rules = ORDERED.get(collective, rules)
     return next(rule.name for rule in rules if rule.holds(nbytes, means.size))
 
 

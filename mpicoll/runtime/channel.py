@@ -117,6 +117,8 @@ class Channel:
         The private duplicate.
     node
         The memory that all ranks share, or None if they do not, or if they are to be treated as `alone` on theirs.
+    apart
+        Whether every rank is on a node of its own.
     cluster
         The division into nodes, if there are several with more than one rank.
     front
@@ -131,12 +133,13 @@ class Channel:
         The requests that took a tag slot last, until they are complete.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, alone: bool = False) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.check, session = _agree_on_settings(self.comm)
         self.polls = polls_before_yield(self.comm)
+        self.apart = apart
         self.node = None if alone else node.make(self.comm, crowded=self.polls == 1)
         self.cluster: Cluster | None = None
         short = self.node.blocking if self.node and self.check != "full" else None

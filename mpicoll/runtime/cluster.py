@@ -32,6 +32,8 @@ class Cluster:
         Whether ranks are numbered node by node, so that reducing node by node keeps their order.
     even
         Whether all nodes have as many ranks.
+    crowded
+        Whether any of them has fewer cores than ranks.
     """
 
     def __init__(self, parent: Channel, ids: np.ndarray) -> None:
@@ -41,11 +43,12 @@ class Cluster:
         self.lanes = min(self.node_of.count(node) for node in set(self.node_of))
         self.blocked = self.node_of == sorted(self.node_of)
         self.even = len(self.node_of) == self.lanes * len(set(self.node_of))
+        self.crowded = _any(comm, parent.polls == 1)
         self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
         inside = comm.Split(self.my_node, comm.rank)
         across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)
         self.node = Channel(MPI.Intracomm(inside))
-        self.lane = Channel(MPI.Intracomm(across), alone=True) if across != MPI.COMM_NULL else None
+        self.lane = Channel(MPI.Intracomm(across), alone=True, apart=True) if across != MPI.COMM_NULL else None
         for made in (inside, across):
             if made != MPI.COMM_NULL:
                 made.Free()
@@ -60,6 +63,12 @@ class Cluster:
         """Free everything; collective."""
         for channel in self.channels():
             channel.close()
+
+
+def _any(comm: MPI.Intracomm, here: bool) -> bool:
+    result = np.array([here], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
+    return bool(result[0])
 
 
 def node_ids(comm: MPI.Intracomm) -> np.ndarray:

@@ -32,7 +32,7 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
 def _make(comm: MPI.Intracomm) -> Channel:
     ids = node_ids(comm)
     nodes = len(set(ids.tolist()))
-    channel = Channel(comm, alone=nodes > 1)
+    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size)
     if 1 < nodes < comm.size:
         channel.cluster = Cluster(channel, ids)
     return channel

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
+from mpicoll.collectives import select
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
 from tests.mpi import exact
 from tests.mpi.conftest import TIMEOUT, WORLD
@@ -23,6 +24,7 @@ CASES = (("SUM", np.float32), ("MAX", np.int16), ("PROD", np.float64), ("SUM", n
 def clustered(request: pytest.FixtureRequest, verdicts: MPI.Intracomm) -> Iterator[Intracomm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPICOLL_NODES", request.param)
+        patch.setattr(select, "CROWDED", {})  # the hierarchy is what is tested, whatever this machine is
         plain = WORLD.Dup()
         yield Intracomm(plain, timeout=TIMEOUT)
         plain.Free()
@@ -140,6 +142,23 @@ def test_what_is_chosen(clustered: Intracomm) -> None:
     for collective in ("reduce_scatter", "allgather"):
         assert (clustered.choice(collective, 1 << 20) == "hierarchy") == cluster.even
     assert cluster.lanes == min(cluster.node_of.count(node) for node in cluster.node_of)
+
+
+def test_in_a_crowd_short_vectors_go_by_messages() -> None:
+    means = select.Means(8, hierarchy=True, blocked=True, even=True, crowded=True)
+    assert select.choose("allreduce", 64 << 10, means) == "halving_doubling"
+    assert select.choose("allreduce", 16 << 20, means) == "hierarchy"
+    assert select.choose("allreduce", 64 << 10, means._replace(blocked=False)) == "hierarchy"
+    assert select.choose("allreduce", 4 << 20, means._replace(size=6)) == "hierarchy"
+    assert select.choose("bcast", 64 << 10, means) == "hierarchy"
+
+
+def test_networks_have_rules_of_their_own() -> None:
+    apart = select.Means(4, apart=True)
+    assert select.choose("bcast", 64 << 10, apart) == "double_tree"
+    assert select.choose("bcast", 64 << 10, apart._replace(size=2)) == "tree"
+    assert select.choose("allreduce", 1 << 20, apart._replace(size=3)) == "ring"
+    assert select.choose("allreduce", 1 << 20, apart._replace(size=3), commutative=False) == "halving_doubling"
 
 
 def test_other_forms_go_by_messages(clustered: Intracomm) -> None:

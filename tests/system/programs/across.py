@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from bench.cluster import VARIABLE
 from mpicoll import Intracomm
-from mpicoll.collectives.select import HIERARCHICAL, HIERARCHY
+from mpicoll.collectives.select import BY_PARTS, HIERARCHICAL, HIERARCHY
 from tests.mpi import exact
 
 COUNTS = (1, 7, 1501, 70_001, 1_000_003)
@@ -38,8 +38,8 @@ def check_place(comm: Intracomm) -> None:
 
 
 def check_choice(comm: Intracomm) -> None:
-    for collective in HIERARCHICAL:
-        nbytes = 0 if collective == "barrier" else 1 << 20
+    for collective in (*HIERARCHICAL, *BY_PARTS):
+        nbytes = 0 if collective == "barrier" else 16 << 20
         assert comm.choice(collective, nbytes) == HIERARCHY, collective
 
 
