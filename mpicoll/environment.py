@@ -1,4 +1,4 @@
-"""What the launcher says about this process, read from the environment: no MPI, no heavy imports."""
+"""What the environment says about this process, its launcher's part above all: no MPI, no heavy imports."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return min(len(core_numbers()), core_limit() or sys.maxsize)
+
+
+def cache_folder() -> Path:
+    """Return where measurements are kept: ``$MPICOLL_CACHE_DIR``, else ``mpicoll`` in the user's cache directory."""
+    own = os.environ.get("MPICOLL_CACHE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mpicoll"
 
 
 def launcher_mismatch(size: int, library: str) -> str | None:

@@ -25,6 +25,10 @@ class CommunicatorBroken(MpicollError, RuntimeError):
     """An earlier failure left messages in flight on this communicator; make a new one to go on."""
 
 
+class MachineFileError(MpicollError, ValueError):
+    """A file that should describe a machine does not; the message names it and says why."""
+
+
 class CollectiveTimeout(MpicollError, TimeoutError):
     """A rank waited longer than the communicator's timeout.
 

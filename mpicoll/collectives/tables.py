@@ -18,22 +18,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, Rule
-from mpicoll.environment import cores
+from mpicoll.environment import cache_folder, cores
 from mpicoll.runtime.channel import Channel
 
 _FORMAT = 1
 _MAX_NBYTES = 1 << 20
 Rules = dict[str, tuple[Rule, ...]]
 _read: dict[Path, str] = {}
-
-
-def folder() -> Path:
-    """Return where tables are kept: ``$MPICOLL_CACHE_DIR``, else ``mpicoll`` in the user's cache directory."""
-    own = os.environ.get("MPICOLL_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mpicoll"
 
 
 def facts(channel: Channel) -> dict[str, Any]:
@@ -63,7 +54,7 @@ def _processor() -> str:
 def path_for(known: dict[str, Any]) -> Path:
     """Return the file for these facts."""
     code = zlib.crc32(json.dumps(known, sort_keys=True).encode())
-    return folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
+    return cache_folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
 
 
 def save(known: dict[str, Any], rules: Rules) -> Path:

@@ -11,7 +11,7 @@ from mpicoll.schedules.registry import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 
-@register("reduce_scatter", "pairwise")
+@register("reduce_scatter", "pairwise", rotates=True)
 def pairwise_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Every rank sends each other rank the chunk that it owns, at distance 1, 2, ..., P-1.
 

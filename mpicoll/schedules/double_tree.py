@@ -61,7 +61,11 @@ def _tree(order: list[int], size: int, root: int | None) -> Tree:
     for place, rank in enumerate(order):
         up = parent_of(place, len(order))
         parent[rank] = root if up is None else order[up]
-    children = tuple(tuple(child for child in range(size) if parent[child] == rank) for rank in range(size))
+    below: list[list[int]] = [[] for _ in range(size)]
+    for child, up in enumerate(parent):
+        if up is not None:
+            below[up].append(child)
+    children = tuple(map(tuple, below))
     depth = tuple(_depths(parent))
     return Tree(tuple(parent), children, depth, max(depth))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mpicoll.errors import UnknownAlgorithm
+from mpicoll.schedules.parts import Part, Rotation, Structure, written_down
 from mpicoll.schedules.types import Schedule
 
 
@@ -18,6 +19,10 @@ class Builder(Protocol):
 
     def __call__(self, size: int, rank: int, *, root: int, segments: int) -> Schedule:  # noqa: D102
         ...
+
+
+PartsBuilder = Callable[[int, int], tuple[Part, ...]]
+"""(size, root) -> the parts of an algorithm with one chunk a rank."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Algorithm:
         ``segments`` cuts the vector finer, for pipelining; otherwise the argument is ignored.
     min_segments
         The least number of segments with which the pipeline is correct.
+    rotates
+        Every rank does the same as rank 0, with peers and chunks moved on by its number.
+    parts
+        For algorithms of which only a part rotates: all ranks' steps in few words.
     """
 
     collective: str
@@ -40,6 +49,8 @@ class Algorithm:
     ordered: bool = False
     segmented: bool = False
     min_segments: int = 1
+    rotates: bool = False
+    parts: PartsBuilder | None = None
 
     @property
     def summary(self) -> str:
@@ -62,17 +73,35 @@ class Algorithm:
             raise ValueError(f"root: {root} is not in 0..{size - 1}")
         return self.build(size, rank, root=root, segments=max(segments, self.min_segments))
 
+    def structure(self, size: int, *, root: int = 0, segments: int = 1) -> Structure:
+        """Return what all ranks do, in as few words as possible; raises as :meth:`schedule` does."""
+        first = self.schedule(size, 0, root=root, segments=segments)
+        if self.rotates:
+            whole = Rotation(first.steps, first.chunks // size, first.window)
+            return Structure(size, first.chunks, (whole,))
+        if self.parts is not None:
+            return Structure(size, first.chunks, self.parts(size, root))
+        others = (self.schedule(size, rank, root=root, segments=segments) for rank in range(1, size))
+        return written_down([first, *others])
+
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 
 def register(
-    collective: str, name: str, *, ordered: bool = False, segmented: bool = False, min_segments: int = 1
+    collective: str,
+    name: str,
+    *,
+    ordered: bool = False,
+    segmented: bool = False,
+    min_segments: int = 1,
+    rotates: bool = False,
+    parts: PartsBuilder | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Enter the decorated builder into the table under `collective` and `name`."""
+    """Enter the decorated builder into the table under `collective` and `name`; see :class:`Algorithm`."""
 
     def enter(build: Builder) -> Builder:
-        row = Algorithm(collective, name, build, ordered, segmented, min_segments)
+        row = Algorithm(collective, name, build, ordered, segmented, min_segments, rotates, parts)
         ALGORITHMS.setdefault(collective, {})[name] = row
         return build
 

@@ -25,6 +25,7 @@ section 3.
 
 from __future__ import annotations
 
+from mpicoll.schedules.parts import Irregular, Part, Rotation
 from mpicoll.schedules.registry import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
@@ -57,51 +58,61 @@ def _allreduce_steps(size: int, rank: int, segments: int) -> tuple[Step, ...]:
     return summed + _rotation(size, rank, rank + 1, segments, Reduce.COPY)
 
 
-@register("allreduce", "ring")
+@register("allreduce", "ring", rotates=True)
 def ring_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Ring: reduce_scatter, then allgather; fewest bytes, 2 (P-1) steps."""
     return Schedule("allreduce", "ring", size, rank, size, _allreduce_steps(size, rank, 1))
 
 
-@register("allreduce", "pipelined_ring", segmented=True, min_segments=2)
+@register("allreduce", "pipelined_ring", segmented=True, min_segments=2, rotates=True)
 def pipelined_ring_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 2) -> Schedule:
     """Ring with every chunk cut into segments, two of them in flight."""
     steps = _allreduce_steps(size, rank, segments)
     return Schedule("allreduce", "pipelined_ring", size, rank, size * segments, steps, window=2)
 
 
-@register("reduce_scatter", "ring")
+@register("reduce_scatter", "ring", rotates=True)
 def ring_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Ring: partial sums travel once round and end at their owner."""
     return Schedule("reduce_scatter", "ring", size, rank, size, ring_reduce_scatter_steps(size, rank))
 
 
-@register("reduce_scatter", "pipelined_ring", segmented=True, min_segments=2)
+@register("reduce_scatter", "pipelined_ring", segmented=True, min_segments=2, rotates=True)
 def pipelined_ring_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 2) -> Schedule:
     """Ring with every chunk cut into segments, two of them in flight."""
     steps = ring_reduce_scatter_steps(size, rank, segments)
     return Schedule("reduce_scatter", "pipelined_ring", size, rank, size * segments, steps, window=2)
 
 
-@register("allgather", "ring")
+@register("allgather", "ring", rotates=True)
 def ring_allgather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Ring: every chunk travels once round."""
     return Schedule("allgather", "ring", size, rank, size, ring_allgather_steps(size, rank))
 
 
-@register("allgather", "pipelined_ring", segmented=True, min_segments=2)
+@register("allgather", "pipelined_ring", segmented=True, min_segments=2, rotates=True)
 def pipelined_ring_allgather(size: int, rank: int, *, root: int = 0, segments: int = 2) -> Schedule:
     """Ring with every chunk cut into segments, two of them in flight."""
     steps = ring_allgather_steps(size, rank, segments)
     return Schedule("allgather", "pipelined_ring", size, rank, size * segments, steps, window=2)
 
 
-@register("reduce", "ring")
+def _hand_over(size: int, rank: int, root: int) -> tuple[Step, ...]:
+    """Send every rank's sum to the root."""
+    if size == 1:
+        return ()
+    if rank == root:
+        return (Step(recvs=tuple(Recv(peer, peer, peer + 1) for peer in range(size) if peer != root)),)
+    return (Step(sends=(Send(root, rank, rank + 1),)),)
+
+
+def _reduce_parts(size: int, root: int) -> tuple[Part, ...]:
+    last = tuple(_hand_over(size, rank, root) for rank in range(size))
+    return (Rotation(ring_reduce_scatter_steps(size, 0)), Irregular(last))
+
+
+@register("reduce", "ring", parts=_reduce_parts)
 def ring_reduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Ring reduce_scatter, then every rank hands its sum to the root."""
-    steps = ring_reduce_scatter_steps(size, rank)
-    if size > 1 and rank == root:
-        steps += (Step(recvs=tuple(Recv(peer, peer, peer + 1) for peer in range(size) if peer != root)),)
-    elif size > 1:
-        steps += (Step(sends=(Send(root, rank, rank + 1),)),)
+    steps = ring_reduce_scatter_steps(size, rank) + _hand_over(size, rank, root)
     return Schedule("reduce", "ring", size, rank, size, steps, root=root)

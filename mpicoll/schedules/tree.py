@@ -16,6 +16,7 @@ Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication 
 
 from __future__ import annotations
 
+from mpicoll.schedules.parts import Irregular, Part, Rotation
 from mpicoll.schedules.registry import register
 from mpicoll.schedules.ring import ring_allgather_steps
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
@@ -109,7 +110,12 @@ def tree_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 
     return Schedule("reduce_scatter", "tree", size, rank, size, steps)
 
 
-@register("bcast", "scatter_allgather")
+def _scatter_allgather_parts(size: int, root: int) -> tuple[Part, ...]:
+    scatter = tuple(scatter_steps(size, rank, root) for rank in range(size))
+    return (Irregular(scatter), Rotation(ring_allgather_steps(size, 0), first=root))
+
+
+@register("bcast", "scatter_allgather", parts=_scatter_allgather_parts)
 def scatter_allgather_bcast(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Binomial scatter from the root, then ring allgather; for long messages."""
     place = (rank - root) % size

@@ -1,0 +1,261 @@
+"""What the simulator knows of a machine: links, cores and kernels in numbers, and the file that keeps them.
+
+The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model",
+JPDC 44, 1997): a message of m bytes costs its sender and its receiver an *overhead* o of processor time each, occupies
+the sender's link for max(gap g, m G) and arrives after the *latency* L and m G. Every parameter depends on the length
+of the message; from some length on the transfer waits until the receiver is ready (*rendezvous*).
+
+All times are in seconds, all lengths in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mpicoll.environment import cache_folder
+from mpicoll.errors import MachineFileError
+
+FORMAT, VERSION = "mpicoll machine", 1
+UNBOUNDED = 1 << 62
+_MAX_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """LogGP parameters of messages of fewer than `below` bytes, where no earlier class holds."""
+
+    below: int
+    latency: float
+    overhead: float
+    gap: float
+    per_byte: float
+    rendezvous: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """Size classes, shortest first; `streams` senders of a node get the full speed at the same time."""
+
+    classes: tuple[SizeClass, ...]
+    streams: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReduceClass:
+    """Seconds for each byte that is reduced, in pieces of fewer than `below` bytes."""
+
+    below: int
+    per_byte: float
+
+
+@dataclass(frozen=True)
+class SharedPoint:
+    """A collective on `ranks` ranks in memory that they share, measured: no schedule describes it."""
+
+    collective: str
+    ranks: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a prediction is multiplied by: its latency, and the rest (bytes sent and reduced)."""
+
+    latency: float = 1.0
+    volume: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was measured: what lies outside is extrapolated.
+
+    Attributes
+    ----------
+    median_error
+        The median of abs(predicted / measured - 1) where nothing was fitted.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: int
+    min_nbytes: int
+    max_nbytes: int
+    median_error: float
+    points: int
+
+
+@dataclass(frozen=True)
+class MachineDescription:
+    """A machine for :mod:`mpicoll.schedules.simulate`.
+
+    Attributes
+    ----------
+    inside, between
+        Links between ranks of one node and of different nodes.
+    reduce
+        Speed of the kernels, in cache and in memory.
+    call, step
+        Processor time of our executor for each collective and for each of its steps.
+    cores
+        Cores of a node; where there are more ranks, they take turns. If `one_host`, all nodes share them, as they do
+        in an emulated cluster.
+    shared
+        Measured times of collectives in shared memory.
+    corrections
+        By ``"collective/algorithm"``.
+    fitted
+        None if nothing was measured.
+    """
+
+    name: str
+    inside: Link
+    between: Link
+    reduce: tuple[ReduceClass, ...]
+    call: float
+    step: float
+    cores: int
+    one_host: bool = False
+    shared: tuple[SharedPoint, ...] = ()
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    fitted: Fitted | None = None
+
+    def without(self, *, sending: bool = False, reducing: bool = False) -> MachineDescription:
+        """Return the same machine where bytes cost nothing to send, or to reduce."""
+        found = self
+        if sending:
+            found = replace(found, inside=_weightless(found.inside), between=_weightless(found.between))
+        if reducing:
+            found = replace(found, reduce=(ReduceClass(UNBOUNDED, 0.0),))
+        return found
+
+    def to_json(self) -> str:
+        """Return the text of its file."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a compressor makes of a message: its share that is left, and seconds per byte to encode and decode."""
+
+    ratio: float = 1.0
+    encode: float = 0.0
+    decode: float = 0.0
+
+
+IDENTITY = Wire()
+
+
+def _weightless(link: Link) -> Link:
+    return replace(link, classes=tuple(replace(row, per_byte=0.0) for row in link.classes))
+
+
+def textbook() -> MachineDescription:
+    """Return a cluster with a network of 10 Gbit/s and nodes of 16 cores, as textbooks have it: nothing is measured."""
+    inside = (
+        SizeClass(8 << 10, 0.5e-6, 0.3e-6, 0.2e-6, 0.1e-9),
+        SizeClass(UNBOUNDED, 1.5e-6, 0.3e-6, 0.2e-6, 0.1e-9, rendezvous=True),
+    )
+    between = (
+        SizeClass(64 << 10, 10e-6, 1e-6, 1e-6, 0.8e-9),
+        SizeClass(UNBOUNDED, 25e-6, 1e-6, 1e-6, 0.8e-9, rendezvous=True),
+    )
+    kernels = (ReduceClass(256 << 10, 0.05e-9), ReduceClass(UNBOUNDED, 0.15e-9))
+    return MachineDescription(
+        "textbook 10 Gbit/s cluster, not measured", Link(inside, 4.0), Link(between), kernels, 5e-6, 2e-6, 16
+    )
+
+
+def default_path() -> Path:
+    """Return where a fitted machine is kept: the folder of the tuning tables."""
+    return cache_folder() / "machine.json"
+
+
+def save(machine: MachineDescription, path: Path) -> None:
+    """Write the file; what was there is replaced at once, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(machine.to_json())
+    draft.replace(path)
+
+
+def load(path: Path) -> MachineDescription:
+    """Read a file.
+
+    Raises
+    ------
+    MachineFileError
+        Naming the file, and what is wrong with it.
+    """
+    try:
+        if path.stat().st_size > _MAX_NBYTES:
+            raise ValueError("it is too long")
+        return parse(path.read_text())
+    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise MachineFileError(f"the machine file {path} cannot be used: {error}") from None
+
+
+def parse(text: str) -> MachineDescription:
+    """Read the text of a file; ValueError says what is wrong."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it does not describe a machine")
+    if content.get("version") != VERSION:
+        raise ValueError(f"its version is {content.get('version')!r}, not {VERSION}")
+    try:
+        return _machine({key: value for key, value in content.items() if key not in ("format", "version")})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
+
+
+def _machine(fields: dict[str, Any]) -> MachineDescription:
+    fitted = fields.pop("fitted")
+    if fitted is not None:
+        fitted = Fitted(**{**fitted, "ranks": tuple(int(size) for size in fitted["ranks"])})
+    machine = MachineDescription(
+        inside=_link(fields.pop("inside")),
+        between=_link(fields.pop("between")),
+        reduce=_classes(ReduceClass, fields.pop("reduce")),
+        shared=tuple(_checked(SharedPoint(**point)) for point in fields.pop("shared")),
+        corrections={str(key): _checked(Correction(**row)) for key, row in fields.pop("corrections").items()},
+        fitted=fitted and _checked(fitted),
+        **fields,
+    )
+    _checked(machine)
+    if not isinstance(machine.name, str) or machine.cores < 1:
+        raise ValueError(f"its name is {machine.name!r}, its cores are {machine.cores!r}")
+    return machine
+
+
+def _link(fields: dict[str, Any]) -> Link:
+    link = _checked(Link(_classes(SizeClass, fields.pop("classes")), **fields))
+    if link.streams <= 0:
+        raise ValueError(f"streams: {link.streams!r} is not positive")
+    return link
+
+
+def _classes(kind: Any, rows: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """Read rows that together hold for all lengths."""
+    found = tuple(_checked(kind(**row)) for row in rows)
+    bounds = [row.below for row in found]
+    if not bounds or bounds != sorted(set(bounds)) or bounds[-1] != UNBOUNDED:
+        raise ValueError(f"below: {bounds} are not ascending bounds up to {UNBOUNDED}")
+    return found
+
+
+def _checked(row: Any) -> Any:
+    """Return `row` if all its numbers are such."""
+    for name, value in vars(row).items():
+        kind = type(row).__dataclass_fields__[name].type
+        if kind in ("int", "float"):
+            number = isinstance(value, int if kind == "int" else (int, float)) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name}: {value!r} is not a number that can be")
+        elif kind == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{name}: {value!r} is neither true nor false")
+    return row
