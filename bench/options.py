@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import launch, records, table
-from mpicoll.__main__ import parse_nbytes
 from mpicoll.environment import launched_size
+from mpicoll.units import parse_nbytes
 
 DEFAULT_SIZES = [8 * 4**power for power in range(12)] + [64 << 20]
 LEVELS = ("multiple", "serialized", "funneled", "single")

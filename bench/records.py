@@ -15,15 +15,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from mpicoll.schedules.cost import bus_factor
+
 FORMAT, VERSION = "mpicoll-bench", 1
 NATIVE, NUMPY, PLAN, COPY = "native", "numpy", "plan", "copy"
 """Contenders that tables know: the MPI library's own call, NumPy's, a persistent operation, a plain copy of memory."""
 ASIDE = "aside"
 """A detail that is true for what is timed beside the contenders, such as a computation alone."""
 _DIGITS = 5
-
-_TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
-_SPLIT = ("allreduce", "reduce_scatter", "allgather")
 
 
 class ResultsError(ValueError):
@@ -129,11 +128,6 @@ class Run:
     def wrong(self) -> int:
         """Wrong elements of all results."""
         return sum(result.wrong for result in self.results)
-
-
-def bus_factor(benchmark: str, size: int) -> float:
-    """Return busbw / algbw: bytes through a rank's link in the best algorithm over bytes of the vector."""
-    return _TRAFFIC.get(benchmark, 1.0) * ((size - 1) / size if benchmark in _SPLIT else 1.0)
 
 
 def _short(value: float) -> float:

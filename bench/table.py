@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from bench import intervals
 from bench.intervals import Key
-from bench.records import ASIDE, COPY, NUMPY, PLAN, Case, Result, Run, baseline, bus_factor
+from bench.records import ASIDE, COPY, NUMPY, PLAN, Case, Result, Run, baseline
+from mpicoll.schedules.cost import bus_factor
 
 Contenders = Mapping[str, Sequence[Result]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -11,14 +10,14 @@ from typing import Any
 
 from mpicoll import __version__
 from mpicoll.errors import MpicollError
-from mpicoll.schedules import ALGORITHMS, Algorithm, Schedule, chunk_bounds, find
+from mpicoll.schedules import ALGORITHMS, Schedule, chunk_bounds, find_any
 from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render import data_after_each_step, explain
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify import verify
+from mpicoll.units import parse_nbytes, positive
 
 _MAX_COLUMNS = 8
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
@@ -26,20 +25,6 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "min": min,
     "join": lambda a, b: f"{a}{b}",
 }
-
-
-def parse_nbytes(text: str) -> int:
-    """Read ``4096``, ``64K``, ``1MB`` or ``2GiB`` (powers of 1024)."""
-    match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 4096, 64K or 1MB")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def _number(text: str) -> int | float | str:
@@ -59,18 +44,8 @@ def parse_values(text: str) -> list[list[int | float | str]]:
     return rows
 
 
-def _choose(name: str, collective: str | None) -> Algorithm:
-    if collective is not None:
-        return find(collective, name)
-    for table in ALGORITHMS.values():
-        if name in table:
-            return table[name]
-    every = sorted({name for table in ALGORITHMS.values() for name in table})
-    raise MpicollError(f"algorithm: there is no {name!r}; there are {', '.join(every)}")
-
-
 def _explain(arguments: argparse.Namespace) -> list[str]:
-    algorithm = _choose(arguments.name, arguments.collective)
+    algorithm = find_any(arguments.name, arguments.collective)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)
     if values and len(values) != size:
@@ -124,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
     commands.add_parser("doctor", add_help=False, help="look at MPI library, launcher, cores and memory; under mpirun")
+    commands.add_parser("predict", add_help=False, help="how long a collective takes, here and on thousands of ranks")
     commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
     command = commands.add_parser(
         "explain",
@@ -135,9 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     add = command.add_argument
     add("name", help="an algorithm, such as ring (see: python -m mpicoll algorithms)")
     add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
-    add("--size", type=_positive, help="number of ranks (4, or as many as there are --values)")
+    add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--root", type=int, default=0, help="root of reduce and bcast")
-    add("--segments", type=_positive, default=1, help="segments a chunk, for pipelined algorithms")
+    add("--segments", type=positive, default=1, help="segments a chunk, for pipelined algorithms")
     add("--rank", type=int, help=f"show only this rank (the first {_MAX_COLUMNS} otherwise)")
     add("--bytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")
     add("--alpha", type=float, default=Machine.alpha, help="seconds per message")
@@ -156,6 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mpicoll import tune
 
         return tune.main(argv[1:])
+    if argv[:1] == ["predict"]:
+        from mpicoll.predict import cli
+
+        return cli.main(argv[1:])
     if argv[:1] == ["doctor"]:
         from mpicoll import doctor
 

@@ -42,8 +42,6 @@ from mpicoll.schedules import chunk_bounds
 
 _SHARE_NBYTES = 4 << 10
 """Shorter shares are not worth a message of their own."""
-_SEGMENT_NBYTES = 1 << 20
-_MAX_SEGMENTS = 8
 
 
 def run(task: Task, timeout: float) -> None:
@@ -289,7 +287,7 @@ class _OnLane:
 def _segments(task: Task) -> list[Task]:
     """Cut an allreduce into one for each segment."""
     given, result = task.given, task.result
-    number = min(_MAX_SEGMENTS, task.nbytes // _SEGMENT_NBYTES)
+    number = select.hierarchy_segments(task.nbytes)
     if number < 2 or given is None or result is None:
         return [task]
     tasks = []

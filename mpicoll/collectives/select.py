@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
-from mpicoll.kernels.calls import BUCKETS
-from mpicoll.runtime.channel import Channel
 from mpicoll.schedules import ALGORITHMS, Algorithm
+
+if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
+    from mpicoll.runtime.channel import Channel
 
 SEGMENT_NBYTES = 256 << 10
 """A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
+_HIERARCHY_SEGMENT_NBYTES = 1 << 20
+_MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.kernels.shared`."""
@@ -216,8 +219,15 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
     return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))
 
 
+def hierarchy_segments(nbytes: int) -> int:
+    """Return into how many segments the hierarchy cuts an allreduce."""
+    return max(1, min(_MAX_HIERARCHY_SEGMENTS, nbytes // _HIERARCHY_SEGMENT_NBYTES))
+
+
 def fill_front(channel: Channel, means: Means) -> int:
     """Tell the communicator's front which calls are made on shared memory; return its address, 0 if none are."""
+    from mpicoll.kernels.calls import BUCKETS
+
     if channel.node is None:
         return 0
     for collective in ALGORITHMS:

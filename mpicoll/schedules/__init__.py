@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Importing a module of builders enters its algorithms into the table.
 from mpicoll.schedules import butterfly, direct, double_tree, ring, tree  # noqa: F401
-from mpicoll.schedules.registry import ALGORITHMS, Algorithm, collectives, find, register
+from mpicoll.schedules.registry import ALGORITHMS, Algorithm, collectives, find, find_any, register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step, chunk_bounds
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "chunk_bounds",
     "collectives",
     "find",
+    "find_any",
     "register",
 ]

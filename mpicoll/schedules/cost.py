@@ -15,6 +15,14 @@ from fractions import Fraction
 from mpicoll.schedules.replay import Ensemble
 from mpicoll.schedules.types import Reduce, Schedule, Step
 
+_TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
+_SPLIT = ("allreduce", "reduce_scatter", "allgather")
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """Return busbw / algbw: bytes through a rank's link in the best algorithm over bytes of the vector."""
+    return _TRAFFIC.get(collective, 1.0) * ((size - 1) / size if collective in _SPLIT else 1.0)
+
 
 @dataclass(frozen=True)
 class Machine:

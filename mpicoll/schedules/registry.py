@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpicoll.errors import UnknownAlgorithm
+from mpicoll.errors import MpicollError, UnknownAlgorithm
 from mpicoll.schedules.parts import Part, Rotation, Structure, written_down
 from mpicoll.schedules.types import Schedule
 
@@ -119,3 +119,14 @@ def find(collective: str, name: str) -> Algorithm:
     if name not in table:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one for {collective}; there are {', '.join(table)}")
     return table[name]
+
+
+def find_any(name: str, collective: str | None) -> Algorithm:
+    """Return the row of this name, of any collective if that is None; the first that has it."""
+    if collective is not None:
+        return find(collective, name)
+    for table in ALGORITHMS.values():
+        if name in table:
+            return table[name]
+    every = sorted({name for table in ALGORITHMS.values() for name in table})
+    raise MpicollError(f"algorithm: there is no {name!r}; there are {', '.join(every)}")

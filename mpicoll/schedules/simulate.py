@@ -186,7 +186,9 @@ class _Rotating:
         # Twice, so that the chunks of all ranks in a step are one slice.
         self.inside, self.between = (np.tile(curve.at(lengths), 2) for curve in (world.inside, world.between))
         self.chunks, self.ranks = len(lengths), np.arange(len(state.clock))
-        self.shares: dict[int, tuple[Array, ...]] = {}
+        self.alike = lengths.min() == lengths.max()
+        self.routes: dict[int, tuple[Array, ...]] = {}
+        self.prices: dict[int, Array] = {}
 
     def run(self) -> None:
         """Advance the state by all steps."""
@@ -199,22 +201,24 @@ class _Rotating:
                 send, recv = steps[number].sends[0], steps[number].recvs[0]
                 under_way.append(self._post(send.peer, send.start, recv.reduce is not Reduce.COPY))
 
-    def _routes(self, distance: int) -> tuple[Array, ...]:
-        if distance not in self.shares:
-            if len(self.shares) > 1:
-                self.shares.clear()
+    def _priced(self, distance: int, chunk: int) -> Array:
+        """Return the rows of :meth:`_World.price` for each rank's send."""
+        begin = 0 if self.alike else (chunk - self.part.first * self.part.segments) % self.chunks
+        if distance not in self.routes:
+            self.routes.clear()
+            self.prices.clear()
             dest = (self.ranks + distance) % len(self.ranks)
-            self.shares[distance] = (dest, *self.world.share(self.ranks, dest))
-        return self.shares[distance]
+            self.routes[distance] = (self.ranks, dest, *self.world.share(self.ranks, dest))
+        if not self.alike or distance not in self.prices:
+            chosen = slice(begin, begin + len(self.ranks) * self.part.segments, self.part.segments)
+            rows = self.inside[:, chosen], self.between[:, chosen]
+            self.prices[distance] = self.world.price(*rows, *self.routes[distance])
+        return self.prices[distance]
 
     def _post(self, distance: int, chunk: int, reduces: bool) -> tuple[Array, ...]:
         state, world, size = self.state, self.world, len(self.ranks)
-        dest, leaves, share = self._routes(distance)
-        begin = (chunk - self.part.first * self.part.segments) % self.chunks
-        chosen = slice(begin, begin + size * self.part.segments, self.part.segments)
-        latency, overhead, busy, transfer, waits, receiving, reduce = world.price(
-            self.inside[:, chosen], self.between[:, chosen], self.ranks, dest, leaves, share
-        )
+        latency, overhead, busy, transfer, waits, receiving, reduce = self._priced(distance, chunk)
+        dest = self.routes[distance][1]
         posted = state.clock + world.step
         state.clock = ready = posted + overhead
         ready = np.where(waits, np.maximum(ready, posted[dest]), ready)

@@ -1,0 +1,187 @@
+"""How long a collective takes: ``python -m mpicoll predict ring --size 1024 --nbytes 64MB``.
+
+With the name of an algorithm it prints time, bandwidth and what the time is made of; without one, which algorithm wins
+for each number of ranks and each length. Only ``--fit`` needs MPI: it measures the machine, and predictions are for
+that machine from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from mpicoll.environment import launched_rank
+from mpicoll.errors import MpicollError
+from mpicoll.predict.model import Case, Prediction, blocks, extrapolates, names, predict
+from mpicoll.schedules import ALGORITHMS, find_any
+from mpicoll.schedules import machine as machines
+from mpicoll.schedules.machine import MachineDescription, Wire
+from mpicoll.units import format_nbytes, format_seconds, parse_nbytes, positive, table
+
+SPECIAL = ("shared", "hierarchy")
+_LENGTHS = tuple(8 << (2 * power) for power in range(13))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("name", nargs="?", help="an algorithm, such as ring; without it, all of a collective's are compared")
+    add("--collective", choices=list(ALGORITHMS), help="default: allreduce, or what has an algorithm of that name")
+    add("--size", type=positive, nargs="+", default=[4], metavar="RANKS", help="numbers of ranks (default: 4)")
+    lengths = "lengths of the vector, such as 64K or 1MB (default: 8 B to 128 MB)"
+    add("--nbytes", "--bytes", type=parse_nbytes, nargs="+", metavar="BYTES", help=lengths)
+    add("--ranks-per-node", type=positive, default=1, metavar="R", help="ranks are numbered node by node (default: 1)")
+    add("--segments", type=positive, help="of a pipelined algorithm (default: as a call takes)")
+    add("--machine", type=Path, metavar="FILE", help="a machine's file (default: what --fit has kept, or a textbook's)")
+    add("--wire-ratio", type=_positive_number, default=1.0, metavar="X", help="compressed bytes over bytes")
+    speed = "speed of the compressor, in 10^9 bytes per second, each way (default: unlimited)"
+    add("--codec-gbps", type=_positive_number, metavar="X", help=speed)
+    add("--plot", type=Path, metavar="FILE", help="draw time against length as .svg or .png; needs mpicoll[plot]")
+    add("--fit", action="store_true", help="measure this machine; under mpirun")
+    add("--save", type=Path, metavar="FILE", help="where --fit keeps it (default: the user's cache directory)")
+    add("--seconds", type=_positive_number, default=60.0, help="about how long --fit may take (default: 60)")
+    add("--deadline", type=_positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
+    return parser
+
+
+def _positive_number(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return the exit status: 0, or 2 for unusable arguments."""
+    parser = make_parser()
+    try:
+        with contextlib.nullcontext() if launched_rank() == 0 else contextlib.redirect_stderr(None):
+            arguments = parser.parse_args(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+    if arguments.fit:
+        from mpicoll.predict import session
+
+        return session.run(arguments)
+    try:
+        lines = _answer(arguments)
+    except (MpicollError, ValueError, OSError) as error:
+        sys.stderr.write(f"mpicoll predict: {error}\n")
+        return 2
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def the_machine(path: Path | None) -> MachineDescription:
+    """Return the machine of a file, else the one that was fitted here, else the textbook's."""
+    if path is not None:
+        return machines.load(path)
+    kept = machines.default_path()
+    return machines.load(kept) if kept.exists() else machines.textbook()
+
+
+def _answer(arguments: argparse.Namespace) -> list[str]:
+    machine = the_machine(arguments.machine)
+    coding = 1e-9 / arguments.codec_gbps if arguments.codec_gbps else 0.0
+    wire = Wire(arguments.wire_ratio, coding, coding)
+    collective = arguments.collective or "allreduce"
+    if arguments.name is not None and arguments.name not in SPECIAL:
+        collective = find_any(arguments.name, arguments.collective).collective
+    cases = [
+        [Case(collective, blocks(size, arguments.ranks_per_node), nbytes) for size in arguments.size]
+        for nbytes in arguments.nbytes or _LENGTHS
+    ]
+
+    def price(case: Case, name: str) -> Prediction:
+        return predict(machine, case, name, wire=wire, segments=arguments.segments, split=arguments.name is not None)
+
+    lines = [*_heading(machine, arguments, wire), ""]
+    if arguments.plot:
+        return [*lines, *_plot(machine, cases, price, arguments)]
+    every = [case for row in cases for case in row]
+    if arguments.name is not None:
+        lines += _details([price(case, arguments.name) for case in every])
+    else:
+        lines += _winners(machine, cases, price)
+    return lines + _limits(machine, every)
+
+
+def _heading(machine: MachineDescription, arguments: argparse.Namespace, wire: Wire) -> list[str]:
+    lines = [f"machine: {machine.name}"]
+    if machine.fitted is not None:
+        known = machine.fitted
+        span = f"{format_nbytes(known.min_nbytes)} to {format_nbytes(known.max_nbytes)}"
+        sizes = ", ".join(map(str, known.ranks))
+        lines.append(
+            f"measured on {sizes} ranks, {known.nodes} node{'s' * (known.nodes > 1)}, {span}; "
+            f"median error {known.median_error:.0%} where nothing was fitted"
+        )
+    lines.append(f"ranks per node: {arguments.ranks_per_node}")
+    if wire != machines.IDENTITY:
+        speed = f"{arguments.codec_gbps:g} GB/s" if arguments.codec_gbps else "no time"
+        lines.append(f"compressed to {wire.ratio:g} of the bytes, encoded and decoded at {speed}")
+    return lines
+
+
+def _details(found: Iterable[Prediction]) -> list[str]:
+    rows = [["algorithm", "ranks", "length", "time", "algbw", "busbw", "latency", "sending", "reducing"]]
+    for one in found:
+        parts = [f"{part / one.seconds:.0%}" for part in (one.latency, one.sending, one.reducing)]
+        speeds = [f"{speed / 1e9:.3g} GB/s" for speed in (one.algbw, one.busbw)]
+        length = format_nbytes(one.case.nbytes)
+        rows.append([one.algorithm, str(one.case.size), length, format_seconds(one.seconds), *speeds, *parts])
+    return table(rows)
+
+
+def _winners(
+    machine: MachineDescription, cases: Sequence[Sequence[Case]], price: Callable[[Case, str], Prediction]
+) -> list[str]:
+    """Return the fastest algorithm and its time: a line for each length, a column for each number of ranks."""
+    first = cases[0]
+    rows = [[first[0].collective, *(f"{case.size} ranks" for case in first)]]
+    for line in cases:
+        best = [min((price(case, name) for name in names(machine, case)), key=lambda one: one.seconds) for case in line]
+        mark = ["*" if extrapolates(machine, case) else "" for case in line]
+        cells = [f"{one.algorithm} {format_seconds(one.seconds)}{m}" for one, m in zip(best, mark, strict=True)]
+        rows.append([format_nbytes(line[0].nbytes), *cells])
+    return table(rows)
+
+
+def _limits(machine: MachineDescription, cases: Iterable[Case]) -> list[str]:
+    """Say which predictions go beyond what was measured."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(extrapolates(machine, case), []).append(case)
+    lines = []
+    for why, beyond in found.items():
+        if why and machine.fitted is not None:
+            sizes = ", ".join(str(size) for size in sorted({case.size for case in beyond}))
+            lines.append(f"* {why}: {sizes} ranks; the error there is not known")
+    if machine.fitted is None:
+        lines.append("not measured: mpirun -n ... python -m mpicoll predict --fit measures your machine")
+    return ["", *lines] if lines else []
+
+
+def _plot(
+    machine: MachineDescription,
+    cases: Sequence[Sequence[Case]],
+    price: Callable[[Case, str], Prediction],
+    arguments: argparse.Namespace,
+) -> list[str]:
+    from mpicoll.predict import plot
+
+    one_of_each = cases[0]
+    panels = []
+    for column, case in enumerate(one_of_each):
+        own = [line[column] for line in cases]
+        chosen = [arguments.name] if arguments.name else names(machine, case)
+        curves = {name: [price(one, name) for one in own] for name in chosen}
+        panels.append((f"{case.collective}, {case.size} ranks", curves))
+    plot.draw(arguments.plot, panels, machine.name)
+    return [f"drawn: {arguments.plot}"]
