@@ -1,0 +1,130 @@
+"""Turn measurements into a machine: least squares on relative errors, class by class. Knows no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mpicoll.predict.model import Case, predict
+from mpicoll.schedules.machine import UNBOUNDED, Correction, Link, MachineDescription, ReduceClass, SizeClass
+
+if TYPE_CHECKING:
+    from mpicoll.predict.probe import LinkTimes
+
+BREAKS = (2 << 10, 16 << 10, 128 << 10)
+"""Where a class of message lengths ends, besides the switch to rendezvous."""
+_CORRECTION = (0.2, 5.0)
+_UNIT, _LEAST = 1e-3, 0.05
+
+
+class Sample(NamedTuple):
+    """A measured collective."""
+
+    case: Case
+    algorithm: str
+    seconds: float
+
+
+def line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return a >= 0 and b >= 0 for which a + b nbytes is nearest, in relative terms."""
+    x, t = np.array(lengths, np.float64), np.array(seconds)
+    return nearest(np.array([np.ones_like(x), x]) / t)
+
+
+def nearest(columns: np.ndarray) -> tuple[float, float]:
+    """Return the factors, none of them negative, with which two columns add up to ones most nearly."""
+    best, error = (0.0, 0.0), float("inf")
+    for chosen in ([0, 1], [0], [1]):
+        part = columns[chosen].T
+        found = np.linalg.lstsq(part / np.abs(part).max(axis=0, initial=1e-300), np.ones(len(part)), rcond=None)[0]
+        found = found / np.abs(part).max(axis=0, initial=1e-300)
+        left = float(((part @ found - 1) ** 2).sum())
+        if (found >= 0).all() and left < error:
+            full = np.zeros(2)
+            full[chosen] = found
+            best, error = (float(full[0]), float(full[1])), left
+    return best
+
+
+def link(times: LinkTimes, step: float, senders: int, slow: float) -> Link:
+    """Fit a link.
+
+    Parameters
+    ----------
+    step
+        What starting and testing costs in each exchange.
+    senders, slow
+        How many ranks of a node send while all pairs exchange, and how much longer their processor time takes then.
+    """
+    lengths = sorted(times.alone)
+    switch = next((n for n in lengths if all(times.waits[m] for m in lengths if m >= n)), UNBOUNDED)
+    bounds = sorted({*(bound for bound in BREAKS if bound < lengths[-1]), UNBOUNDED, switch})
+    classes, low = [], 0
+    for below in bounds:
+        own = [n for n in lengths if low <= n < below]
+        if len(own) >= 2 or (own and below == switch):
+            latency, per_byte = line(own, [times.alone[n] for n in own])
+            nearby = min(times.post, key=lambda n, own=own: abs(n - own[0]))  # type: ignore[misc]
+            overhead, gap = times.post[nearby], times.gap[nearby]
+            latency = max(0.0, latency - step - 2 * overhead)
+            gap = max(0.0, gap - per_byte * nearby)
+            classes.append(SizeClass(below, latency, overhead, gap, per_byte, rendezvous=low >= switch))
+            low = below
+    return Link(_closed(classes), _streams(times, senders, slow))
+
+
+def _closed(classes: list[SizeClass]) -> tuple[SizeClass, ...]:
+    """Let the last class hold for all that is longer."""
+    return (*classes[:-1], replace(classes[-1], below=UNBOUNDED))
+
+
+def _streams(times: LinkTimes, senders: int, slow: float) -> float:
+    """Return how many of the ranks that send at the same time get the full speed, from the longest messages."""
+    longest = sorted(times.alone)[-2:]
+    slower = float(np.mean([times.together[n] / times.alone[n] for n in longest])) / slow
+    return max(1.0, senders / max(1.0, slower))
+
+
+def kernel_classes(seconds: Mapping[int, float]) -> tuple[ReduceClass, ...]:
+    """Return a class for each measured length; it ends half way to the next."""
+    lengths = sorted(seconds)
+    bounds = [int((low * high) ** 0.5) for low, high in pairwise(lengths)] + [UNBOUNDED]
+    return tuple(ReduceClass(below, seconds[n] / n) for below, n in zip(bounds, lengths, strict=True))
+
+
+def executor(machine: MachineDescription, samples: Iterable[Sample]) -> tuple[float, float]:
+    """Return the executor's time for each call, and for each step, with which short collectives come out right.
+
+    `machine` has neither. Times are linear in both as long as they are on the longest chain.
+    """
+    columns = []
+    for sample in samples:
+        base, call, step = (
+            predict(one, sample.case, sample.algorithm).seconds
+            for one in (machine, replace(machine, call=_UNIT), replace(machine, step=_UNIT))
+        )
+        # What is left for the executor, at least a little of the time.
+        left = max(_LEAST * sample.seconds, sample.seconds - base)
+        columns.append([(call - base) / _UNIT / left, (step - base) / _UNIT / left])
+    return nearest(np.array(columns).T)
+
+
+def corrections(machine: MachineDescription, samples: Iterable[Sample]) -> dict[str, Correction]:
+    """Return two factors for each algorithm."""
+    by_name: dict[str, list[tuple[float, float]]] = {}
+    for sample in samples:
+        found = predict(machine, sample.case, sample.algorithm)
+        shares = found.latency / sample.seconds, (found.seconds - found.latency) / sample.seconds
+        by_name.setdefault(f"{sample.case.collective}/{sample.algorithm}", []).append(shares)
+    low, high = _CORRECTION
+    factors = {name: np.clip(nearest(np.array(shares).T), low, high) for name, shares in by_name.items()}
+    return {name: Correction(float(latency), float(volume)) for name, (latency, volume) in factors.items()}
+
+
+def errors(machine: MachineDescription, samples: Sequence[Sample]) -> np.ndarray:
+    """Return predicted / measured - 1."""
+    return np.array([predict(machine, s.case, s.algorithm).seconds / s.seconds - 1 for s in samples])
