@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mpicoll.collectives import select
 from mpicoll.predict.model import Case, predict
 from mpicoll.schedules.machine import UNBOUNDED, Correction, Link, MachineDescription, ReduceClass, SizeClass
 
 if TYPE_CHECKING:
     from mpicoll.predict.probe import LinkTimes
 
-BREAKS = (2 << 10, 16 << 10, 128 << 10)
+BREAKS = (16 << 10, 128 << 10)
 """Where a class of message lengths ends, besides the switch to rendezvous."""
 _CORRECTION = (0.2, 5.0)
 _UNIT, _LEAST = 1e-3, 0.05
+_FEWEST = 2
+_ITERATIONS, _EXACT = 20, 0.02
 
 
 class Sample(NamedTuple):
@@ -36,13 +39,19 @@ def line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
 
 
 def nearest(columns: np.ndarray) -> tuple[float, float]:
-    """Return the factors, none of them negative, with which two columns add up to ones most nearly."""
+    """Return the factors, none of them negative, with which two columns add up to ones most nearly.
+
+    The sum of absolute errors counts, found by reweighting least squares: a disturbed measurement changes little.
+    """
     best, error = (0.0, 0.0), float("inf")
     for chosen in ([0, 1], [0], [1]):
         part = columns[chosen].T
-        found = np.linalg.lstsq(part / np.abs(part).max(axis=0, initial=1e-300), np.ones(len(part)), rcond=None)[0]
-        found = found / np.abs(part).max(axis=0, initial=1e-300)
-        left = float(((part @ found - 1) ** 2).sum())
+        scale = np.maximum(np.abs(part).max(axis=0), 1e-300)
+        weight, found = np.ones(len(part)), np.zeros(len(chosen))
+        for _ in range(_ITERATIONS):
+            found = np.linalg.lstsq(part / scale * weight[:, None], weight, rcond=None)[0] / scale
+            weight = np.maximum(np.abs(part @ found - 1), _EXACT) ** -0.5
+        left = float(np.abs(part @ found - 1).sum())
         if (found >= 0).all() and left < error:
             full = np.zeros(2)
             full[chosen] = found
@@ -50,42 +59,57 @@ def nearest(columns: np.ndarray) -> tuple[float, float]:
     return best
 
 
-def link(times: LinkTimes, step: float, senders: int, slow: float) -> Link:
+def link(times: LinkTimes, step: float, senders: int, crowded: bool) -> Link:
     """Fit a link.
 
     Parameters
     ----------
     step
         What starting and testing costs in each exchange.
-    senders, slow
-        How many ranks of a node send while all pairs exchange, and how much longer their processor time takes then.
+    senders
+        How many ranks of a node send over this link while all pairs exchange.
+    crowded
+        Whether they had to share cores then.
     """
     lengths = sorted(times.alone)
     switch = next((n for n in lengths if all(times.waits[m] for m in lengths if m >= n)), UNBOUNDED)
-    bounds = sorted({*(bound for bound in BREAKS if bound < lengths[-1]), UNBOUNDED, switch})
-    classes, low = [], 0
-    for below in bounds:
-        own = [n for n in lengths if low <= n < below]
-        if len(own) >= 2 or (own and below == switch):
-            latency, per_byte = line(own, [times.alone[n] for n in own])
-            nearby = min(times.post, key=lambda n, own=own: abs(n - own[0]))  # type: ignore[misc]
-            overhead, gap = times.post[nearby], times.gap[nearby]
-            latency = max(0.0, latency - step - 2 * overhead)
-            gap = max(0.0, gap - per_byte * nearby)
-            classes.append(SizeClass(below, latency, overhead, gap, per_byte, rendezvous=low >= switch))
+    bounds = _bounds(lengths, switch)
+    alone = [_size_class(times, times.alone, step, low, below, switch) for low, below in pairwise((0, *bounds))]
+    if not crowded:
+        return Link(tuple(alone), _streams(times, senders))
+    # What sharing the link itself costs is in the times already.
+    together = [_size_class(times, times.together, step, low, below, switch) for low, below in pairwise((0, *bounds))]
+    return Link(tuple(alone), float(senders), tuple(together))
+
+
+def _bounds(lengths: Sequence[int], switch: int) -> list[int]:
+    """Return where classes end: each has two lengths at least, and the switch to rendezvous ends one."""
+    found, low = [], 0
+    for below in sorted({*BREAKS, switch}):
+        inside = sum(low <= n < below for n in lengths)
+        after = sum(below <= n for n in lengths)
+        if below == switch or (inside >= _FEWEST and after >= _FEWEST):
+            found.append(below)
             low = below
-    return Link(_closed(classes), _streams(times, senders, slow))
+    return [*(bound for bound in found if lengths[0] < bound < UNBOUNDED), UNBOUNDED]
 
 
-def _closed(classes: list[SizeClass]) -> tuple[SizeClass, ...]:
-    """Let the last class hold for all that is longer."""
-    return (*classes[:-1], replace(classes[-1], below=UNBOUNDED))
+def _size_class(
+    times: LinkTimes, seconds: Mapping[int, float], step: float, low: int, below: int, switch: int
+) -> SizeClass:
+    own = [n for n in seconds if low <= n < below]
+    whole, per_byte = line(own, [seconds[n] for n in own])
+    nearby = min(times.post, key=lambda n: abs(n - own[0]))
+    overhead = min(times.post[nearby], whole / 4)
+    latency = max(0.0, whole - step - 2 * overhead)
+    gap = max(0.0, times.gap[nearby] - per_byte * nearby)
+    return SizeClass(below, latency, overhead, min(gap, latency), per_byte, rendezvous=low >= switch)
 
 
-def _streams(times: LinkTimes, senders: int, slow: float) -> float:
+def _streams(times: LinkTimes, senders: int) -> float:
     """Return how many of the ranks that send at the same time get the full speed, from the longest messages."""
     longest = sorted(times.alone)[-2:]
-    slower = float(np.mean([times.together[n] / times.alone[n] for n in longest])) / slow
+    slower = float(np.mean([times.together[n] / times.alone[n] for n in longest]))
     return max(1.0, senders / max(1.0, slower))
 
 
@@ -114,9 +138,11 @@ def executor(machine: MachineDescription, samples: Iterable[Sample]) -> tuple[fl
 
 
 def corrections(machine: MachineDescription, samples: Iterable[Sample]) -> dict[str, Correction]:
-    """Return two factors for each algorithm."""
+    """Return two factors for each algorithm; shared memory needs none, since it is not modelled."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
+        if sample.algorithm == select.SHARED:
+            continue
         found = predict(machine, sample.case, sample.algorithm)
         shares = found.latency / sample.seconds, (found.seconds - found.latency) / sample.seconds
         by_name.setdefault(f"{sample.case.collective}/{sample.algorithm}", []).append(shares)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -17,17 +18,24 @@ from mpicoll.errors import CollectiveTimeout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.waiting import wait_until
 
-SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS = 9, 1e-3, 4
+SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS = 11, 1e-3, 4
 BURST = 32
 _TAG = 1
 _PATIENCE = 60.0
-_SLEEP = 300e-6
+_SLEEP = 1e-3
 _LATE = 8e-3
+
+
+class Route(NamedTuple):
+    """Whom a rank sends to, and receives from."""
+
+    dest: int
+    source: int
 
 
 @dataclass
 class LinkTimes:
-    """Seconds by message length: of an exchange between two ranks, alone and while all pairs exchange.
+    """Seconds by message length: of an exchange between two ranks alone, and of one in rings of all ranks.
 
     Attributes
     ----------
@@ -60,13 +68,15 @@ class Probe:
     def __init__(self, comm: MPI.Intracomm, polls: int, sample_seconds: float = SAMPLE_SECONDS) -> None:
         self.comm, self.polls, self.sample_seconds = comm, polls, sample_seconds
 
-    def gather(self) -> None:
-        """Wait for all ranks, asleep."""
+    def gather(self, *, at_once: bool = False) -> None:
+        """Wait for all ranks, asleep; then `at_once` lets them go together, which sleepers would not."""
         request, begin = self.comm.Ibarrier(), time.monotonic()
         while not request.Test():
             time.sleep(_SLEEP)
             if time.monotonic() - begin > _PATIENCE:
                 raise CollectiveTimeout(f"a rank has not come to the next measurement within {_PATIENCE:.0f} s")
+        if at_once:
+            self.comm.Barrier()
 
     def largest(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return the element-wise maximum over ranks."""
@@ -74,17 +84,17 @@ class Probe:
         self.comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
         return found
 
-    def seconds(self, call: Callable[[], float | None] | None) -> float:
+    def seconds(self, call: Callable[[], float | None] | None, *, at_once: bool = False) -> float:
         """Time a call on the ranks that have one: the median of the slowest rank's means.
 
         A call that measures a part of itself returns the seconds of that part.
         """
-        self.gather()
+        self.gather(at_once=at_once)
         once = self.largest([_mean(call, WARMUP_CALLS)[1]])[0]
         calls = max(1, int(self.sample_seconds / max(once, 1e-9)))
         samples = np.empty(SAMPLES)
         for number in range(SAMPLES):
-            self.gather()
+            self.gather(at_once=at_once)
             samples[number] = _mean(call, calls)[0]
         return float(np.median(self.largest(samples)))
 
@@ -92,58 +102,51 @@ class Probe:
         """Wait as the executor does."""
         wait_until(lambda: MPI.Request.Testall(requests), self.polls, _give_up)
 
-    def exchange(self, peer: int | None, nbytes: int) -> float:
-        """Time an exchange with `peer`; None on ranks that have none."""
-        if peer is None:
-            return self.seconds(None)
+    def exchange(self, route: Route | None, nbytes: int, *, at_once: bool = False) -> float:
+        """Time sending to one rank and receiving from another at the same time; None on ranks that do nothing."""
+        if route is None:
+            return self.seconds(None, at_once=at_once)
         data, room = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-        requests = [self.comm.Recv_init(room, peer, _TAG), self.comm.Send_init(data, peer, _TAG)]
+        requests = [self.comm.Recv_init(room, route.source, _TAG), self.comm.Send_init(data, route.dest, _TAG)]
 
         def call() -> None:
             MPI.Prequest.Startall(requests)
             self.wait(requests)
 
-        found = self.seconds(call)
+        found = self.seconds(call, at_once=at_once)
         for request in requests:
             request.Free()
         return found
 
     def burst(self, peer: int | None, sends: bool, nbytes: int) -> tuple[float, float]:
-        """Time a burst of messages to `peer`: seconds to post one more, and between them."""
-        if peer is None:
-            return self.seconds(None), self.seconds(None)
-        data = np.zeros((BURST, max(nbytes, 1)), np.uint8)
-        make = self.comm.Send_init if sends else self.comm.Recv_init
-        requests = [make(row[:nbytes], peer, _TAG) for row in data]
-        token = np.zeros(1, np.uint8)
-
-        def run(first: int) -> tuple[float, float]:
-            if not sends:
-                MPI.Prequest.Startall(requests[:first])
-            self._sync(peer, token)
-            begin = time.perf_counter()
-            if sends:
-                MPI.Prequest.Startall(requests[:first])
-            posted = time.perf_counter() - begin
-            self.wait(requests[:first])
-            self._sync(peer, token)
-            return (posted, time.perf_counter() - begin) if sends else (0.0, 0.0)
-
-        one, many = ([self.seconds(lambda n=n, i=i: run(n)[i]) for i in (0, 1)] for n in (1, BURST))  # type: ignore[misc]
+        """Time bursts of messages to `peer`: seconds to post one more message, and between messages."""
+        requests: list[MPI.Prequest] = []
+        if peer is not None:
+            data = np.zeros((BURST, max(nbytes, 1)), np.uint8)
+            make = self.comm.Send_init if sends else self.comm.Recv_init
+            requests = [make(row[:nbytes], peer, _TAG) for row in data]
+        found = {}
+        for count in (1, BURST):
+            for until_posted in (True, False):
+                call = _Burst(self, peer, sends, requests[:count], until_posted) if peer is not None else None
+                found[count, until_posted] = self.seconds(call)
         for request in requests:
             request.Free()
-        return tuple(max(0.0, (m - o) / (BURST - 1)) for o, m in zip(one, many, strict=True))  # type: ignore[return-value]
+        post, gap = ((found[BURST, part] - found[1, part]) / (BURST - 1) for part in (True, False))
+        return max(0.0, post), max(0.0, gap)
 
-    def _sync(self, peer: int, token: np.ndarray) -> None:
-        self.wait([self.comm.Irecv(np.empty_like(token), peer, _TAG + 1), self.comm.Isend(token, peer, _TAG + 1)])
+    def meet(self, peer: int) -> None:
+        """Wait for `peer`."""
+        data, room = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+        self.wait([self.comm.Irecv(room, peer, _TAG + 1), self.comm.Isend(data, peer, _TAG + 1)])
 
     def waits(self, peer: int | None, sends: bool, nbytes: int) -> bool:
         """Say whether a message of this length is only sent when its receiver is ready."""
         self.gather()
         waited = False
         if peer is not None:
-            data, token = np.zeros(nbytes, np.uint8), np.zeros(1, np.uint8)
-            self._sync(peer, token)
+            data = np.zeros(nbytes, np.uint8)
+            self.meet(peer)
             if sends:
                 request = self.comm.Isend(data, peer, _TAG)
                 until = time.monotonic() + _LATE / 2
@@ -156,12 +159,18 @@ class Probe:
             self.wait([request])
         return bool(self.largest([waited])[0])
 
-    def link(self, alone: int | None, together: int | None, lengths: Sequence[int]) -> LinkTimes:
-        """Measure one kind of link; the arguments are this rank's peers while one pair, and all pairs, exchange."""
+    def link(self, alone: int | None, together: Route | None, lengths: Sequence[int]) -> LinkTimes:
+        """Measure one kind of link.
+
+        Parameters
+        ----------
+        alone, together
+            This rank's peer while one pair exchanges, and its neighbours while rings of ranks do.
+        """
         times, first = LinkTimes(), alone is not None and self.comm.rank < alone
         for nbytes in lengths:
-            times.alone[nbytes] = self.exchange(alone, nbytes)
-            times.together[nbytes] = self.exchange(together, nbytes)
+            times.alone[nbytes] = self.exchange(None if alone is None else Route(alone, alone), nbytes)
+            times.together[nbytes] = self.exchange(together, nbytes, at_once=True)
             times.waits[nbytes] = self.waits(alone, first, nbytes)
         for nbytes in lengths[::3]:
             times.post[nbytes], times.gap[nbytes] = self.burst(alone, first, nbytes)
@@ -190,6 +199,30 @@ class Probe:
         assert kernel is not None
         out, left, right = (np.ones(max(1, nbytes // 4), np.float32) for _ in range(3))
         return self.seconds((lambda: kernel(out, left, right)) if active else None)
+
+
+@dataclass
+class _Burst:
+    """Messages posted at once; the sender takes the time until they are posted, or until they have all come."""
+
+    probe: Probe
+    peer: int
+    sends: bool
+    requests: list[MPI.Prequest]
+    until_posted: bool
+
+    def __call__(self) -> float:
+        if not self.sends:
+            MPI.Prequest.Startall(self.requests)
+        self.probe.meet(self.peer)
+        begin = time.perf_counter()
+        if self.sends:
+            MPI.Prequest.Startall(self.requests)
+        posted = time.perf_counter()
+        self.probe.wait(self.requests)
+        self.probe.meet(self.peer)
+        end = posted if self.until_posted else time.perf_counter()
+        return end - begin if self.sends else 0.0
 
 
 def _mean(call: Callable[[], float | None] | None, calls: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from mpicoll.measure import SAMPLE_SECONDS, compare
 from mpicoll.predict import fit, probe
 from mpicoll.predict.fit import Sample
 from mpicoll.predict.model import Case, names
-from mpicoll.predict.probe import Probe
+from mpicoll.predict.probe import Probe, Route
 from mpicoll.runtime.cluster import node_ids
 from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import Fitted, Link, MachineDescription, SharedPoint
@@ -56,9 +56,10 @@ class Layout(NamedTuple):
         """Ranks of the fullest node."""
         return max(self.nodes.count(node) for node in set(self.nodes))
 
-    def slow(self, ranks: int) -> float:
-        """Return how much longer processor time takes when so many ranks of a node work."""
-        return max(1.0, ranks * (len(set(self.nodes)) if self.one_host else 1) / self.cores)
+    @property
+    def crowd(self) -> int:
+        """Ranks that share the cores of a node."""
+        return len(self.nodes) if self.one_host else self.per_node
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -134,13 +135,13 @@ class _Session:
         layout = self.layout
         self.say(f"{self.plain.size} ranks, {len(set(layout.nodes))} nodes")
         step = self.probe.step()
-        pairs = _pairs(layout.nodes, self.plain.rank)
+        routes = _routes(layout.nodes, self.plain.rank)
         links = {}
-        for kind, (alone, together) in pairs.items():
+        for kind, (alone, together) in routes.items():
             if self.probe.largest([together is not None])[0]:
                 self.say(f"links {kind} nodes")
                 times = self.probe.link(alone, together, _LENGTHS)
-                links[kind] = fit.link(times, step, layout.per_node, layout.slow(layout.per_node))
+                links[kind] = fit.link(times, step, layout.per_node, layout.crowd > layout.cores)
         inside = links.get("inside") or links["between"]
         between = links.get("between") or inside
         self.say("kernels")
@@ -149,7 +150,15 @@ class _Session:
         )
         kernels = {nbytes: self.probe.reduce(nbytes, active) for nbytes in _KERNEL_LENGTHS}
         machine = MachineDescription(
-            _name(self.plain), inside, between, fit.kernel_classes(kernels), 0.0, 0.0, layout.cores, layout.one_host
+            _name(self.plain),
+            inside,
+            between,
+            fit.kernel_classes(kernels),
+            0.0,
+            0.0,
+            layout.cores,
+            layout.one_host,
+            layout.crowd,
         )
         return replace(machine, shared=tuple(self._shared_points()))
 
@@ -163,13 +172,9 @@ class _Session:
                 can = comm is not None and select.SHARED in comm.algorithms("allreduce")
                 if self.probe.largest([can])[0]:
                     self.say(f"shared memory, {ranks} ranks")
-                    for nbytes in (8, 1 << 12, 1 << 15, 1 << 18, 1 << 21):
-                        yield from self._shared_point(comm, ranks, nbytes)
-
-    def _shared_point(self, comm: Intracomm | None, ranks: int, nbytes: int) -> Iterator[SharedPoint]:
-        calls = {} if comm is None else {name: _call(comm, name, nbytes, select.SHARED) for name in _SHARED}
-        for name in _SHARED:
-            yield SharedPoint(name, ranks, nbytes, self.probe.seconds(calls.get(name)))
+                    for nbytes in _TRAIN:
+                        times = self._times(comm, {name: (name, select.SHARED) for name in _SHARED}, nbytes)
+                        yield from (SharedPoint(name, ranks, nbytes, seconds) for name, seconds in times.items())
 
     def _samples(self, size: int, lengths: Sequence[int], machine: MachineDescription) -> list[Sample]:
         """Measure every algorithm on the first `size` ranks."""
@@ -180,21 +185,23 @@ class _Session:
                 self.say(f"allreduce on {size} ranks, {format_nbytes(nbytes)}")
                 case = Case("allreduce", nodes, nbytes)
                 chosen = [name for name in names(machine, case) if name not in _SPECIAL or self._can(comm, name)]
-                times = self._times(comm, case, chosen)
+                times = self._times(comm, {name: (case.collective, name) for name in chosen}, nbytes)
                 found += [Sample(case, name, seconds) for name, seconds in times.items()]
         return found
 
     def _can(self, comm: Intracomm | None, name: str) -> bool:
         return bool(self.probe.largest([comm is not None and name in comm.algorithms("allreduce")])[0])
 
-    def _times(self, comm: Intracomm | None, case: Case, chosen: Sequence[str]) -> dict[str, float]:
+    def _times(self, comm: Intracomm | None, chosen: Mapping[str, tuple[str, str]], nbytes: int) -> dict[str, float]:
+        """Time collectives with algorithms, against each other; `comm` is None on ranks that only wait."""
         times = np.zeros(len(chosen))
         self.probe.gather()
         if comm is not None:
-            calls = {name: _call(comm, case.collective, case.nbytes, name) for name in chosen}
-            plain = MPI.Intracomm(comm)
-            budget = self.seconds / 150 * len(chosen) / 7
-            found = compare(plain, calls, budget, self.longer * SAMPLE_SECONDS)
+            calls = {
+                name: _call(comm, collective, nbytes, algorithm) for name, (collective, algorithm) in chosen.items()
+            }
+            budget = self.seconds / 1000 * len(chosen)
+            found = compare(MPI.Intracomm(comm), calls, budget, self.longer * SAMPLE_SECONDS)
             times[:] = [found[name].median for name in chosen]
         self.probe.gather()
         return dict(zip(chosen, self.probe.largest(times).tolist(), strict=True))
@@ -248,28 +255,24 @@ def _first_of_node(nodes: Sequence[int], ranks: int) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if node == nodes[0]][:ranks]
 
 
-def _pairs(nodes: Sequence[int], rank: int) -> dict[str, tuple[int | None, int | None]]:
-    """Return this rank's peer inside its node and on another node, while one pair and while all pairs work."""
-    by_node: dict[int, list[int]] = {}
-    for number, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(number)
-    peers: dict[str, dict[int, int]] = {"inside": {}, "between": {}}
-    for ranks in by_node.values():
-        _join(peers["inside"], ranks[::2], ranks[1::2])
-    blocks = list(by_node.values())
-    for left, right in zip(blocks[::2], blocks[1::2], strict=False):
-        _join(peers["between"], left, right)
-    found: dict[str, tuple[int | None, int | None]] = {}
-    for kind, table_of in peers.items():
-        first = min(table_of, default=-1)
-        together = table_of.get(rank)
-        found[kind] = (together if rank in (first, table_of.get(first, -1)) else None, together)
+def _routes(nodes: Sequence[int], rank: int) -> dict[str, tuple[int | None, Route | None]]:
+    """Return this rank's part inside nodes and between them: its peer if it is in the one pair, and in its ring."""
+    by_node = [[other for other, node in enumerate(nodes) if node == own] for own in sorted(set(nodes))]
+    lanes = min(map(len, by_node))
+    rings = {"inside": by_node, "between": [[ranks[lane] for ranks in by_node] for lane in range(lanes)]}
+    found: dict[str, tuple[int | None, Route | None]] = {}
+    for kind, every in rings.items():
+        real = [ring for ring in every if len(ring) > 1]
+        pair = real[0][:2] if real else []
+        alone = pair[1 - pair.index(rank)] if rank in pair else None
+        own = next((ring for ring in real if rank in ring), None)
+        found[kind] = alone, None if own is None else _neighbours(own, rank)
     return found
 
 
-def _join(peers: dict[int, int], left: Sequence[int], right: Sequence[int]) -> None:
-    for one, other in zip(left, right, strict=False):
-        peers[one], peers[other] = other, one
+def _neighbours(ring: Sequence[int], rank: int) -> Route:
+    place = ring.index(rank)
+    return Route(ring[(place + 1) % len(ring)], ring[place - 1])
 
 
 def _rank_counts(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

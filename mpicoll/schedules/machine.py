@@ -40,10 +40,26 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class Link:
-    """Size classes, shortest first; `streams` senders of a node get the full speed at the same time."""
+    """Size classes, shortest first.
+
+    Attributes
+    ----------
+    streams
+        How many senders of a node get the full speed at the same time.
+    crowded
+        The same classes where :attr:`MachineDescription.crowd` ranks share the cores; empty if that was not measured.
+    """
 
     classes: tuple[SizeClass, ...]
     streams: float = 1.0
+    crowded: tuple[SizeClass, ...] = ()
+
+    def at(self, crowd: float) -> Link:
+        """Return the link between 0, a core for every rank, and 1, where `crowded` was measured; or beyond."""
+        if not self.crowded or crowd <= 0:
+            return self
+        rows = zip(self.classes, self.crowded, strict=True)
+        return replace(self, classes=tuple(_mixed(alone, crowded, crowd) for alone, crowded in rows))
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,9 @@ class MachineDescription:
         Processor time of our executor for each collective and for each of its steps.
     cores
         Cores of a node; where there are more ranks, they take turns. If `one_host`, all nodes share them, as they do
-        in an emulated cluster.
+        in an emulated cluster, where no more ranks are believed in than were measured.
+    crowd
+        How many ranks shared the cores where a link's `crowded` was measured.
     shared
         Measured times of collectives in shared memory.
     corrections
@@ -121,6 +139,7 @@ class MachineDescription:
     step: float
     cores: int
     one_host: bool = False
+    crowd: int = 0
     shared: tuple[SharedPoint, ...] = ()
     corrections: Mapping[str, Correction] = field(default_factory=dict)
     fitted: Fitted | None = None
@@ -152,7 +171,22 @@ IDENTITY = Wire()
 
 
 def _weightless(link: Link) -> Link:
-    return replace(link, classes=tuple(replace(row, per_byte=0.0) for row in link.classes))
+    classes, crowded = (tuple(replace(row, per_byte=0.0) for row in rows) for rows in (link.classes, link.crowded))
+    return replace(link, classes=classes, crowded=crowded)
+
+
+def _mixed(one: SizeClass, other: SizeClass, share: float) -> SizeClass:
+    def between(low: float, high: float) -> float:
+        return max(0.0, low + (high - low) * share)
+
+    return SizeClass(
+        one.below,
+        between(one.latency, other.latency),
+        between(one.overhead, other.overhead),
+        between(one.gap, other.gap),
+        between(one.per_byte, other.per_byte),
+        one.rendezvous,
+    )
 
 
 def textbook() -> MachineDescription:
@@ -233,7 +267,11 @@ def _machine(fields: dict[str, Any]) -> MachineDescription:
 
 
 def _link(fields: dict[str, Any]) -> Link:
-    link = _checked(Link(_classes(SizeClass, fields.pop("classes")), **fields))
+    crowded = fields.pop("crowded")
+    classes = _classes(SizeClass, fields.pop("classes"))
+    link = _checked(Link(classes, crowded=_classes(SizeClass, crowded) if crowded else (), **fields))
+    if link.crowded and [row.below for row in link.crowded] != [row.below for row in classes]:
+        raise ValueError("crowded: its classes are not the link's")
     if link.streams <= 0:
         raise ValueError(f"streams: {link.streams!r} is not positive")
     return link

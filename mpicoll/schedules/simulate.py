@@ -9,7 +9,7 @@ a window, the next steps have been posted meanwhile.
 What ranks share is shared evenly. As many ranks of a node as send to other nodes in a step of the same number divide
 its link among them; so do those that receive, and those that send inside the node divide the speed of its memory.
 Ranks without a core of their own take turns: their processor time, and the copies inside the node, take as much
-longer.
+longer, unless it was measured how links become slower then.
 
 Ranks are NumPy arrays. Parts that rotate go step by step for all ranks at once, others level by level
 (:mod:`mpicoll.schedules.columns`).
@@ -128,10 +128,15 @@ class _World:
     def __init__(self, machine: MachineDescription, nodes: Array, wire: Wire) -> None:
         self.machine, self.wire = machine, wire
         self.node = np.unique(nodes, return_inverse=True)[1]
-        self.inside, self.between = (_Curve(link, machine.reduce, wire) for link in (machine.inside, machine.between))
         there = np.full(len(nodes), len(nodes)) if machine.one_host else np.bincount(self.node)[self.node]
-        known = max(machine.fitted.ranks) if machine.one_host and machine.fitted else len(nodes)
-        self.slow = np.maximum(1.0, np.minimum(there, known) / machine.cores)
+        if machine.one_host and machine.fitted:
+            there = np.minimum(there, max(machine.fitted.ranks))
+        self.slow = np.maximum(1.0, there / machine.cores)
+        crowd = (float(there.max()) - machine.cores) / max(1, machine.crowd - machine.cores)
+        links = machine.inside, machine.between
+        self.inside, self.between = (_Curve(link.at(crowd), machine.reduce, wire) for link in links)
+        # Where it was measured how crowded cores slow a link down, nothing is to be added.
+        self.turns_inside, self.turns_between = (np.ones(len(nodes)) if link.crowded else self.slow for link in links)
         self.step = machine.step * self.slow
 
     def share(self, source: Array, dest: Array, group: Array | int = 0) -> tuple[Array, Array]:
@@ -161,19 +166,20 @@ class _World:
         Returns L, the sender's overhead with encoding, how long the link is busy, transfer, rendezvous, the
         receiver's overhead with decoding, reduction.
         """
-        slow_source, slow_dest = self.slow[source], self.slow[dest]
-        slow_link = np.where(leaves, slow_source if self.machine.one_host else 1.0, slow_source)
+        turns = [np.where(leaves, self.turns_between[rank], self.turns_inside[rank]) for rank in (source, dest)]
+        # The network itself waits for no core, unless it is made of processes on this one.
+        late = turns[0] if self.machine.one_host else np.where(leaves, 1.0, turns[0])
         latency, overhead, gap, transfer, waits, encode, decode, reduce = np.where(leaves, between, inside)
-        transfer = transfer * share * np.where(leaves, 1.0, slow_link)
+        transfer = transfer * share * np.where(leaves, 1.0, turns[0])
         return np.array(
             [
-                latency * slow_link,
-                (overhead + encode) * slow_source,
+                latency * late,
+                overhead * turns[0] + encode * self.slow[source],
                 np.maximum(gap * share, transfer),
                 transfer,
                 waits,
-                (overhead + decode) * slow_dest,
-                reduce * slow_dest,
+                overhead * turns[1] + decode * self.slow[dest],
+                reduce * self.slow[dest],
             ]
         )
 

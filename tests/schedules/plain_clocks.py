@@ -29,6 +29,7 @@ class PlainClocks:
         ranks = [nodes.count(node) for node in nodes]
         known = max(machine.fitted.ranks) if machine.one_host and machine.fitted else size
         crowd = [min(size, known) if machine.one_host else count for count in ranks]
+        self.crowd_share = (max(crowd) - machine.cores) / max(1, machine.crowd - machine.cores)
         self.slow = [max(1.0, count / machine.cores) for count in crowd]
 
     def run(self, clock: list[float], out: list[float], into: list[float]) -> None:
@@ -66,21 +67,22 @@ class PlainClocks:
         nbytes = self.bounds[send.stop] - self.bounds[send.start]
         leaves = self.nodes[rank] != self.nodes[send.peer]
         link = machine.between if leaves else machine.inside
-        row = next(row for row in link.classes if nbytes * wire.ratio < row.below)
+        row = next(row for row in link.at(self.crowd_share).classes if nbytes * wire.ratio < row.below)
         crowd = self.crowd(rank, place.step, leaves, sends=True)
         if leaves:
             crowd = max(crowd, self.crowd(send.peer, place.step, True, sends=False))
         share = max(1.0, crowd / link.streams)
-        slow = self.slow[rank] if machine.one_host or not leaves else 1.0
+        turns = [1.0 if link.crowded else self.slow[end] for end in (rank, send.peer)]
+        slow = turns[0] if machine.one_host or not leaves else 1.0
         transfer = row.per_byte * nbytes * wire.ratio * share * (1.0 if leaves else slow)
         per_reduced = next(kernel.per_byte for kernel in machine.reduce if nbytes < kernel.below)
         return {
             "latency": row.latency * slow,
-            "sending": (row.overhead + wire.encode * nbytes) * self.slow[rank],
+            "sending": row.overhead * turns[0] + wire.encode * nbytes * self.slow[rank],
             "busy": max(row.gap * share, transfer),
             "transfer": transfer,
             "waits": row.rendezvous,
-            "receiving": (row.overhead + wire.decode * nbytes) * self.slow[send.peer],
+            "receiving": row.overhead * turns[1] + wire.decode * nbytes * self.slow[send.peer],
             "reduce": per_reduced * nbytes * self.slow[send.peer],
         }
 

@@ -107,12 +107,14 @@ def machines(draw: st.DrawFn) -> MachineDescription:
     def link() -> Link:
         first, second = draw(rows), draw(rows)
         classes = (SizeClass(draw(st.integers(1, 3000)), *first), SizeClass(UNBOUNDED, *second))
-        return Link(classes, draw(st.floats(0.5, 3)))
+        crowded = tuple(SizeClass(row.below, *draw(rows)[:4], row.rendezvous) for row in classes)
+        return Link(classes, draw(st.floats(0.5, 3)), crowded if draw(st.booleans()) else ())
 
     kernels = (ReduceClass(draw(st.integers(1, 3000)), draw(st.floats(0, 1e-8))), ReduceClass(UNBOUNDED, 1e-9))
     fitted = draw(st.sampled_from([None, Fitted((2, 3), 2, 1, 9, 0.1, 5)]))
     cores, one_host = draw(st.integers(1, 4)), draw(st.booleans())
-    return MachineDescription("any", link(), link(), kernels, draw(times), draw(times), cores, one_host, fitted=fitted)
+    more = {"crowd": draw(st.integers(0, 6)), "fitted": fitted}
+    return MachineDescription("any", link(), link(), kernels, draw(times), draw(times), cores, one_host, **more)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
