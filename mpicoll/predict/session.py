@@ -33,6 +33,7 @@ from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import Fitted, Link, MachineDescription, SharedPoint
 from mpicoll.units import format_nbytes, table
 
+_USUAL_SECONDS = 60.0
 _EMULATED_FACTOR = 20.0
 """How much longer samples take there: a link that has rested may send its first bytes at once, which must not count."""
 _LENGTHS = tuple(1 << power for power in (3, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21))
@@ -102,7 +103,7 @@ class _Session:
         self.seconds, self.begin = seconds, time.monotonic()
         self.layout = _layout(self.plain)
         emulated = self.layout.one_host and len(set(self.layout.nodes)) > 1
-        self.longer = _EMULATED_FACTOR if emulated else 1.0
+        self.longer = 1.0 + _EMULATED_FACTOR * min(1.0, seconds / _USUAL_SECONDS) * emulated
         self.probe = Probe(self.plain, self.comm.channel.polls, self.longer * probe.SAMPLE_SECONDS)
 
     def say(self, what: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from bench import launch
 from bench.records import load_all
+from mpicoll.schedules import machine as machines
 
 DEADLINE = 120
 
@@ -120,3 +121,30 @@ def test_the_other_benchmarks_run(program: str, tmp_path: Path) -> None:
     shares = [result.detail["overlap"] for result in launch.results if "overlap" in result.detail]
     assert len(shares) == (2 if program == "overlap" else 0)
     assert all(0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (4, {"MPICOLL_NODES": "2"})])
+def test_a_machine_is_fitted_validated_and_used(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
+    cache = {"MPICOLL_CACHE_DIR": str(tmp_path), **variables}
+    done = run(ranks, "-m", "mpicoll", "predict", "--fit", "--seconds", "1", **cache)
+    assert done.returncode == 0, done.stderr
+    machine = machines.load(tmp_path / "machine.json")
+    assert machine.fitted is not None
+    assert max(machine.fitted.ranks) == ranks
+    assert machine.fitted.nodes == (2 if variables else 1)
+    assert {point.ranks for point in machine.shared} == {2}
+    assert "other lengths: median error" in done.stdout
+    assert ("other lengths and numbers of ranks" in done.stdout) == (ranks == 4)
+    assert ("hierarchy" in done.stdout) == bool(variables)
+    found = run(0, "-m", "mpicoll", "predict", "--size", str(ranks), "--ranks-per-node", "2", "--nbytes", "4K", **cache)
+    assert f"measured on {ranks} ranks" in found.stdout
+    assert "*" not in found.stdout
+
+
+def test_one_rank_or_too_little_time_is_an_error(tmp_path: Path) -> None:
+    cache = {"MPICOLL_CACHE_DIR": str(tmp_path)}
+    assert run(0, "-m", "mpicoll", "predict", "--fit", **cache).returncode == 1
+    done = run(2, "-m", "mpicoll", "predict", "--fit", "--deadline", "0.01", **cache)
+    assert done.returncode != 0
+    assert "has not ended within" in done.stderr
+    assert not list(tmp_path.iterdir())
