@@ -12,7 +12,7 @@ from mpicoll import __version__
 from mpicoll.errors import MpicollError
 from mpicoll.schedules import ALGORITHMS, Schedule, chunk_bounds, find_any
 from mpicoll.schedules.cost import Machine
-from mpicoll.schedules.render import data_after_each_step, explain
+from mpicoll.schedules.render import data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify import verify
 from mpicoll.units import parse_nbytes, positive
@@ -53,6 +53,8 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
     schedules = [
         algorithm.schedule(size, rank, root=arguments.root, segments=arguments.segments) for rank in range(size)
     ]
+    if arguments.goal:
+        return goal(schedules, arguments.bytes)
     machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
     lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, machine)
     if values:
@@ -115,12 +117,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--root", type=int, default=0, help="root of reduce and bcast")
     add("--segments", type=positive, default=1, help="segments a chunk, for pipelined algorithms")
     add("--rank", type=int, help=f"show only this rank (the first {_MAX_COLUMNS} otherwise)")
-    add("--bytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")
+    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")
     add("--alpha", type=float, default=Machine.alpha, help="seconds per message")
     add("--beta", type=float, default=Machine.beta, help="seconds per byte sent")
     add("--gamma", type=float, default=Machine.gamma, help="seconds per byte reduced")
     add("--values", type=parse_values, help="the ranks' vectors: show the data after each step")
     add("--op", choices=sorted(_COMBINE), default="sum", help="reduction for --values; join shows operand order")
+    add("--goal", action="store_true", help="print the schedules in GOAL, the language of LogGOPSim, instead")
     add("--verify", action="store_true", help="prove the algorithm for this size as well")
     return parser
 

@@ -51,6 +51,30 @@ def test_vectors_need_not_have_one_value_a_chunk(capsys: pytest.CaptureFixture[s
     assert text.rstrip().endswith("C  9 12")
 
 
+GOAL = """
+rank 0 {
+l0_0: recv 5b from 1 tag 0
+l0_1: send 6b to 1 tag 0
+l1_0: recv 6b from 1 tag 0
+l1_1: send 5b to 1 tag 0
+l1_0 requires l0_0
+l1_0 requires l0_1
+l1_1 requires l0_0
+l1_1 requires l0_1
+}
+"""
+
+
+def test_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "ring", "--size", "2", "--goal", "--nbytes", "11")
+    assert text.startswith("num_ranks 2\n" + GOAL)
+    many = explain(capsys, "pipelined_ring", "--size", "3", "--goal")
+    assert many.count("send") == many.count("recv") == 3 * 8
+    assert "l2_0 requires l0_1" in many
+    assert "requires l1_1" in many
+    assert "l2_0 requires l1_1" not in many
+
+
 def test_operand_order_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert "abcde" in explain(capsys, "tree", "--values", "a;b;c;d;e", "--op", "join")
 

@@ -8,7 +8,7 @@ from typing import Any
 from mpicoll.schedules.cost import Machine, price, traffic
 from mpicoll.schedules.registry import Algorithm
 from mpicoll.schedules.replay import Event, Place, Replay, initial_vectors
-from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step, chunk_bounds
 
 SENT_ON = "_"
 """Shown for a chunk whose sum was passed on, or that the rank does not hold."""
@@ -143,6 +143,30 @@ def data_after_each_step(
     lines = []
     for number, frame in enumerate(frames):
         lines += _grid("start:" if number == 0 else f"step {number}:", frame, lengths, width)
+    return lines
+
+
+def goal(schedules: Sequence[Schedule], nbytes: int) -> list[str]:
+    """Return the schedules in GOAL, the language of the simulator LogGOPSim, without the time that reducing takes.
+
+    A step is posted when the one a window before it is complete. (Hoefler, Siebert, Lumsdaine, "Group Operation
+    Assembly Language: a flexible way to express collective communication", ICPP 2009.)
+    """
+    lines = [f"num_ranks {len(schedules)}"]
+    for schedule in schedules:
+        bounds = chunk_bounds(nbytes, schedule.chunks)
+        labels: list[list[str]] = []
+        lines += ["", f"rank {schedule.rank} {{"]
+        for number, step in enumerate(schedule.steps):
+            done = labels[number - schedule.window] if number >= schedule.window else []
+            own = [f"l{number}_{place}" for place in range(len(step.recvs) + len(step.sends))]
+            kinds = [("recv", "from", recv) for recv in step.recvs] + [("send", "to", send) for send in step.sends]
+            for label, (verb, way, message) in zip(own, kinds, strict=True):
+                length = bounds[message.stop] - bounds[message.start]
+                lines.append(f"{label}: {verb} {length}b {way} {message.peer} tag 0")
+            lines += [f"{label} requires {earlier}" for label in own for earlier in done]
+            labels.append(own)
+        lines.append("}")
     return lines
 
 
