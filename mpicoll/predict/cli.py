@@ -106,7 +106,7 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
         return [*lines, *_plot(machine, cases, price, arguments)]
     every = [case for row in cases for case in row]
     if arguments.name is not None:
-        lines += _details([price(case, arguments.name) for case in every])
+        lines += _details(machine, [price(case, arguments.name) for case in every])
     else:
         lines += _winners(machine, cases, price)
     return lines + _limits(machine, every)
@@ -129,13 +129,14 @@ def _heading(machine: MachineDescription, arguments: argparse.Namespace, wire: W
     return lines
 
 
-def _details(found: Iterable[Prediction]) -> list[str]:
+def _details(machine: MachineDescription, found: Iterable[Prediction]) -> list[str]:
     rows = [["algorithm", "ranks", "length", "time", "algbw", "busbw", "latency", "sending", "reducing"]]
     for one in found:
         parts = [f"{part / one.seconds:.0%}" for part in (one.latency, one.sending, one.reducing)]
         speeds = [f"{speed / 1e9:.3g} GB/s" for speed in (one.algbw, one.busbw)]
         length = format_nbytes(one.case.nbytes)
-        rows.append([one.algorithm, str(one.case.size), length, format_seconds(one.seconds), *speeds, *parts])
+        time = format_seconds(one.seconds) + _mark(machine, one.case)
+        rows.append([one.algorithm, str(one.case.size), length, time, *speeds, *parts])
     return table(rows)
 
 
@@ -147,10 +148,13 @@ def _winners(
     rows = [[first[0].collective, *(f"{case.size} ranks" for case in first)]]
     for line in cases:
         best = [min((price(case, name) for name in names(machine, case)), key=lambda one: one.seconds) for case in line]
-        mark = ["*" if extrapolates(machine, case) else "" for case in line]
-        cells = [f"{one.algorithm} {format_seconds(one.seconds)}{m}" for one, m in zip(best, mark, strict=True)]
+        cells = [f"{one.algorithm} {format_seconds(one.seconds)}{_mark(machine, one.case)}" for one in best]
         rows.append([format_nbytes(line[0].nbytes), *cells])
     return table(rows)
+
+
+def _mark(machine: MachineDescription, case: Case) -> str:
+    return "*" if machine.fitted is not None and extrapolates(machine, case) else ""
 
 
 def _limits(machine: MachineDescription, cases: Iterable[Case]) -> list[str]:

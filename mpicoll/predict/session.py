@@ -335,4 +335,9 @@ def _comparison(machine: MachineDescription, validated: Sequence[Sample], traine
                 f"{what}: median error {np.median(off):.1%}, {np.quantile(off, 0.9):.1%} at the 90th percentile, "
                 f"{len(samples)} measurements"
             )
+    if machine.crowd > machine.cores:
+        lines.append(
+            f"note: {machine.crowd} ranks share {machine.cores} cores; times of short messages then depend on when the "
+            "operating system lets whom run"
+        )
     return lines
