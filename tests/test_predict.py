@@ -96,6 +96,7 @@ def changed(*keys: str | int, value: Any) -> Callable[[str], str]:
         (changed("one_host", value=1), "one_host: 1"),
         (changed("inside", "classes", value=[]), "ascending"),
         (changed("inside", "classes", 0, "below", value=UNBOUNDED), "ascending"),
+        (changed("reduce", -1, "below", value=1 << 40), "ascending"),
         (changed("inside", "crowded", 0, "below", value=5), "crowded"),
         (changed("inside", "streams", value=0), "streams"),
         (changed("between", "classes", 0, "speed", value=1), "damaged"),
