@@ -171,7 +171,7 @@ def _hierarchy(machine: MachineDescription, case: Case, wire: Wire) -> Predictio
     idle = [shared_seconds(machine.shared, kind, per_node, 0) for kind in ("reduce_scatter", "allgather")]
     lane_case = Case(case.collective, tuple(range(case.size // per_node)), piece // per_node)
     between = Link(machine.between.classes, machine.between.streams / per_node)
-    name = select.choose(case.collective, lane_case.nbytes, select.Means(lane_case.size))
+    name = select.choose(case.collective, lane_case.nbytes, select.Means(lane_case.size, apart=True))
     lane = predict(replace(machine, between=between), lane_case, name, wire=wire)
     hidden = (count - 1) * max(lane.seconds, sum(inside))
     latency = sum(idle) + lane.latency

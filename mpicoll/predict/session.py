@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import select
 from mpicoll.comm import Intracomm
-from mpicoll.environment import cores
+from mpicoll.environment import core_numbers, cores
 from mpicoll.measure import SAMPLE_SECONDS, compare
 from mpicoll.predict import fit, probe
 from mpicoll.predict.fit import Sample
@@ -126,7 +126,7 @@ class _Session:
         machine = replace(machine, corrections=fit.corrections(machine, trained))
         lengths = [n for n in _VALIDATE if n <= longest]
         validated = [s for size in (*train, *held) for s in self._samples(size, lengths, machine)]
-        every = [s.case.nbytes for s in trained]
+        every = [s.case.nbytes for s in (*trained, *validated)]
         error = float(np.median(np.abs(fit.errors(machine, validated))))
         known = Fitted((*train, *held), len(set(self.layout.nodes)), min(every), max(every), error, len(validated))
         return replace(machine, fitted=replace(known, ranks=tuple(sorted(known.ranks)))), trained, validated
@@ -242,10 +242,12 @@ def _layout(plain: MPI.Intracomm) -> Layout:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
         boot = MPI.Get_processor_name().encode()
-    mine = np.array([zlib.crc32(boot), cores()], np.int64)
-    every = np.empty((plain.size, 2), np.int64)
+    mine = np.array([zlib.crc32(boot), cores(), len(core_numbers())], np.int64)
+    every = np.empty((plain.size, 3), np.int64)
     plain.Allgather(mine, every)
-    return Layout(tuple(ids), int(every[:, 1].min()), len(set(every[:, 0].tolist())) == 1 and len(set(ids)) > 1)
+    one_host = len(set(every[:, 0].tolist())) == 1 and len(set(ids)) > 1
+    # Emulated hosts are told that they have a share of the cores; together they have all.
+    return Layout(tuple(ids), int(every[:, 2 if one_host else 1].min()), one_host)
 
 
 def _local(nodes: Sequence[int], rank: int) -> int:
