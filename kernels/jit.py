@@ -26,7 +26,18 @@ from numba.extending import register_jitable
 _FLAGS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 
 # Helpers that kernels of other files use stand in these, and in no others: a change here makes every kernel stale.
-_SHARED_FILES = ("atomics.py", "bits.py", "elementwise.py", "jit.py", "job.py", "long.py", "shared.py")
+_SHARED_FILES = (
+    "atomics.py",
+    "bits.py",
+    "elementwise.py",
+    "jit.py",
+    "job.py",
+    "long.py",
+    "planes.py",
+    "quantize.py",
+    "random.py",
+    "shared.py",
+)
 
 _compile_lock = threading.Lock()
 _warned: set[str] = set()
