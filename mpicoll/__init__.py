@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpicoll import errors
     from mpicoll.comm import Intracomm
+    from mpicoll.compression import compressor
     from mpicoll.gradients import GradientSynchronizer
     from mpicoll.runtime.ops import op
     from mpicoll.runtime.shared_arrays import shared_arrays
 
 __version__ = "0.1.0"
-__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "errors", "op", "shared_arrays"]
+__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "compressor", "errors", "op", "shared_arrays"]
 
 _HOME = {
     "Intracomm": "mpicoll.comm",
     "GradientSynchronizer": "mpicoll.gradients",
+    "compressor": "mpicoll.compression",
     "op": "mpicoll.runtime.ops",
     "shared_arrays": "mpicoll.runtime.shared_arrays",
 }

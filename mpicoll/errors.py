@@ -13,6 +13,14 @@ class UnknownAlgorithm(MpicollError, ValueError):
     """The name is not an algorithm of this collective; the message lists those that are."""
 
 
+class UnknownCompressor(MpicollError, ValueError):
+    """The name is not a compressor; the message lists those that are."""
+
+
+class CorruptPayload(MpicollError, RuntimeError):
+    """Compressed data cannot be what a compressor wrote; nothing was taken from it."""
+
+
 class MismatchError(MpicollError, RuntimeError):
     """The ranks of one communicator called different collectives; the message says what each side called."""
 

@@ -15,6 +15,7 @@ FLOORS = {
     "mpicoll/environment.py": 1,
     "mpicoll/units.py": 1,
     "mpicoll/schedules": 1,
+    "mpicoll/compression": 2,
     "mpicoll/runtime": 2,
     "mpicoll/collectives": 3,
     "mpicoll/comm.py": 4,
@@ -31,6 +32,7 @@ FLOORS = {
 NOT_ALLOWED = {
     "kernels": ("mpi4py", "mpicoll"),
     "mpicoll/schedules": ("mpi4py", "numpy", "numba"),
+    "mpicoll/compression": ("mpi4py", "numba"),
     "mpicoll/errors.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/__main__.py": ("mpi4py", "numpy", "numba"),

@@ -1,0 +1,77 @@
+"""Whole numbers of a few bits with a scale for each block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require
+from mpicoll.compression.registry import register
+from mpicoll.kernels import planes, quantize
+
+ROUNDINGS = ("nearest", "stochastic")
+
+
+@register("int8", bits=8)
+@register("int7", bits=7)
+@register("int6", bits=6)
+@register("int5", bits=5)
+@register("int4", bits=4)
+@register("int3", bits=3)
+@register("int2", bits=2)
+@dataclass(frozen=True)
+class Integers(Compressor):
+    """Whole numbers of 2 to 8 bits, block by block; see :mod:`mpicoll.kernels.quantize` for the record.
+
+    An element is off by at most half a step with ``rounding="nearest"``, and by less than a step with
+    ``"stochastic"``, which is right on average; a step is the block's largest |x| over ``2**(bits - 1) - 1``. A block
+    with NaN or inf arrives as NaN, all of it.
+    """
+
+    block: int = 512
+    rounding: str = "nearest"
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.block < planes.UNIT or self.block % planes.UNIT or self.block > 1 << 16:
+            raise ValueError(f"block: {self.block} is not a multiple of {planes.UNIT} up to {1 << 16}")
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding: {self.rounding!r} is not one of {', '.join(ROUNDINGS)}")
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"bits: {self.bits} is not in 2..8")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether it is right on average."""
+        return self.rounding == "stochastic"
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return quantize.wire_nbytes(count, self.block, self.bits)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all blocks."""
+        nbytes = self.wire_nbytes(x.size)
+        quantize.quantize(x, out[:nbytes], self.block, self.bits, key.words(), key.first, self.rounding == "stochastic")
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        record = quantize.record_nbytes(self.block, self.bits)
+        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        quantize.dequantize(payload, out, self.block, self.bits, add)

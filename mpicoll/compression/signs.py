@@ -1,0 +1,56 @@
+"""One bit an element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require
+from mpicoll.compression.registry import register
+from mpicoll.kernels import planes, quantize, signs
+
+
+@register("sign")
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """The sign of every element, times the mean of |x| in its block: biased, to be used with error feedback.
+
+    Zero counts as positive. A block with NaN or inf arrives as NaN, all of it.
+    """
+
+    block: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.block < planes.UNIT or self.block % planes.UNIT or self.block > 1 << 16:
+            raise ValueError(f"block: {self.block} is not a multiple of {planes.UNIT} up to {1 << 16}")
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return quantize.wire_nbytes(count, self.block, 1)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all blocks."""
+        nbytes = self.wire_nbytes(x.size)
+        signs.encode(x, out[:nbytes], self.block)
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        record = quantize.record_nbytes(self.block, 1)
+        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        signs.decode(payload, out, self.block, add)

@@ -1,0 +1,155 @@
+"""What every registered compressor has to do, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from mpicoll.compression import Compressor, Key, compressor, names
+from mpicoll.errors import CorruptPayload, UnknownCompressor
+
+EXTRA = ["int8:block=32", "int4:rounding=stochastic", "int5:64", "int2:rounding=stochastic:block=96", "sign:block=32"]
+SPECS = [*names(), *EXTRA]
+COUNTS = (1, 2, 31, 32, 33, 511, 512, 513, 5000)
+
+VECTORS: dict[str, Callable[[int], np.ndarray]] = {
+    "normal": lambda n: np.random.default_rng(n).standard_normal(n),
+    "zero": np.zeros,
+    "minus zero": lambda n: np.full(n, -0.0),
+    "constant": lambda n: np.full(n, -3.25),
+    "huge beside tiny": lambda n: np.where(np.arange(n) % 7 == 3, 3e38, 1e-38),
+    "largest": lambda n: np.full(n, np.finfo(np.float32).max),
+    "subnormal": lambda n: np.full(n, 1e-41),
+    "small": lambda n: np.full(n, 1e-36),
+}
+
+
+@pytest.fixture(params=SPECS)
+def codec(request: pytest.FixtureRequest) -> Compressor:
+    return compressor(request.param)
+
+
+def encode(codec: Compressor, x: np.ndarray, key: Key = Key(1, 2, 3)) -> np.ndarray:  # noqa: B008
+    guard = np.full(codec.wire_nbytes(x.size) + 64, 0xA5, np.uint8)
+    nbytes = codec.compress(x, guard[: codec.wire_nbytes(x.size)], key)
+    assert nbytes <= codec.wire_nbytes(x.size)
+    assert (guard[codec.wire_nbytes(x.size) :] == 0xA5).all()
+    return guard[:nbytes]
+
+
+def decode(codec: Compressor, payload: np.ndarray, count: int) -> np.ndarray:
+    out = np.full(count, np.nan, np.float32)
+    codec.decompress(payload, out)
+    return out
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_length_and_content(codec: Compressor, name: str) -> None:
+    for count in COUNTS:
+        x = VECTORS[name](count).astype(np.float32)
+        kept = x.copy()
+        payload = encode(codec, x)
+        assert (x.view(np.uint32) == kept.view(np.uint32)).all(), "the input was changed"
+        assert payload.size == codec.wire_nbytes(count) or not codec.fixed
+        assert codec.wire_nbytes(count) % 4 == 0
+        y = decode(codec, payload, count)
+        if name != "largest" and "fp16" not in repr(codec) and "float16" not in repr(codec):
+            assert np.isfinite(y).all()
+        if name in ("zero", "minus zero"):
+            assert (y == 0).all()
+        added = np.full(count, 0.5, np.float32)
+        codec.decompress_add(payload, added)
+        np.testing.assert_array_equal(added, np.float32(0.5) + y)
+
+
+def test_the_same_key_gives_the_same_bytes(codec: Compressor) -> None:
+    x = np.random.default_rng(1).standard_normal(3000).astype(np.float32)
+    assert (encode(codec, x) == encode(codec, x)).all()
+    if codec.unbiased:
+        others = [Key(2, 2, 3), Key(1, 3, 3), Key(1, 2, 4), Key(1, 2, 3, first=codec.granularity)]
+        assert all((encode(codec, x, key) != encode(codec, x)).any() for key in others)
+
+
+def test_cutting_at_the_granularity_changes_nothing(codec: Compressor) -> None:
+    x = np.random.default_rng(1).standard_normal(4000).astype(np.float32)
+    cut = 3 * codec.granularity if codec.granularity > 1 else 1234
+    whole = decode(codec, encode(codec, x), x.size)
+    parts = [(0, cut), (cut, x.size)]
+    pieces = [decode(codec, encode(codec, x[a:b], Key(1, 2, 3, first=a)), b - a) for a, b in parts]
+    np.testing.assert_array_equal(whole, np.concatenate(pieces))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(codec: Compressor, value: float) -> None:
+    x = np.ones(700, np.float32)
+    x[600] = value
+    y = decode(codec, encode(codec, x), x.size)
+    assert not np.isfinite(y[600])
+    assert np.isfinite(y[: 600 // max(codec.granularity, 1) * max(codec.granularity, 1)]).all()
+
+
+def test_wrong_lengths_are_refused(codec: Compressor) -> None:
+    x = np.ones(1000, np.float32)
+    payload = encode(codec, x)
+    for wrong in (payload[:-4], payload[:0], np.concatenate([payload, payload[:4]])):
+        with pytest.raises(CorruptPayload, match=f"{wrong.size} bytes for 1000 elements"):
+            decode(codec, wrong.copy(), 1000)
+
+
+def test_damaged_bytes_are_refused_or_harmless(codec: Compressor) -> None:
+    random = np.random.default_rng(5)
+    x = random.standard_normal(600).astype(np.float32)
+    payload = encode(codec, x)
+    for _ in range(300):
+        damaged = payload.copy()
+        damaged[random.integers(damaged.size)] ^= 1 << random.integers(8)
+        guard = np.zeros(600 + 64, np.float32)
+        try:
+            codec.decompress(damaged, guard[:600])
+        except CorruptPayload:
+            continue
+        assert (guard[600:] == 0).all()
+
+
+def test_unbiased_means_unbiased(codec: Compressor) -> None:
+    if not codec.unbiased:
+        pytest.skip("it is biased")
+    x = np.random.default_rng(3).standard_normal(96).astype(np.float32)
+    draws = np.array([decode(codec, encode(codec, x, Key(0, 0, step)), x.size) for step in range(10_000)], np.float64)
+    error = np.abs(draws.mean(0) - x) / (draws.std(0) / 100 + 1e-9)
+    assert error.max() < 4.5  # the largest of 96 elements: 4 sigma would fail in one run of 160
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
+    x = np.random.default_rng(bits).standard_normal(10_000).astype(np.float32)
+    y = decode(compressor(f"int{bits}:256"), encode(compressor(f"int{bits}:256"), x), x.size)
+    blocks = np.abs(np.pad(x, (0, -x.size % 256)).reshape(-1, 256)).max(1) / (2 ** (bits - 1) - 1)
+    assert (np.abs(x - y) <= np.repeat(blocks, 256)[: x.size] * np.float32(0.50001)).all()
+    z = decode(
+        compressor(f"int{bits}:256:rounding=stochastic"),
+        encode(compressor(f"int{bits}:256:rounding=stochastic"), x),
+        x.size,
+    )
+    assert (np.abs(x - z) <= np.repeat(blocks, 256)[: x.size] * np.float32(1.00001)).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "says"),
+    [
+        ("int9", UnknownCompressor, "'int9' is not one of"),
+        ("", UnknownCompressor, "is not one of"),
+        ("int8:block=33", ValueError, "block: 33"),
+        ("int8:rounding=up", ValueError, "rounding: 'up'"),
+        ("int8:bits=3", ValueError, "'bits=3' is not a setting"),
+        ("int8:64:32", ValueError, "'32' is not a setting"),
+        ("int8:block=x", ValueError, "'x' is not int"),
+        ("fp16:3", ValueError, "'3' is not a setting"),
+        (8, TypeError, "8 is neither"),
+    ],
+)
+def test_wrong_specifications_say_what_is_wrong(spec: object, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        compressor(spec)  # type: ignore[arg-type]
