@@ -16,6 +16,7 @@ from mpicoll.collectives import dense, fastlane, hierarchy, select, shared, tabl
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
+from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels.calls import call
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
@@ -115,8 +116,26 @@ class Intracomm(MPI.Intracomm):
 
     # Blocking collectives -------------------------------------------------------------------------------------------
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
-        """Reduce over all ranks and give the result to all; equal bits on every rank."""
+    def Allreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        compression: str | Compressor | None = None,
+    ) -> None:
+        """Reduce over all ranks and give the result to all; equal bits on every rank.
+
+        Parameters
+        ----------
+        compression
+            How messages are compressed, such as ``"int8"`` (SUM of float32; between nodes only, where there are
+            several); see :mod:`mpicoll.compression` and :mod:`mpicoll.collectives.two_shot` for the errors.
+        """
+        if compression is not None:
+            self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+            return
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -191,9 +210,17 @@ class Intracomm(MPI.Intracomm):
 
     # Nonblocking collectives ----------------------------------------------------------------------------------------
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
+    def Iallreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        compression: str | Compressor | None = None,
+    ) -> Request:
         """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
-        return self._start("allreduce", sendbuf, recvbuf, op, 0, algorithm)
+        return self._start("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`."""
@@ -224,10 +251,16 @@ class Intracomm(MPI.Intracomm):
     # Persistent collectives -----------------------------------------------------------------------------------------
 
     def Allreduce_init(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        compression: str | Compressor | None = None,
     ) -> PersistentRequest:
         """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
-        return self._keep("allreduce", sendbuf, recvbuf, op, 0, algorithm)
+        return self._keep("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import select
 from mpicoll.collectives.task import NativeTask, Part, Task, in_place
+from mpicoll.compression import Compressor, compressor
 from mpicoll.errors import MpicollError
 from mpicoll.runtime import ops
 from mpicoll.runtime.agreement import agree
@@ -57,6 +58,7 @@ class Call(NamedTuple):
     root: Any = 0
     algorithm: str | None = None
     recvcounts: Any = None
+    compression: Any = None
 
 
 def prepare(scope: Scope, call: Call) -> AnyTask:
@@ -149,7 +151,10 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
         return _native(scope, "allreduce", "Allreduce", (sendbuf, recvbuf, _native_op(op)), False)
     if send is not None:
         _check_counts(send.count, recv.count)
-    chosen = _choose_reduction(scope, "allreduce", call.algorithm, op, recv, recv.nbytes)
+    if call.compression is not None:
+        chosen, compression = _choose_compressed(scope, call, recv)
+    else:
+        chosen, compression = _choose_reduction(scope, "allreduce", call.algorithm, op, recv, recv.nbytes), None
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, _native_op(op, recv))
         return _native(scope, "allreduce", "Allreduce", arguments, chosen.algorithm == select.NATIVE)
@@ -168,7 +173,24 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
         op_name=chosen.op_name,
         reducer=chosen.reducer,
         ordered=not ops.is_commutative(op),
+        compression=compression,
     )
+
+
+def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, Compressor]:
+    """Choose how messages that are compressed travel: by two shots, between nodes only where there are several."""
+    made = compressor(call.compression)
+    if buffer.dtype != np.float32:
+        raise TypeError(f"compression: {call.compression!r} is for float32, not {buffer.dtype}")
+    if ops.name_of(call.op) != "SUM":
+        raise ValueError(f"compression: {call.compression!r} is for SUM, not {ops.name_of(call.op) or call.op!r}")
+    wanted = call.algorithm or select.AUTO
+    if wanted not in (select.AUTO, select.TWO_SHOT, select.HIERARCHY):
+        raise ValueError(f"algorithm: {wanted!r} does not compress; there are {select.TWO_SHOT}, {select.HIERARCHY}")
+    if wanted == select.HIERARCHY and not scope.means.hierarchy:
+        raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
+    name = select.HIERARCHY if scope.means.hierarchy and wanted != select.TWO_SHOT else select.TWO_SHOT
+    return _Chosen(name, ops.reducer_for(call.op, buffer.dtype), "SUM"), made
 
 
 def _reduce(scope: Scope, call: Call) -> AnyTask:

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives.dense import AnyOp, AnyTask, Scope
 from mpicoll.collectives.task import STAGED_NBYTES, Part, Task
+from mpicoll.compression import Compressor
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
@@ -44,6 +45,7 @@ def key_of(
     root: Any,
     algorithm: str | None,
     recvcounts: Any = None,
+    compression: Any = None,
 ) -> Hashable | None:
     """Return what tells calls apart, or None for one that has to take the long way.
 
@@ -56,7 +58,18 @@ def key_of(
     what: Any = op.handle if isinstance(op, MPI.Op) else op
     if type(root) is not int or not isinstance(what, (int, Operation)) or not isinstance(algorithm, (str, type(None))):
         return None  # the long way says what is wrong with them
-    key: tuple[Any, ...] = (collective, recvbuf.dtype, recvbuf.size, what, root, algorithm, scope.algorithm)
+    if not isinstance(compression, (str, Compressor, type(None))):
+        return None
+    key: tuple[Any, ...] = (
+        collective,
+        recvbuf.dtype,
+        recvbuf.size,
+        what,
+        root,
+        algorithm,
+        scope.algorithm,
+        compression,
+    )
     long = recvbuf.nbytes > STAGED_NBYTES
     if type(sendbuf) is np.ndarray:
         if not sendbuf.flags.c_contiguous or sendbuf is recvbuf:

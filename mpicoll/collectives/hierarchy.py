@@ -241,6 +241,19 @@ class _Steps:
         def make(possible: select.Means) -> Task:
             name = select.choose(collective, nbytes, possible, commutative=not task.ordered)
             title = f"{task.title}, step {collective}"
+            if task.compression is not None and channel is self.cluster.lane:
+                return Task(
+                    channel,
+                    collective,
+                    title,
+                    select.TWO_SHOT,
+                    count,
+                    task.dtype,
+                    given,
+                    result,
+                    compression=task.compression,
+                    **facts,
+                )
             return Task(channel, collective, title, name, count, task.dtype, given, result, **facts)
 
         return make

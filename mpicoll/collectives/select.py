@@ -30,6 +30,8 @@ HIERARCHY = "hierarchy"
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
 BY_PARTS = ("reduce_scatter", "allgather")
 """Hierarchical too where nodes are alike: rank i of each owns part i of what its node owns."""
+TWO_SHOT = "two_shot"
+"""Messages that are compressed, see :mod:`mpicoll.collectives.two_shot`."""
 AUTO = "auto"
 
 

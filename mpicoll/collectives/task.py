@@ -15,11 +15,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import select
+from mpicoll.collectives.two_shot import TwoShot
+from mpicoll.compression import Compressor
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
 from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.lowering import Vector, lower
+from mpicoll.runtime.lowering import Stage, Vector, lower
 from mpicoll.runtime.native import Arguments, NativeRun, call_blocking
 from mpicoll.runtime.ops import Reducer
 from mpicoll.runtime.p2p import Plan, Run
@@ -81,6 +83,8 @@ class Task:
     reducer: Reducer | None = None
     ordered: bool = False
     """Whether operands must be combined in rank order."""
+    compression: Compressor | None = None
+    """How messages are compressed, if they are; then the algorithm is ``"two_shot"``, or the hierarchy's."""
     kept: Any = None
     """What must live as long as the task."""
 
@@ -102,6 +106,8 @@ class Task:
             parts.append(f"op={self.op_name}")
         if self.collective in ROOTED:
             parts.append(f"root={self.root}")
+        if self.compression is not None:
+            parts.append(f"compression={self.compression}")
         return Signature.of(f"{self.title}({', '.join(parts)}, algorithm={self.algorithm})")
 
     def bounds(self, schedule: Schedule) -> Sequence[int]:
@@ -118,17 +124,13 @@ class Task:
     def plan(self, tag_slot: int, allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> Plan:
         """Bind the algorithm to memory: to the caller's if the vector is long, else to memory from `allocate`."""
         channel, carrier = self.channel, self.carrier
-        row = find(self.collective, self.algorithm)
-        segments = select.segments(row, self.nbytes, channel.size)
-        schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
         staged = self.nbytes <= STAGED_NBYTES
         source = None if staged or self.source is None else self.source.view(carrier)
         if staged or self.target is None:
             target = allocate(self.count, carrier)
         else:
             target = self.target.view(carrier)
-        vector = Vector(source, target, self.bounds(schedule))
-        stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, carrier))
+        stages = self._stages(source, target, allocate)
         copies_in = self.given is not None and (
             staged or (self.source is None and self.given.buffer is not self.target)
         )
@@ -143,6 +145,19 @@ class Task:
             outbox=target[self.result.start : self.result.stop] if self.result and copies_out else None,
         )
 
+    def _stages(
+        self, source: np.ndarray | None, target: np.ndarray, allocate: Callable[[int, np.dtype[Any]], np.ndarray]
+    ) -> tuple[Stage, ...]:
+        channel, carrier = self.channel, self.carrier
+        if self.compression is not None:
+            given = target if source is None else source
+            return TwoShot(channel, self.compression, given, target, allocate).stages()
+        row = find(self.collective, self.algorithm)
+        segments = select.segments(row, self.nbytes, channel.size)
+        schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
+        vector = Vector(source, target, self.bounds(schedule))
+        return lower(schedule, vector, self.reducer, lambda count: allocate(count, carrier))
+
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, from the last calls if possible."""
         key: tuple[Any, ...] = (
@@ -155,6 +170,7 @@ class Task:
             self.reducer,
             self.root,
             self.counts,
+            self.compression,
         )
         if self.nbytes > STAGED_NBYTES:
             key += (

@@ -123,6 +123,10 @@ class Channel:
         The division into nodes, if there are several with more than one rank.
     front
         Counts the collectives, alike on all ranks in a correct program, and makes plain calls in one step.
+    identity
+        This rank's number in COMM_WORLD: random choices of different ranks must differ.
+    compressed
+        How many operations have compressed their messages here.
     broken
         Why nothing more can be done here, or None.
     rules
@@ -148,6 +152,8 @@ class Channel:
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
+        self.identity = int(MPI.COMM_WORLD.rank)
+        self.compressed = 0
         self.rules: Any = None
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
