@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import MpicollError
+from mpicoll.errors import CorruptPayload, MpicollError
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.lowering import Message, Stage
@@ -124,5 +124,5 @@ class Run(InFlight):
         """Take back the posted receives, keep the memory for what was sent, tell the others if they cannot know."""
         self.plan.cancel()
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
-        if not isinstance(error, MpicollError):
+        if not isinstance(error, MpicollError) or isinstance(error, CorruptPayload):
             self.channel.supervisor.refuse(self.number, f"gave up: {type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import select
 from mpicoll.compression import Key, compressor, names
-from mpicoll.errors import MismatchError, MpicollError
+from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError, RemoteError
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi
@@ -120,6 +120,19 @@ def test_wrong_settings_are_refused(comm: Intracomm, settings: dict[str, object]
         comm.Allreduce(x, x.copy(), **settings)
     with pytest.raises(TypeError, match="float64"):
         comm.Allreduce(np.ones(10), np.ones(10), compression="int8")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr("mpicoll.kernels.quantize.scales_are_right", lambda packed, record: False)
+    x = np.ones(5000, np.float32)
+    with pytest.raises((CorruptPayload, RemoteError)) as caught:
+        comm.Allreduce(x, x.copy(), compression="int8")
+    assert "a scale is not a finite number" in str(caught.value)
+    assert isinstance(caught.value, CorruptPayload) == (comm.rank == comm.size - 1)
+    with pytest.raises(CommunicatorBroken):
+        comm.Allreduce(x, x.copy())
 
 
 @pytest.mark.mpi(min_size=2)
