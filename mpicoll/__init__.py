@@ -15,15 +15,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpicoll import errors
     from mpicoll.comm import Intracomm
-    from mpicoll.compression import compressor
+    from mpicoll.compression import ErrorFeedback, compressor
     from mpicoll.gradients import GradientSynchronizer
     from mpicoll.runtime.ops import op
     from mpicoll.runtime.shared_arrays import shared_arrays
 
 __version__ = "0.1.0"
-__all__ = ["GradientSynchronizer", "Intracomm", "__version__", "compressor", "errors", "op", "shared_arrays"]
+__all__ = [
+    "ErrorFeedback",
+    "GradientSynchronizer",
+    "Intracomm",
+    "__version__",
+    "compressor",
+    "errors",
+    "op",
+    "shared_arrays",
+]
 
 _HOME = {
+    "ErrorFeedback": "mpicoll.compression",
     "Intracomm": "mpicoll.comm",
     "GradientSynchronizer": "mpicoll.gradients",
     "compressor": "mpicoll.compression",

@@ -16,7 +16,7 @@ from mpicoll.collectives import dense, fastlane, hierarchy, select, shared, tabl
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
-from mpicoll.compression import Compressor
+from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels.calls import call
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
@@ -123,7 +123,7 @@ class Intracomm(MPI.Intracomm):
         op: AnyOp = MPI.SUM,
         *,
         algorithm: str | None = None,
-        compression: str | Compressor | None = None,
+        compression: str | Compressor | ErrorFeedback | None = None,
     ) -> None:
         """Reduce over all ranks and give the result to all; equal bits on every rank.
 
@@ -217,7 +217,7 @@ class Intracomm(MPI.Intracomm):
         op: AnyOp = MPI.SUM,
         *,
         algorithm: str | None = None,
-        compression: str | Compressor | None = None,
+        compression: str | Compressor | ErrorFeedback | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
         return self._start("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
@@ -257,7 +257,7 @@ class Intracomm(MPI.Intracomm):
         op: AnyOp = MPI.SUM,
         *,
         algorithm: str | None = None,
-        compression: str | Compressor | None = None,
+        compression: str | Compressor | ErrorFeedback | None = None,
     ) -> PersistentRequest:
         """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
         return self._keep("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)

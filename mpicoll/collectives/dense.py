@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import select
+from mpicoll.collectives import compressed, select
 from mpicoll.collectives.task import NativeTask, Part, Task, in_place
-from mpicoll.compression import Compressor, compressor
 from mpicoll.errors import MpicollError
 from mpicoll.runtime import ops
 from mpicoll.runtime.agreement import agree
@@ -177,19 +176,9 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
     )
 
 
-def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, Compressor]:
-    """Choose how messages that are compressed travel: by two shots, between nodes only where there are several."""
-    made = compressor(call.compression)
-    if buffer.dtype != np.float32:
-        raise TypeError(f"compression: {call.compression!r} is for float32, not {buffer.dtype}")
-    if ops.name_of(call.op) != "SUM":
-        raise ValueError(f"compression: {call.compression!r} is for SUM, not {ops.name_of(call.op) or call.op!r}")
+def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, compressed.Compression]:
     wanted = call.algorithm or select.AUTO
-    if wanted not in (select.AUTO, select.TWO_SHOT, select.HIERARCHY):
-        raise ValueError(f"algorithm: {wanted!r} does not compress; there are {select.TWO_SHOT}, {select.HIERARCHY}")
-    if wanted == select.HIERARCHY and not scope.means.hierarchy:
-        raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
-    name = select.HIERARCHY if scope.means.hierarchy and wanted != select.TWO_SHOT else select.TWO_SHOT
+    name, made = compressed.choose(call.compression, call.op, buffer.dtype, wanted, scope.means.hierarchy)
     return _Chosen(name, ops.reducer_for(call.op, buffer.dtype), "SUM"), made
 
 

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import select
-from mpicoll.collectives.two_shot import TwoShot
-from mpicoll.compression import Compressor
+from mpicoll.collectives import compressed, select
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
@@ -83,7 +81,7 @@ class Task:
     reducer: Reducer | None = None
     ordered: bool = False
     """Whether operands must be combined in rank order."""
-    compression: Compressor | None = None
+    compression: compressed.Compression | None = None
     """How messages are compressed, if they are; then the algorithm is ``"two_shot"``, or the hierarchy's."""
     kept: Any = None
     """What must live as long as the task."""
@@ -151,7 +149,7 @@ class Task:
         channel, carrier = self.channel, self.carrier
         if self.compression is not None:
             given = target if source is None else source
-            return TwoShot(channel, self.compression, given, target, allocate).stages()
+            return compressed.stages(self, given, target, allocate)
         row = find(self.collective, self.algorithm)
         segments = select.segments(row, self.nbytes, channel.size)
         schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)

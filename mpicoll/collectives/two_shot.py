@@ -112,4 +112,4 @@ def _areas(lengths: list[int], allocate: Callable[[int, np.dtype[Any]], np.ndarr
 
 
 def _without_empty(messages: list[Message]) -> tuple[Message, ...]:
-    return tuple(message for message in messages if message.data.size)
+    return tuple(message for message in messages if callable(message.data) or message.data.size)

@@ -2,6 +2,7 @@
 
 from mpicoll.compression import casts, integers, signs
 from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.feedback import ErrorFeedback
 from mpicoll.compression.registry import compressor, names, register
 
-__all__ = ["Compressor", "Key", "casts", "compressor", "integers", "names", "register", "signs"]
+__all__ = ["Compressor", "ErrorFeedback", "Key", "casts", "compressor", "integers", "names", "register", "signs"]

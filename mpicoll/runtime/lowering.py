@@ -22,11 +22,15 @@ MAX_MESSAGE_NBYTES = 1 << 30
 
 
 class Message(NamedTuple):
-    """A slice of memory to send or to receive into."""
+    """A slice of memory to send or to receive into.
+
+    What is sent may also be a function that says so when the time has come, if it depends on data; whoever receives
+    it provides for the longest.
+    """
 
     is_send: bool
     peer: int
-    data: np.ndarray
+    data: np.ndarray | Callable[[], np.ndarray]
 
 
 class Call(NamedTuple):

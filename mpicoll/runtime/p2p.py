@@ -51,18 +51,25 @@ class Plan:
         self.waits_for: list[int | None] = []
         self.peers: list[tuple[int, ...]] = []
         self._receives: list[MPI.Prequest] = []
+        self._waits: list[list[Any]] = []
         for stage in stages:
             self._add(comm, stage, tag)
 
     def _add(self, comm: MPI.Intracomm, stage: Stage, tag: int) -> None:
-        wait = self.requests[stage.waits_for] if stage.waits_for is not None else None
+        wait = self._waits[stage.waits_for] if stage.waits_for is not None else None
+        calls = tuple((call.function, call.arguments) for call in stage.calls)
         post = None
         if stage.messages is not None:
-            post = [_request(comm, message, tag) for message in stage.messages]
+            late = [message for message in stage.messages if message.is_send and callable(message.data)]
+            early = [message for message in stage.messages if not callable(message.data)]
+            post = [_request(comm, message, tag) for message in early]
             self.requests.append(post)
-            self._receives += [r for r, message in zip(post, stage.messages, strict=True) if not message.is_send]
+            self._receives += [r for r, message in zip(post, early, strict=True) if not message.is_send]
             self.peers.append(tuple({message.peer for message in stage.messages}))
-        self.stages.append((wait, tuple((call.function, call.arguments) for call in stage.calls), post))
+            self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
+            if late:
+                calls += ((_send, (comm, late, tag, self._waits[-1])),)
+        self.stages.append((wait, calls, post))
         self.waits_for.append(stage.waits_for)
 
     def free(self) -> None:
@@ -70,7 +77,7 @@ class Plan:
         for requests in self.requests:
             for request in requests:
                 request.Free()
-        self.requests, self.stages, self._receives = [], [], []
+        self.requests, self.stages, self._receives, self._waits = [], [], [], []
 
     def cancel(self) -> None:
         """Take back the receives that are still posted, so that nothing more is written to the caller's memory."""
@@ -78,6 +85,11 @@ class Plan:
             if not request.Test():
                 request.Cancel()
                 request.Test()
+
+
+def _send(comm: MPI.Intracomm, messages: Sequence[Message], tag: int, waits: list[MPI.Request]) -> None:
+    """Send what messages without fixed data say now; their requests stand at the end of `waits`."""
+    waits[-len(messages) :] = [comm.Isend(message.data(), message.peer, tag) for message in messages]  # type: ignore[operator]
 
 
 def _request(comm: MPI.Intracomm, message: Message, tag: int) -> MPI.Prequest:

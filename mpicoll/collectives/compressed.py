@@ -1,0 +1,45 @@
+"""How an allreduce with compressed messages is done: which calls can be, and by which protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpicoll.collectives import select
+from mpicoll.collectives.two_shot import TwoShot
+from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.runtime import ops
+
+if TYPE_CHECKING:
+    from mpicoll.collectives.program import Allocate
+    from mpicoll.collectives.task import Task
+    from mpicoll.runtime.lowering import Stage
+
+Compression = Compressor | ErrorFeedback
+
+
+def choose(given: Any, op: Any, dtype: np.dtype[Any], wanted: str, has_hierarchy: bool) -> tuple[str, Compression]:
+    """Return the algorithm and the compressor of a call: between nodes only, where there are several.
+
+    Raises
+    ------
+    TypeError, ValueError, UnknownCompressor
+        If it cannot be compressed so.
+    """
+    made = given if isinstance(given, ErrorFeedback) else compressor(given)
+    if dtype != np.float32:
+        raise TypeError(f"compression: {given!r} is for float32, not {dtype}")
+    if ops.name_of(op) != "SUM":
+        raise ValueError(f"compression: {given!r} is for SUM, not {ops.name_of(op) or op!r}")
+    if wanted not in (select.AUTO, select.TWO_SHOT, select.HIERARCHY):
+        raise ValueError(f"algorithm: {wanted!r} does not compress; there are {select.TWO_SHOT}, {select.HIERARCHY}")
+    if wanted == select.HIERARCHY and not has_hierarchy:
+        raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
+    return (select.HIERARCHY if has_hierarchy and wanted != select.TWO_SHOT else select.TWO_SHOT), made
+
+
+def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Stage, ...]:
+    """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
+    assert isinstance(task.compression, Compressor)
+    return TwoShot(task.channel, task.compression, x, y, allocate).stages()
