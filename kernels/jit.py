@@ -33,6 +33,7 @@ _SHARED_FILES = (
     "jit.py",
     "job.py",
     "long.py",
+    "masks.py",
     "planes.py",
     "quantize.py",
     "random.py",

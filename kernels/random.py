@@ -17,10 +17,10 @@ _TO_UNIT = np.float32(2.0**-24)
 
 def key(seed: int, rank: int, step: int) -> np.ndarray:
     """Return a key of two uint32 words for `helper` functions below; any integers will do."""
-    word = 0
+    state = 0
     for part in (seed, rank, step):
-        word = _splitmix((word ^ (part & _MASK)) & _MASK)
-    return np.array([word & 0xFFFFFFFF, word >> 32], np.uint32)
+        state = _splitmix((state ^ (part & _MASK)) & _MASK)
+    return np.array([state & 0xFFFFFFFF, state >> 32], np.uint32)
 
 
 def _splitmix(word: int) -> int:
@@ -50,7 +50,12 @@ def block_key(keys, first):
 
 
 @helper
+def word(block, index):
+    """Return the bits of element `index` of a block, a uint32."""
+    return mix(np.uint32(np.uint32(np.uint32(index) * np.uint32(0x9E3779B9)) ^ block))
+
+
+@helper
 def uniform(block, index):
     """Return element `index` of a block: a float32 in [0, 1), a multiple of 2^-24."""
-    word = np.uint32(np.uint32(np.uint32(index) * np.uint32(0x9E3779B9)) ^ block)
-    return np.float32(np.int32(mix(word) >> np.uint32(8))) * _TO_UNIT
+    return np.float32(np.int32(word(block, index) >> np.uint32(8))) * _TO_UNIT

@@ -1,0 +1,78 @@
+"""Which of 64 numbers are large: one bit each, found by vector units, so that rare ones can be picked out quickly.
+
+Numba has no name for this. The loop that it would take (compare, shift, or) is not recognised by LLVM, and a loop that
+looks at every element costs several times what reading them does.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from .jit import helper
+
+ABSOLUTE = 0x7FFFFFFF
+"""All bits of a float32 but its sign."""
+LANES = 64
+_WORD, _LANE = ir.IntType(64), ir.IntType(32)
+_VECTOR = ir.VectorType(_LANE, LANES)
+
+
+def mask_at_least(patterns: np.ndarray, first: int, threshold: np.uint32) -> np.uint64:
+    """Return a word whose bit j says whether ``patterns[first + j]`` without its sign is at least `threshold`.
+
+    `patterns` is a contiguous uint32 array with at least 64 elements from `first` on.
+    """
+    lanes = (patterns[first : first + LANES] & np.uint32(ABSOLUTE)) >= threshold
+    return np.packbits(lanes, bitorder="little").view(np.uint64)[0]
+
+
+@helper
+def mask_of(patterns, first, threshold):
+    """Return the same where fewer than 64 may be left: the bits of the others are 0."""
+    if first + LANES <= patterns.size:
+        return mask_at_least(patterns, first, threshold)
+    mask = np.uint64(0)
+    for i in range(first, patterns.size):
+        if np.uint32(patterns[i] & np.uint32(ABSOLUTE)) >= threshold:
+            mask |= np.uint64(1) << np.uint64(i - first)
+    return mask
+
+
+def lowest(mask: np.uint64) -> int:
+    """Return the number of the lowest bit that is set in a word that is not zero."""
+    return (int(mask) & -int(mask)).bit_length() - 1
+
+
+@intrinsic
+def _mask(typingctx: Any, patterns: Any, first: Any, threshold: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), _VECTOR.as_pointer())
+        lanes = builder.and_(builder.load(place, align=4), ir.Constant(_VECTOR, [ABSOLUTE] * LANES))
+        undefined = ir.Constant(_VECTOR, ir.Undefined)
+        single = builder.insert_element(undefined, args[2], ir.Constant(_LANE, 0))
+        bar = builder.shuffle_vector(single, undefined, ir.Constant(_VECTOR, [0] * LANES))
+        return builder.bitcast(builder.icmp_unsigned(">=", lanes, bar), _WORD)
+
+    return types.uint64(patterns, types.intp, types.uint32), codegen
+
+
+@intrinsic
+def _count_trailing_zeros(typingctx: Any, mask: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
+
+
+@overload(mask_at_least)
+def _mask_at_least(patterns, first, threshold):
+    return lambda patterns, first, threshold: _mask(patterns, first, threshold)
+
+
+@overload(lowest)
+def _lowest(mask):
+    return lambda mask: _count_trailing_zeros(mask)

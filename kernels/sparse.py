@@ -1,0 +1,137 @@
+"""Sparse vectors: increasing uint32 indices and float32 values, taken out of float32 vectors and put back.
+
+Thresholds are patterns: the bits of a float32 without its sign; see `topk.py`. Indices that come from elsewhere have to
+pass `entries_are_right` before any other kernel sees them.
+"""
+
+import numpy as np
+
+from .jit import helper, kernel
+from .masks import ABSOLUTE, LANES, lowest, mask_of
+
+
+@helper
+def _select(x, threshold, ties, indices, values):
+    patterns, number, left = x.view(np.uint32), 0, ties
+    # Once enough are equal to the threshold, the bar rises above it, so that vectors of equal elements are quick too.
+    bar = np.uint32(threshold + np.uint32(left <= 0))
+    for begin in range(0, x.size, LANES):
+        mask = mask_of(patterns, begin, bar)
+        while mask:
+            i = begin + lowest(mask)
+            mask &= mask - np.uint64(1)
+            pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
+            if pattern >= bar:
+                if pattern == threshold:
+                    left -= 1
+                    bar = np.uint32(threshold + np.uint32(left <= 0))
+                if number < indices.size:
+                    indices[number], values[number] = np.uint32(i), x[i]
+                number += 1
+    return number
+
+
+@kernel
+def select(x, threshold, ties, indices, values):
+    """Write indices and values of every |x| above a threshold and of the first `ties` that are equal to it.
+
+    Parameters
+    ----------
+    x : float32 array of shape (count,), count < 2^32
+    threshold : uint32
+        A pattern.
+    ties : int
+        0 for none.
+    indices, values : uint32 and float32 arrays of shape (room,)
+
+    Returns
+    -------
+    int
+        How many there are. If they are more than `room`, only the first have been written: the caller has to look.
+    """
+    return _select(x, np.uint32(threshold), ties, indices, values)
+
+
+@kernel
+def compact(x, indices, values):
+    """Write indices and values of all that are not zero (-0.0 is, NaN is not); return as `select` does."""
+    return _select(x, np.uint32(0), 0, indices, values)
+
+
+@kernel
+def count_at_least(x, threshold):
+    """Return how many |x| are not below a threshold, which is a pattern."""
+    patterns, bar, number = x.view(np.uint32), np.uint32(threshold), 0
+    for begin in range(0, patterns.size, 4096):
+        number += _count(patterns[begin : begin + 4096], bar)
+    return number
+
+
+@helper
+def _count(patterns, bar):
+    number = np.uint32(0)  # 32 bits, so that the sum stays in the lanes of what is compared
+    for i in range(patterns.size):
+        number = np.uint32(number + np.uint32(np.uint32(patterns[i] & np.uint32(ABSOLUTE)) >= bar))
+    return np.int64(number)
+
+
+@kernel
+def scatter(indices, values, out):
+    """Write ``out[indices] = values``; the other elements keep what they are."""
+    for i in range(indices.size):
+        out[indices[i]] = values[i]
+
+
+@kernel
+def scatter_add(indices, values, out):
+    """Add ``out[indices] += values``, where no index may come twice."""
+    for i in range(indices.size):
+        out[indices[i]] += values[i]
+
+
+@kernel
+def gather(x, indices, out):
+    """Write ``out = x[indices]``."""
+    for i in range(indices.size):
+        out[i] = x[indices[i]]
+
+
+@kernel
+def take_out(x, indices):
+    """Write ``x[indices] = 0``."""
+    for i in range(indices.size):
+        x[indices[i]] = np.float32(0)
+
+
+@kernel
+def entries_are_right(indices, count):
+    """Say whether uint32 indices increase strictly and are below `count`."""
+    if indices.size > 0 and indices[indices.size - 1] >= count:
+        return False
+    wrong = np.uint32(0)
+    for i in range(1, indices.size):
+        wrong |= np.uint32(indices[i - 1] >= indices[i])
+    return wrong == 0
+
+
+@kernel
+def boundaries(indices, bounds, offsets):
+    """Say where regions begin among increasing indices: region r has the entries ``offsets[r]`` to ``offsets[r + 1] - 1``.
+
+    Parameters
+    ----------
+    indices : uint32 array of shape (entries,)
+    bounds : int64 array of shape (regions + 1,)
+        Region r has the elements ``bounds[r]`` to ``bounds[r + 1] - 1``.
+    offsets : int64 array of shape (regions + 1,)
+        Written: how many indices are below each bound.
+    """
+    for region in range(bounds.size):
+        low, high = 0, indices.size
+        while low < high:
+            middle = (low + high) // 2
+            if np.int64(indices[middle]) < bounds[region]:
+                low = middle + 1
+            else:
+                high = middle
+        offsets[region] = low

@@ -1,0 +1,198 @@
+"""The k largest |x| of a float32 vector, exactly, in a little more than one pass over it.
+
+The bits of a float32 without its sign, read as a whole number (its *pattern*), are in the order of |x|; inf is larger
+than every number and NaN larger than inf. So the k-th largest is found digit by digit: a histogram of the highest 11
+bits says in which bin it lies, one of the next 10 bits of that bin's elements where in it, one of the last 10 which
+it is. A histogram costs several times what reading does. Therefore a long vector is sampled first: a pattern that is
+almost surely below the k-th largest, but not by much, leaves few candidates, which one quick pass collects; the
+histograms are then of these. If it was not below, or the candidates are too many (vectors with many equal elements),
+the histograms are of the whole vector. The sample decides how long it takes, never what comes out.
+
+Elements of equal |x| are taken from the lowest index up. (Radix selection: Alabi et al., "Fast k-selection algorithms for
+graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest, CACM 1975.)
+"""
+
+import numpy as np
+
+from .jit import helper, kernel
+from .masks import ABSOLUTE, LANES, lowest, mask_of
+from .random import mix
+
+BINS = (2048, 1024, 1024)
+"""Number of bins for each digit, from the highest."""
+NONE = ABSOLUTE
+"""Threshold that nothing is larger than."""
+_SHORTEST_SAMPLED = 1 << 14
+
+
+@helper
+def _shift(digit):
+    """Return the place of the lowest bit of a digit."""
+    return 20 - 10 * digit
+
+
+@helper
+def add_histogram(patterns, prefix, digit, bins):
+    """See `histogram`."""
+    shift, mask = np.uint32(_shift(digit)), np.uint32(bins.size - 1)
+    above = np.uint32(31 if digit == 0 else _shift(digit - 1))
+    # Four of them: increments of one bin that follow each other closely would wait for each other.
+    room = np.zeros((4, bins.size), np.uint32)
+    whole = patterns.size // 4 * 4
+    for begin in range(0, whole, 4):
+        for lane in range(4):
+            pattern = np.uint32(patterns[begin + lane] & np.uint32(ABSOLUTE))
+            if pattern >> above == prefix:
+                room[lane, (pattern >> shift) & mask] += np.uint32(1)
+    for i in range(whole, patterns.size):
+        pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
+        if pattern >> above == prefix:
+            room[0, (pattern >> shift) & mask] += np.uint32(1)
+    for bin_ in range(bins.size):
+        bins[bin_] += np.int64(room[0, bin_]) + room[1, bin_] + room[2, bin_] + room[3, bin_]
+
+
+@helper
+def bin_of(bins, k):
+    """See `pick`."""
+    left = k
+    for bin_ in range(bins.size - 1, 0, -1):
+        if bins[bin_] >= left:
+            return bin_, left
+        left -= bins[bin_]
+    return 0, left
+
+
+@kernel
+def histogram(patterns, prefix, digit, bins):
+    """Add to int64 `bins` how many patterns have each value of a digit.
+
+    Parameters
+    ----------
+    patterns : uint32 array of shape (count,)
+        float32 numbers as bits; signs do not matter.
+    prefix : int
+        Counted are those whose higher digits make this number; 0 for the highest digit, afterwards
+        ``prefix * BINS[digit] + bin`` with the bin that `pick` found.
+    digit : int
+        0, 1 or 2, from the highest.
+    bins : int64 array of shape (BINS[digit],)
+        Histograms of several ranks may be added. After the last digit the prefix is the threshold.
+    """
+    add_histogram(patterns, prefix, digit, bins)
+
+
+@kernel
+def pick(bins, k):
+    """Return the bin of the k-th largest, and which of that bin it is, from 1; 1 <= k <= the sum of `bins`."""
+    return bin_of(bins, k)
+
+
+@helper
+def _search(patterns, k):
+    """Return the k-th largest pattern and how many are larger, 1 <= k <= count, by three histograms."""
+    prefix, left = np.int64(0), k
+    for digit in range(3):
+        bins = np.zeros(2048 if digit == 0 else 1024, np.int64)
+        add_histogram(patterns, prefix, digit, bins)
+        bin_, left = bin_of(bins, left)
+        prefix = prefix * bins.size + bin_
+    return np.uint32(prefix), k - left
+
+
+@helper
+def _with_slack(expected):
+    """Return a number that a random count of this mean does not reach but once in 30000 times."""
+    return np.int64(expected + 4 * np.sqrt(expected) + 4)
+
+
+@helper
+def _floor(patterns, k):
+    """Return a pattern that is probably below the k-th largest, and room enough for those not below it; or 0, 0."""
+    count = patterns.size
+    if count < _SHORTEST_SAMPLED or k > count // 8:
+        return np.uint32(0), 0
+    size = min(max(count >> 7, 1 << 10), 1 << 15)
+    stride = count // size
+    sample = np.empty(size, np.uint32)
+    for i in range(size):
+        # One of each run, at a place that no period of the vector can follow.
+        sample[i] = patterns[i * stride + np.int64(mix(np.uint32(i))) % stride]
+    rank = _with_slack(k * size / count)
+    return _search(sample, rank)[0], _with_slack(rank) * (stride + 1)
+
+
+@helper
+def _candidates(patterns, floor, indices, found):
+    """Write indices and patterns of all that are not below `floor`; return their number, or -1 if it is too large."""
+    number = 0
+    for begin in range(0, patterns.size, LANES):
+        mask = mask_of(patterns, begin, floor)
+        if mask and number + LANES > indices.size:
+            return -1
+        while mask:
+            i = begin + lowest(mask)
+            indices[number] = np.uint32(i)
+            found[number] = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
+            number += 1
+            mask &= mask - np.uint64(1)
+    return number
+
+
+@helper
+def _reduce(patterns, k):
+    """Return indices and patterns of candidates for the k largest, in order; none if the whole vector has to be read."""
+    floor, room = _floor(patterns, k)
+    indices, found = np.empty(room + LANES, np.uint32), np.empty(room + LANES, np.uint32)
+    number = _candidates(patterns, floor, indices, found) if floor > 0 else -1
+    number = number if number >= k else 0
+    return indices[:number], found[:number]
+
+
+@helper
+def _take(x, patterns, chosen, threshold, ties, indices, values):
+    """Write those of `patterns` that are above `threshold`, and the first `ties` equal to it; return their number."""
+    number, left = 0, ties
+    for i in range(patterns.size):
+        pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
+        if pattern >= threshold and number < indices.size and (pattern > threshold or left > 0):
+            left -= np.int64(pattern == threshold)
+            index = chosen[i] if chosen.size > 0 else np.uint32(i)
+            indices[number], values[number] = index, x[index]
+            number += 1
+    return number
+
+
+@kernel
+def threshold(x, k):
+    """Return the pattern of the k-th largest |x| of float32 `x` of shape (count,), and how many are larger.
+
+    0 <= k <= count. With k = 0 it is NONE. The k largest are those that are larger, and the first
+    ``k - larger`` of those that have the pattern itself.
+    """
+    if k == 0:
+        return np.uint32(NONE), 0
+    patterns = x.view(np.uint32)
+    _, found = _reduce(patterns, k)
+    return _search(found if found.size > 0 else patterns, k)
+
+
+@kernel
+def largest(x, k, indices, values):
+    """Write indices, increasing, and values of the k largest |x|; 0 <= k <= count.
+
+    Parameters
+    ----------
+    x : float32 array of shape (count,)
+        count < 2^32. NaN counts as larger than inf.
+    indices : uint32 array of shape (k,)
+    values : float32 array of shape (k,)
+    """
+    if k == 0:
+        return
+    patterns = x.view(np.uint32)
+    chosen, found = _reduce(patterns, k)
+    if found.size == 0:
+        found = patterns
+    limit, larger = _search(found, k)
+    _take(x, found, chosen, limit, k - larger, indices, values)
