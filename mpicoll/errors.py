@@ -18,7 +18,10 @@ class UnknownCompressor(MpicollError, ValueError):
 
 
 class CorruptPayload(MpicollError, RuntimeError):
-    """Compressed data cannot be what a compressor wrote; nothing was taken from it."""
+    """Compressed data cannot be what a compressor wrote; nothing was taken from it.
+
+    Raised on every rank of the call; on a rank that had its result before another saw the damage, by its next call.
+    """
 
 
 class MismatchError(MpicollError, RuntimeError):

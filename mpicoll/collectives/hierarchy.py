@@ -61,7 +61,7 @@ def run(task: Task, timeout: float) -> None:
     except BaseException as error:
         channel.break_off(f"{type(error).__name__}: {error}", task)
         if not isinstance(error, MpicollError) or number not in channel.supervisor.refused:
-            channel.supervisor.refuse(number, f"gave up: {type(error).__name__}: {error}")
+            channel.supervisor.give_up(number, error)
         raise
     if task.result is not None:
         task.result.buffer.give_back()

@@ -96,4 +96,4 @@ class NodeRun(InFlight):
                 time.sleep(1e-4)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
         if not isinstance(error, MpicollError):
-            self.channel.supervisor.refuse(self.number, f"gave up: {type(error).__name__}: {error}")
+            self.channel.supervisor.give_up(self.number, error)

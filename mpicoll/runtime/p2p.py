@@ -137,4 +137,4 @@ class Run(InFlight):
         self.plan.cancel()
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
         if not isinstance(error, MpicollError) or isinstance(error, CorruptPayload):
-            self.channel.supervisor.refuse(self.number, f"gave up: {type(error).__name__}: {error}")
+            self.channel.supervisor.give_up(self.number, error)

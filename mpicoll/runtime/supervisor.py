@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import CollectiveTimeout, MismatchError, MpicollError, RemoteError
+from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
@@ -92,7 +92,7 @@ class Supervisor:
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
         self.refused: set[int] = set()
-        self._refusals: dict[int, str] = {}
+        self._refusals: dict[int, RemoteError | CorruptPayload] = {}
         self._newest = 0
         self._announced: tuple[int, float] = (-1, 0.0)
         self._outbox: list[tuple[MPI.Request, bytes]] = []
@@ -109,17 +109,22 @@ class Supervisor:
         noted, signature = self._history[number % _HISTORY]
         return signature if noted == number else self._recall(number)
 
-    def refuse(self, number: int, reason: str) -> None:
-        """Tell all others why this rank does not take part in collective `number`."""
+    def refuse(self, number: int, reason: str, *, damaged: bool = False) -> None:
+        """Tell all others why this rank does not take part in collective `number`; `damaged` if data were."""
         self.refused.add(number)
-        self._tell_all({"kind": "refused", "number": number, "text": reason})
+        self._tell_all({"kind": "refused", "number": number, "text": reason, "damaged": damaged})
+
+    def give_up(self, number: int, error: BaseException) -> None:
+        """Tell all others what went wrong here in collective `number`."""
+        damaged = isinstance(error, CorruptPayload)
+        self.refuse(number, f"gave up: {type(error).__name__}: {error}", damaged=damaged)
 
     def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
         """Exchange news; return after how many seconds of waiting to look again.
 
         Raises
         ------
-        MismatchError, RemoteError, CollectiveTimeout
+        MismatchError, RemoteError, CorruptPayload, CollectiveTimeout
             If this wait cannot end well.
         """
         self.read_news()
@@ -175,7 +180,8 @@ class Supervisor:
             report = _Report(number, int(news["code"]), str(news["text"]), str(news["progress"]))
             self._reports[source] = report
         elif news["kind"] == "refused":
-            self._refusals[number] = f"collective {number}: rank {source} {news['text']}"
+            kind = CorruptPayload if news["damaged"] else RemoteError
+            self._refusals[number] = kind(f"collective {number}: rank {source} {news['text']}")
         elif news["kind"] == "mismatch":
             raise MismatchError(str(news["text"]))
         elif news["kind"] == "timeout":
@@ -184,9 +190,9 @@ class Supervisor:
     def _raise_refusal(self) -> None:
         """Raise if another rank has refused a collective that this rank is in; what comes later does not matter yet."""
         for number in [number for number in self._refusals if number <= self._newest]:
-            text = self._refusals.pop(number)
+            error = self._refusals.pop(number)
             if number not in self.refused:
-                raise RemoteError(text)
+                raise error
 
     def _announce(self, waiting: Waiting, waited: float) -> None:
         """Tell the others what this rank waits for, once, and again each time the wait has doubled."""

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import select
 from mpicoll.compression import Key, compressor, names
-from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError, RemoteError
+from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi
@@ -127,10 +127,8 @@ def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: p
     if comm.rank == comm.size - 1:
         monkeypatch.setattr("mpicoll.kernels.quantize.scales_are_right", lambda packed, record: False)
     x = np.ones(5000, np.float32)
-    with pytest.raises((CorruptPayload, RemoteError)) as caught:
+    with pytest.raises(CorruptPayload, match="a scale is not a finite number"):
         comm.Allreduce(x, x.copy(), compression="int8")
-    assert "a scale is not a finite number" in str(caught.value)
-    assert isinstance(caught.value, CorruptPayload) == (comm.rank == comm.size - 1)
     with pytest.raises(CommunicatorBroken):
         comm.Allreduce(x, x.copy())
 
