@@ -16,7 +16,7 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.data import Dataset, Samples
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
-from mpicoll.train.models import Model
+from mpicoll.train.models import Flat, Model, Storage
 from mpicoll.train.optimizer import MomentumSGD, learning_rate
 from mpicoll.train.report import Progress
 from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
@@ -103,8 +103,9 @@ class Trainer:
             momentum=config.momentum,
             nesterov=config.nesterov,
             weight_decay=config.weight_decay,
-            decayed=model.weight_count,
+            spans=model.layout.decayed(0, model.parameter_count),
         )
+        self._storage = Flat(model.layout, self.parameters, self._gradients.flat)
         rows = max(part(min(config.batch, dataset.train.count), self._size, 0)[1], 1)
         self._x = np.empty((rows, dataset.feature_count), model.dtype)
         self._y = np.empty(rows, np.int64)
@@ -174,7 +175,7 @@ class Trainer:
         with clock.spent_on("data"):
             self._dataset.train.fill(indices, x, y)
         with clock.spent_on("compute"):
-            loss, correct = self._model.loss_and_gradient(self.parameters, x, y, self._gradients.flat)
+            loss, correct = self._model.loss_and_gradient(self._storage, x, y)
         with clock.spent_on("communication"):
             self._gradients.synchronize()
         rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
@@ -205,11 +206,11 @@ class Trainer:
     def evaluate(self) -> tuple[float, float] | None:
         """Return mean loss and accuracy over the test samples, None where there are none."""
         with self.clock.spent_on("evaluation"):
-            return evaluate(self._model, self.parameters, self._dataset.test, self._dataset.feature_count, self._comm)
+            return evaluate(self._model, self._storage, self._dataset.test, self._dataset.feature_count, self._comm)
 
 
 def evaluate(
-    model: Model, parameters: np.ndarray, samples: Samples, feature_count: int, comm: MPI.Intracomm
+    model: Model, storage: Storage, samples: Samples, feature_count: int, comm: MPI.Intracomm
 ) -> tuple[float, float] | None:
     """Return mean loss and accuracy over all `samples`, each rank taking its part; None where there are none."""
     if samples.count == 0:
@@ -221,7 +222,7 @@ def evaluate(
     for first in range(start, stop, _EVALUATION_ROWS):
         indices = np.arange(first, min(first + _EVALUATION_ROWS, stop))
         samples.fill(indices, x[: len(indices)], y[: len(indices)])
-        sums += model.loss(parameters, x[: len(indices)], y[: len(indices)])
+        sums += model.loss(storage, x[: len(indices)], y[: len(indices)])
     comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
     loss, correct = (sums / samples.count).tolist()
     return loss, correct

@@ -1,158 +1,209 @@
-"""Models with hand-derived gradients, all parameters in one flat vector: weights first, biases behind them."""
+"""Models: layers in a row with softmax cross entropy behind the last, over one flat vector of parameters.
+
+The vector holds layer after layer, in each the weights before the biases. Where it lives is a :class:`Storage`'s
+business: in one piece on every rank, or gathered layer by layer. A model tells it which layer it is about to use, and
+which layer's gradients are complete, so that they can be sent while those of the layers below are computed.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from mpicoll.kernels.layers import softmax_cross_entropy
+from mpicoll.train.layers import Arrays, Convolution, Dense, Layer, Workspace
 
-Shape = tuple[int, ...]
+
+class Storage(Protocol):
+    """Where parameters and gradients of a model live; layers are numbered from 0."""
+
+    def parameters(self, layer: int) -> Arrays:
+        """Return the parameter arrays of a layer, good until `release`."""
+
+    def release(self, layer: int) -> None:
+        """Take note that the layer's parameters are not needed for now."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """Return arrays for the gradients of a layer."""
+
+    def complete(self, layer: int) -> None:
+        """Take note that they have been written."""
 
 
-class Model(Protocol):
-    """What the trainer needs.
+class Span(NamedTuple):
+    """Elements ``start`` to ``stop - 1`` of the flat vector; `decays`: weight decay applies to them."""
 
-    Attributes
-    ----------
-    parameter_count
-        Length of the flat parameter vector.
-    weight_count
-        The leading part of it that weight decay applies to.
-    dtype
-        Of parameters, gradients and features.
-    """
-
-    parameter_count: int
-    weight_count: int
-    dtype: np.dtype
-
-    def initial(self, seed: int) -> np.ndarray:
-        """Return initial parameters, ``(parameter_count,)`` of dtype, that depend on nothing but `seed`."""
-
-    def loss_and_gradient(
-        self, parameters: np.ndarray, x: np.ndarray, y: np.ndarray, gradient: np.ndarray
-    ) -> tuple[float, int]:
-        """Return summed loss and number of hits; write the *sum* of the samples' gradients.
-
-        Parameters
-        ----------
-        parameters : (parameter_count,) of dtype
-        x : (rows, features) of dtype, C-contiguous
-        y : (rows,) of int64, in 0 .. classes - 1
-        gradient : (parameter_count,) of dtype
-            Overwritten; zero where there are no rows.
-        """
-
-    def loss(self, parameters: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """Return summed loss and number of hits."""
+    start: int
+    stop: int
+    decays: bool
 
 
 class Layout:
-    """Where each array stands in the flat vector."""
+    """Where each array of each layer stands in the flat vector.
 
-    def __init__(self, weights: Sequence[Shape], biases: Sequence[Shape]) -> None:
-        self._places: list[tuple[int, int, Shape]] = []
-        start = 0
-        for shape in (*weights, *biases):
-            stop = start + math.prod(shape)
-            self._places.append((start, stop, shape))
-            start = stop
-        self.parameter_count = start
-        self.weight_count = sum(math.prod(shape) for shape in weights)
-        self._split = len(weights)
+    Attributes
+    ----------
+    spans : list of list of Span
+        For each layer, for each of its arrays.
+    bounds : list of int
+        Where layers begin, and the length of the vector.
+    """
 
-    def views(self, flat: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return weights and biases as views into `flat`."""
-        arrays = [flat[start:stop].reshape(shape) for start, stop, shape in self._places]
-        return arrays[: self._split], arrays[self._split :]
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.spans: list[list[Span]] = []
+        self.bounds = [0]
+        for layer in layers:
+            ends = list(itertools.accumulate(map(math.prod, layer.shapes), initial=self.bounds[-1]))
+            self.spans.append([Span(*span) for span in zip(ends, ends[1:], layer.decays, strict=False)])
+            self.bounds.append(ends[-1])
+        self._shapes = [layer.shapes for layer in layers]
+
+    def views(self, layer: int, part: np.ndarray) -> list[np.ndarray]:
+        """Return a layer's arrays as views into `part`, which holds that layer's elements."""
+        begin = self.bounds[layer]
+        return [
+            part[span.start - begin : span.stop - begin].reshape(shape)
+            for span, shape in zip(self.spans[layer], self._shapes[layer], strict=True)
+        ]
+
+    def decayed(self, start: int, stop: int) -> list[Span]:
+        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`, equal neighbours joined."""
+        cut = [
+            Span(max(span.start, start) - start, min(span.stop, stop) - start, span.decays)
+            for span in itertools.chain.from_iterable(self.spans)
+            if max(span.start, start) < min(span.stop, stop)
+        ]
+        groups = [list(group) for _, group in itertools.groupby(cut, key=lambda span: span.decays)]
+        return [Span(group[0].start, group[-1].stop, group[0].decays) for group in groups]
 
 
-class Workspace:
-    """Arrays that are kept from step to step, so that a step allocates nothing once the largest batch was seen."""
+class Flat:
+    """All parameters and gradients in two vectors of this process; a :class:`Storage`."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
+    def __init__(self, layout: Layout, parameters: np.ndarray, gradient: np.ndarray | None = None) -> None:
+        bounds = list(itertools.pairwise(layout.bounds))
+        self._parameters = [layout.views(layer, parameters[a:b]) for layer, (a, b) in enumerate(bounds)]
+        self._gradients: list[list[np.ndarray]] = []
+        if gradient is not None:
+            self._gradients = [layout.views(layer, gradient[a:b]) for layer, (a, b) in enumerate(bounds)]
 
-    def rows(self, name: str, rows: int, tail: Shape, dtype: np.dtype) -> np.ndarray:
-        """Return the first `rows` rows of the array `name`, contents undefined, shape ``(rows, *tail)``."""
-        kept = self._arrays.get(name)
-        if kept is None or len(kept) < rows:
-            kept = self._arrays[name] = np.empty((rows, *tail), dtype)
-        return kept[:rows]
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`Storage`."""
+        return self._parameters[layer]
+
+    def release(self, layer: int) -> None:
+        """See :class:`Storage`."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`Storage`."""
+        return self._gradients[layer]
+
+    def complete(self, layer: int) -> None:
+        """See :class:`Storage`."""
 
 
-class MultilayerPerceptron:
-    """Dense layers with ReLU between them and softmax cross entropy behind the last.
+Tape = list[Workspace]
+"""What forward leaves for backward, a workspace a layer; micro-batches under way at once need a tape each."""
+
+
+class Model:
+    """Layers in a row.
+
+    Parameters
+    ----------
+    layers
+        The last one's outputs are logits.
+    dtype
+        Of parameters, gradients and features: float32 or float64.
+
+    Attributes
+    ----------
+    parameter_count : int
+        Length of the flat vector.
+    layout : Layout
+        What stands where in it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], dtype: np.dtype | type | str) -> None:
+        self.layers = tuple(layers)
+        self.dtype = np.dtype(dtype)
+        self.layout = Layout(self.layers)
+        self.parameter_count = self.layout.bounds[-1]
+        self._tape = self.tape()
+
+    def tape(self) -> Tape:
+        """Return a new tape."""
+        return [Workspace() for _ in self.layers]
+
+    def initial(self, seed: int) -> np.ndarray:
+        """Return initial parameters, ``(parameter_count,)`` of dtype, that depend on nothing but `seed`."""
+        random, flat = np.random.default_rng(seed), np.zeros(self.parameter_count, self.dtype)
+        storage = Flat(self.layout, flat)
+        for number, layer in enumerate(self.layers):
+            layer.initial(random, storage.parameters(number))
+        return flat
+
+    def forward(self, storage: Storage, x: np.ndarray, tape: Tape) -> np.ndarray:
+        """Return the logits, (rows, classes), of `x`, (rows, features)."""
+        for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
+            x = layer.forward(storage.parameters(number), x, room)
+            storage.release(number)
+        return x
+
+    def backward(
+        self, storage: Storage, delta: np.ndarray, tape: Tape, *, below: bool = False, add: bool = False
+    ) -> np.ndarray | None:
+        """Write the sum of the samples' gradients, or add it, from the last layer to the first.
+
+        Parameters
+        ----------
+        delta : shape of what `forward` returned
+            The loss's derivative there; overwritten.
+        below
+            Whether the derivative with respect to what went into the first layer is wanted, which is returned.
+        """
+        for number in range(len(self.layers) - 1, -1, -1):
+            wanted = below or number > 0
+            arrays, gradients = storage.parameters(number), storage.gradients(number)
+            into = self.layers[number].backward(arrays, delta, tape[number], gradients, below=wanted, add=add)
+            storage.release(number)
+            storage.complete(number)
+            if into is not None:
+                delta = into
+        return delta if below else None
+
+    def loss(self, storage: Storage, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """Return summed loss and number of hits; `y`: (rows,) of int64, in 0 .. classes - 1."""
+        return softmax_cross_entropy(self.forward(storage, x, self._tape), y)
+
+    def loss_and_gradient(
+        self, storage: Storage, x: np.ndarray, y: np.ndarray, *, add: bool = False
+    ) -> tuple[float, int]:
+        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
+        logits = self.forward(storage, x, self._tape)
+        result = softmax_cross_entropy(logits, y)
+        self.backward(storage, logits, self._tape, add=add)
+        return result
+
+
+def perceptron(widths: Sequence[int], dtype: np.dtype | type | str) -> Model:
+    """Return dense layers with ReLU between them.
 
     Parameters
     ----------
     widths
         Features, hidden widths and classes; without hidden ones this is logistic regression.
-    dtype
-        float32 or float64.
     """
+    last = len(widths) - 2
+    shapes = itertools.pairwise(widths)
+    return Model([Dense(inputs, out, relu=depth < last) for depth, (inputs, out) in enumerate(shapes)], dtype)
 
-    def __init__(self, widths: Sequence[int], dtype: np.dtype | type | str) -> None:
-        shapes = list(itertools.pairwise(widths))
-        self.dtype = np.dtype(dtype)
-        self._layout = Layout(shapes, [(out,) for _, out in shapes])
-        self.parameter_count = self._layout.parameter_count
-        self.weight_count = self._layout.weight_count
-        self._workspace = Workspace()
 
-    def initial(self, seed: int) -> np.ndarray:
-        """Draw weights with variance 2 / inputs before a ReLU, 1 / inputs in the last layer; biases are zero."""
-        random = np.random.default_rng(seed)
-        flat = np.zeros(self.parameter_count, self.dtype)
-        weights, _ = self._layout.views(flat)
-        for depth, weight in enumerate(weights):
-            gain = 1 if depth == len(weights) - 1 else 2
-            weight[...] = random.standard_normal(weight.shape) * math.sqrt(gain / len(weight))
-        return flat
-
-    def loss(self, parameters: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """Return summed loss and number of hits, see :class:`Model`."""
-        weights, biases = self._layout.views(parameters)
-        return softmax_cross_entropy(self._forward(weights, biases, x)[-1], y)
-
-    def loss_and_gradient(
-        self, parameters: np.ndarray, x: np.ndarray, y: np.ndarray, gradient: np.ndarray
-    ) -> tuple[float, int]:
-        """Return summed loss and number of hits and write the gradient, see :class:`Model`."""
-        weights, biases = self._layout.views(parameters)
-        outputs = self._forward(weights, biases, x)
-        result = softmax_cross_entropy(outputs[-1], y)
-        self._backward(weights, outputs, gradient)
-        return result
-
-    def _forward(self, weights: list[np.ndarray], biases: list[np.ndarray], x: np.ndarray) -> list[np.ndarray]:
-        """Return `x` and what each layer puts out; the last are logits, the others are clipped at zero."""
-        outputs = [x]
-        for depth, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            out = self._workspace.rows(f"out{depth}", len(x), weight.shape[1:], self.dtype)
-            np.matmul(outputs[-1], weight, out=out)
-            np.add(out, bias, out=out)
-            if depth < len(weights) - 1:
-                np.maximum(out, 0, out=out)
-            outputs.append(out)
-        return outputs
-
-    def _backward(self, weights: list[np.ndarray], outputs: list[np.ndarray], gradient: np.ndarray) -> None:
-        """Go back through the layers; ``outputs[-1]`` holds the loss's gradient by then."""
-        weight_gradients, bias_gradients = self._layout.views(gradient)
-        delta = outputs[-1]
-        for depth in range(len(weights) - 1, -1, -1):
-            below = outputs[depth]
-            np.matmul(below.T, delta, out=weight_gradients[depth])
-            np.sum(delta, axis=0, out=bias_gradients[depth])
-            if depth:
-                into = self._workspace.rows(f"delta{depth}", len(delta), below.shape[1:], self.dtype)
-                np.matmul(delta, weights[depth].T, out=into)
-                passed = self._workspace.rows(f"passed{depth}", len(delta), below.shape[1:], np.dtype(bool))
-                np.greater(below, 0, out=passed)
-                delta = np.multiply(into, passed, out=into)
+def convolutional(image: tuple[int, int, int], filters: int, classes: int, dtype: np.dtype | type | str) -> Model:
+    """Return a 3 x 3 convolution with ReLU and pooling, and a dense layer."""
+    first = Convolution(image, filters)
+    return Model([first, Dense(first.output[0], classes, relu=False)], dtype)

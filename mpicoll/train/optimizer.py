@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpicoll.kernels.layers import momentum_update
+from mpicoll.train.models import Span
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int, schedule: str) -> float:
@@ -45,30 +47,40 @@ class MomentumSGD:
     nesterov
         Step along ``d + momentum * v`` instead of ``v``.
     weight_decay
-        ``d = gradient + weight_decay * p``, for the leading `decayed` parameters: the weights. Biases come behind
-        them in the vector and are left alone, because keeping them small regularises nothing.
+        ``d = gradient + weight_decay * p`` for weights. Biases are left alone, because keeping them small regularises
+        nothing.
+    spans
+        Which elements decay; by default all.
     """
 
     def __init__(
-        self, parameters: np.ndarray, *, momentum: float, nesterov: bool, weight_decay: float, decayed: int
+        self,
+        parameters: np.ndarray,
+        *,
+        momentum: float,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        spans: Sequence[Span] | None = None,
     ) -> None:
         self.parameters = parameters
         self.velocity = np.zeros_like(parameters)
         scalar = parameters.dtype.type
         self._momentum, self._decay = scalar(momentum), scalar(weight_decay)
-        self._nesterov, self._decayed = nesterov, decayed
+        self._nesterov = nesterov
+        self._spans = [Span(0, parameters.size, True)] if spans is None else list(spans)
 
     def step(self, gradient: np.ndarray, rate: float, scale: float = 1.0) -> None:
         """Move the parameters along ``-rate * scale * gradient``, momentum and decay taken into account."""
         scalar = self.parameters.dtype.type
-        momentum_update(
-            self.parameters,
-            self.velocity,
-            gradient,
-            scalar(scale),
-            scalar(rate),
-            self._momentum,
-            self._decay,
-            self._decayed,
-            self._nesterov,
-        )
+        for start, stop, decays in self._spans:
+            momentum_update(
+                self.parameters[start:stop],
+                self.velocity[start:stop],
+                gradient[start:stop],
+                scalar(scale),
+                scalar(rate),
+                self._momentum,
+                self._decay,
+                stop - start if decays else 0,
+                self._nesterov,
+            )

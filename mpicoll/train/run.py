@@ -20,12 +20,11 @@ from mpicoll.train import report
 from mpicoll.train.agreement import all_succeed, wait_politely
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.convolution import ConvolutionalNetwork
 from mpicoll.train.data import Dataset, load
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import DataError, UsageError
 from mpicoll.train.loop import Trainer
-from mpicoll.train.models import Model, MultilayerPerceptron
+from mpicoll.train.models import Flat, Model, convolutional, perceptron
 from mpicoll.train.optimizer import MomentumSGD
 
 
@@ -70,10 +69,10 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
         If the samples are no images and the model needs some.
     """
     if config.model != "conv":
-        return MultilayerPerceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
+        return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
     if dataset.image_shape is None or min(dataset.image_shape[:2]) < 2:
         raise DataError(f"--model conv needs images of at least 2 x 2, {config.dataset} has none")
-    return ConvolutionalNetwork(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
+    return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
 
 
 def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm) -> None:
@@ -100,8 +99,8 @@ def _touch_kernels(model: Model, dataset: Dataset) -> None:
     x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
     parameters = model.initial(0)
     gradient = np.zeros_like(parameters)
-    model.loss_and_gradient(parameters, x, y, gradient)
-    MomentumSGD(parameters, momentum=0, nesterov=False, weight_decay=0, decayed=0).step(gradient, 0.0)
+    model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
+    MomentumSGD(parameters, momentum=0).step(gradient, 0.0)
 
 
 def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[str, Any]:

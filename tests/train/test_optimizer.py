@@ -3,6 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from mpicoll.train.models import Span
 from mpicoll.train.optimizer import MomentumSGD, learning_rate
 
 
@@ -20,8 +21,8 @@ def plain_step(p, v, g, rate, momentum, decay, decayed, nesterov):
 def test_steps_match_plain_numpy(nesterov, momentum, dtype, tolerance, decayed):
     random = np.random.default_rng(0)
     p, v = random.standard_normal(10), np.zeros(10)
-    found = p.astype(dtype)
-    optimizer = MomentumSGD(found, momentum=momentum, nesterov=nesterov, weight_decay=0.1, decayed=decayed)
+    found, spans = p.astype(dtype), [Span(0, decayed, True), Span(decayed, 10, False)]
+    optimizer = MomentumSGD(found, momentum=momentum, nesterov=nesterov, weight_decay=0.1, spans=spans)
     for step in range(5):
         g = random.standard_normal(10)
         p, v = plain_step(p, v, g / 4, 0.05 * step, momentum, 0.1, decayed, nesterov)
