@@ -38,6 +38,7 @@ _SHARED_FILES = (
     "quantize.py",
     "random.py",
     "shared.py",
+    "sparse.py",
 )
 
 _compile_lock = threading.Lock()

@@ -42,8 +42,33 @@ def mask_of(patterns, first, threshold):
 
 
 def lowest(mask: np.uint64) -> int:
-    """Return the number of the lowest bit that is set in a word that is not zero."""
-    return (int(mask) & -int(mask)).bit_length() - 1
+    """Return the number of the lowest bit that is set in a word, or 64."""
+    return (int(mask) & -int(mask)).bit_length() - 1 if mask else LANES
+
+
+def ones(mask: np.uint64) -> int:
+    """Return how many bits of a word are set."""
+    return int(mask).bit_count()
+
+
+@helper
+def enter(mask, first, number, indices):
+    """Write ``first + j`` for every bit j that is set to ``indices[number:]``, as far as there is room.
+
+    Return how many there are then, room or not.
+    """
+    place, number = number, number + ones(mask)
+    if place + LANES <= indices.size:
+        # The first few without asking whether there are so many: a branch that is foreseen wrongly would cost more.
+        for _ in range(4):
+            indices[place] = np.uint32(first + lowest(mask))
+            mask &= mask - np.uint64(1)
+            place += 1
+    while mask and place < indices.size:
+        indices[place] = np.uint32(first + lowest(mask))
+        mask &= mask - np.uint64(1)
+        place += 1
+    return number
 
 
 @intrinsic
@@ -63,7 +88,15 @@ def _mask(typingctx: Any, patterns: Any, first: Any, threshold: Any) -> Any:
 @intrinsic
 def _count_trailing_zeros(typingctx: Any, mask: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def _count_ones(typingctx: Any, mask: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
 
     return types.int64(types.uint64), codegen
 
@@ -76,3 +109,8 @@ def _mask_at_least(patterns, first, threshold):
 @overload(lowest)
 def _lowest(mask):
     return lambda mask: _count_trailing_zeros(mask)
+
+
+@overload(ones)
+def _ones(mask):
+    return lambda mask: _count_ones(mask)

@@ -7,27 +7,36 @@ pass `entries_are_right` before any other kernel sees them.
 import numpy as np
 
 from .jit import helper, kernel
-from .masks import ABSOLUTE, LANES, lowest, mask_of
+from .masks import ABSOLUTE, LANES, enter, lowest, mask_of
 
 
 @helper
-def _select(x, threshold, ties, indices, values):
-    patterns, number, left = x.view(np.uint32), 0, ties
-    # Once enough are equal to the threshold, the bar rises above it, so that vectors of equal elements are quick too.
-    bar = np.uint32(threshold + np.uint32(left <= 0))
+def _without_late_ties(patterns, first, mask, threshold, ties):
+    """Clear the bits of elements that equal the threshold after the first `ties`; return how many may still come."""
+    rest = mask
+    while rest:
+        lane = lowest(rest)
+        rest &= rest - np.uint64(1)
+        if np.uint32(patterns[first + lane] & np.uint32(ABSOLUTE)) == threshold:
+            if ties > 0:
+                ties -= 1
+            else:
+                mask &= ~(np.uint64(1) << np.uint64(lane))
+    return mask, ties
+
+
+@helper
+def select_entries(x, threshold, ties, indices, values):
+    """See `select`."""
+    patterns, number, above = x.view(np.uint32), 0, np.uint32(threshold + np.uint32(1))
     for begin in range(0, x.size, LANES):
-        mask = mask_of(patterns, begin, bar)
-        while mask:
-            i = begin + lowest(mask)
-            mask &= mask - np.uint64(1)
-            pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
-            if pattern >= bar:
-                if pattern == threshold:
-                    left -= 1
-                    bar = np.uint32(threshold + np.uint32(left <= 0))
-                if number < indices.size:
-                    indices[number], values[number] = np.uint32(i), x[i]
-                number += 1
+        # Once enough are equal to the threshold, they are no longer looked at.
+        mask = mask_of(patterns, begin, threshold if ties > 0 else above)
+        if ties > 0:
+            mask, ties = _without_late_ties(patterns, begin, mask, threshold, ties)
+        number = enter(mask, begin, number, indices)
+    for i in range(min(number, indices.size)):
+        values[i] = x[indices[i]]
     return number
 
 
@@ -49,13 +58,13 @@ def select(x, threshold, ties, indices, values):
     int
         How many there are. If they are more than `room`, only the first have been written: the caller has to look.
     """
-    return _select(x, np.uint32(threshold), ties, indices, values)
+    return select_entries(x, np.uint32(threshold), ties, indices, values)
 
 
 @kernel
 def compact(x, indices, values):
     """Write indices and values of all that are not zero (-0.0 is, NaN is not); return as `select` does."""
-    return _select(x, np.uint32(0), 0, indices, values)
+    return select_entries(x, np.uint32(0), 0, indices, values)
 
 
 @kernel

@@ -15,8 +15,9 @@ graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest, CAC
 import numpy as np
 
 from .jit import helper, kernel
-from .masks import ABSOLUTE, LANES, lowest, mask_of
+from .masks import ABSOLUTE, LANES, enter, mask_of
 from .random import mix
+from .sparse import select_entries
 
 BINS = (2048, 1024, 1024)
 """Number of bins for each digit, from the highest."""
@@ -32,24 +33,56 @@ def _shift(digit):
 
 
 @helper
+def _count_highest(patterns, bins):
+    # Four tables: increments of one bin that follow each other closely would wait for each other.
+    size, shift, mask = bins.size, np.uint32(20), np.uint32(2047)
+    room = np.zeros(4 * size, np.uint32)
+    whole = patterns.size // 4
+    for step in range(whole):
+        four = patterns[4 * step : 4 * step + 4]
+        room[(four[0] >> shift) & mask] += np.uint32(1)
+        room[size + ((four[1] >> shift) & mask)] += np.uint32(1)
+        room[2 * size + ((four[2] >> shift) & mask)] += np.uint32(1)
+        room[3 * size + ((four[3] >> shift) & mask)] += np.uint32(1)
+    for i in range(4 * whole, patterns.size):
+        room[(patterns[i] >> shift) & mask] += np.uint32(1)
+    for bin_ in range(size):
+        bins[bin_] += np.int64(room[bin_]) + room[size + bin_] + room[2 * size + bin_] + room[3 * size + bin_]
+
+
+@helper
+def _bin(pattern, shift, base, size):
+    return min(np.uint32((np.uint32(pattern & np.uint32(ABSOLUTE)) >> shift) - base), size)
+
+
+@helper
+def _count_lower(patterns, prefix, digit, bins):
+    # Those with another prefix go to a bin of their own, which costs less than a branch that cannot be foreseen:
+    # less the lowest pattern with the prefix, they are `size` or more, those below it by wrapping round.
+    size, stride = np.uint32(bins.size), bins.size + 1
+    shift, base = np.uint32(_shift(digit)), np.uint32(prefix * bins.size)
+    room = np.zeros(4 * stride, np.uint32)
+    whole = patterns.size // 4
+    for step in range(whole):
+        four = patterns[4 * step : 4 * step + 4]
+        room[_bin(four[0], shift, base, size)] += np.uint32(1)
+        room[stride + _bin(four[1], shift, base, size)] += np.uint32(1)
+        room[2 * stride + _bin(four[2], shift, base, size)] += np.uint32(1)
+        room[3 * stride + _bin(four[3], shift, base, size)] += np.uint32(1)
+    for i in range(4 * whole, patterns.size):
+        room[_bin(patterns[i], shift, base, size)] += np.uint32(1)
+    for bin_ in range(bins.size):
+        total = np.int64(room[bin_]) + room[stride + bin_] + room[2 * stride + bin_] + room[3 * stride + bin_]
+        bins[bin_] += total
+
+
+@helper
 def add_histogram(patterns, prefix, digit, bins):
     """See `histogram`."""
-    shift, mask = np.uint32(_shift(digit)), np.uint32(bins.size - 1)
-    above = np.uint32(31 if digit == 0 else _shift(digit - 1))
-    # Four of them: increments of one bin that follow each other closely would wait for each other.
-    room = np.zeros((4, bins.size), np.uint32)
-    whole = patterns.size // 4 * 4
-    for begin in range(0, whole, 4):
-        for lane in range(4):
-            pattern = np.uint32(patterns[begin + lane] & np.uint32(ABSOLUTE))
-            if pattern >> above == prefix:
-                room[lane, (pattern >> shift) & mask] += np.uint32(1)
-    for i in range(whole, patterns.size):
-        pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
-        if pattern >> above == prefix:
-            room[0, (pattern >> shift) & mask] += np.uint32(1)
-    for bin_ in range(bins.size):
-        bins[bin_] += np.int64(room[0, bin_]) + room[1, bin_] + room[2, bin_] + room[3, bin_]
+    if digit == 0:
+        _count_highest(patterns, bins)
+    else:
+        _count_lower(patterns, prefix, digit, bins)
 
 
 @helper
@@ -110,14 +143,14 @@ def _with_slack(expected):
 def _floor(patterns, k):
     """Return a pattern that is probably below the k-th largest, and room enough for those not below it; or 0, 0."""
     count = patterns.size
-    if count < _SHORTEST_SAMPLED or k > count // 8:
+    if count < _SHORTEST_SAMPLED or k > count // 32:
         return np.uint32(0), 0
     size = min(max(count >> 7, 1 << 10), 1 << 15)
     stride = count // size
     sample = np.empty(size, np.uint32)
     for i in range(size):
         # One of each run, at a place that no period of the vector can follow.
-        sample[i] = patterns[i * stride + np.int64(mix(np.uint32(i))) % stride]
+        sample[i] = patterns[i * stride + np.int64((np.uint64(mix(np.uint32(i))) * np.uint64(stride)) >> np.uint64(32))]
     rank = _with_slack(k * size / count)
     return _search(sample, rank)[0], _with_slack(rank) * (stride + 1)
 
@@ -127,15 +160,11 @@ def _candidates(patterns, floor, indices, found):
     """Write indices and patterns of all that are not below `floor`; return their number, or -1 if it is too large."""
     number = 0
     for begin in range(0, patterns.size, LANES):
-        mask = mask_of(patterns, begin, floor)
-        if mask and number + LANES > indices.size:
+        number = enter(mask_of(patterns, begin, floor), begin, number, indices)
+        if number > indices.size:
             return -1
-        while mask:
-            i = begin + lowest(mask)
-            indices[number] = np.uint32(i)
-            found[number] = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
-            number += 1
-            mask &= mask - np.uint64(1)
+    for i in range(number):
+        found[i] = np.uint32(patterns[indices[i]] & np.uint32(ABSOLUTE))
     return number
 
 
@@ -150,17 +179,16 @@ def _reduce(patterns, k):
 
 
 @helper
-def _take(x, patterns, chosen, threshold, ties, indices, values):
-    """Write those of `patterns` that are above `threshold`, and the first `ties` equal to it; return their number."""
+def _take(x, chosen, found, limit, ties, indices, values):
+    """Do so with candidates instead of the vector, as `select_entries` does."""
     number, left = 0, ties
-    for i in range(patterns.size):
-        pattern = np.uint32(patterns[i] & np.uint32(ABSOLUTE))
-        if pattern >= threshold and number < indices.size and (pattern > threshold or left > 0):
-            left -= np.int64(pattern == threshold)
-            index = chosen[i] if chosen.size > 0 else np.uint32(i)
-            indices[number], values[number] = index, x[index]
-            number += 1
-    return number
+    for i in range(found.size):
+        if found[i] >= limit:
+            if found[i] == limit:
+                left -= 1
+            if left >= 0 or found[i] > limit:
+                indices[number], values[number] = chosen[i], x[chosen[i]]
+                number += 1
 
 
 @kernel
@@ -192,7 +220,9 @@ def largest(x, k, indices, values):
         return
     patterns = x.view(np.uint32)
     chosen, found = _reduce(patterns, k)
-    if found.size == 0:
-        found = patterns
-    limit, larger = _search(found, k)
-    _take(x, found, chosen, limit, k - larger, indices, values)
+    if found.size > 0:
+        limit, larger = _search(found, k)
+        _take(x, chosen, found, limit, k - larger, indices, values)
+    else:
+        limit, larger = _search(patterns, k)
+        select_entries(x, limit, k - larger, indices, values)
