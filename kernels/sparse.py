@@ -125,7 +125,7 @@ def entries_are_right(indices, count):
 
 @kernel
 def boundaries(indices, bounds, offsets):
-    """Say where regions begin among increasing indices: region r has the entries ``offsets[r]`` to ``offsets[r + 1] - 1``.
+    """Say which entries of increasing indices lie in which region: r has ``offsets[r]`` to ``offsets[r + 1] - 1``.
 
     Parameters
     ----------

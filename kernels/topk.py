@@ -8,8 +8,8 @@ almost surely below the k-th largest, but not by much, leaves few candidates, wh
 histograms are then of these. If it was not below, or the candidates are too many (vectors with many equal elements),
 the histograms are of the whole vector. The sample decides how long it takes, never what comes out.
 
-Elements of equal |x| are taken from the lowest index up. (Radix selection: Alabi et al., "Fast k-selection algorithms for
-graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest, CACM 1975.)
+Elements of equal |x| are taken from the lowest index up. (Radix selection: Alabi et al., "Fast k-selection algorithms
+for graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest, CACM 1975.)
 """
 
 import numpy as np
@@ -143,7 +143,7 @@ def _with_slack(expected):
 def _floor(patterns, k):
     """Return a pattern that is probably below the k-th largest, and room enough for those not below it; or 0, 0."""
     count = patterns.size
-    if count < _SHORTEST_SAMPLED or k > count // 32:
+    if count < _SHORTEST_SAMPLED or k > count // 8:
         return np.uint32(0), 0
     size = min(max(count >> 7, 1 << 10), 1 << 15)
     stride = count // size
@@ -170,7 +170,7 @@ def _candidates(patterns, floor, indices, found):
 
 @helper
 def _reduce(patterns, k):
-    """Return indices and patterns of candidates for the k largest, in order; none if the whole vector has to be read."""
+    """Return indices and patterns of candidates for the k largest, in order; none if all have to be read."""
     floor, room = _floor(patterns, k)
     indices, found = np.empty(room + LANES, np.uint32), np.empty(room + LANES, np.uint32)
     number = _candidates(patterns, floor, indices, found) if floor > 0 else -1
