@@ -43,12 +43,15 @@ class Compressor(ABC):
         Whether the mean over all keys of what arrives is what was sent.
     granularity
         Vectors may be cut at multiples of so many elements without changing what arrives.
+    cuttable
+        False if any cut changes what arrives, as where the largest of all elements are sent.
     fixed
         Whether the length of the payload depends on nothing but the count.
     """
 
     unbiased: ClassVar[bool] = False
     fixed: ClassVar[bool] = True
+    cuttable: ClassVar[bool] = True
 
     @property
     def granularity(self) -> int:

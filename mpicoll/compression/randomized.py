@@ -1,0 +1,106 @@
+"""Sparsifiers that draw what they send, so that it is right on average."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpicoll.compression.base import Key
+from mpicoll.compression.registry import register
+from mpicoll.compression.sparse import Sparsifier, check_density, entries_for
+from mpicoll.kernels import draws, random, sparse
+
+_UNLIKELY = math.log(1e18)
+
+
+@register("randomk")
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    """Elements drawn at random, the same ones on every rank: exactly so many, one of each of k equal runs.
+
+    ``density`` is their share, rounded up, or ``k`` their number. With ``scale=1`` each is multiplied by the length
+    of its run, about 1/density, which makes it right on average; the expected squared error is (count / k - 1) |x|^2
+    where k divides the count. With 0 it is biased, to be used with error feedback. A product beyond the range of
+    float32 is inf. NaN and inf arrive if they are drawn, and are otherwise lost.
+
+    Positions follow from the key's seed, step and first element, and not from its rank.
+    """
+
+    density: float = 0.01
+    k: int = 0
+    scale: int = 1
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if self.k < 0:
+            raise ValueError(f"k: {self.k} is negative")
+        if self.scale not in (0, 1):
+            raise ValueError(f"scale: {self.scale} is not 0 or 1")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether it is right on average."""
+        return bool(self.scale)
+
+    def capacity(self, count: int) -> int:
+        """Return how many elements are sent."""
+        return entries_for(count, self.density, self.k)
+
+    def positions(self, count: int, key: Key) -> np.ndarray:
+        """Return which elements are sent, uint32 of shape (capacity(count),), increasing."""
+        indices = np.empty(self.capacity(count), np.uint32)
+        self._draw(count, key, indices)
+        return indices
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Write what is drawn."""
+        self._draw(x.size, key, indices)
+        sparse.gather(x, indices, values)
+        if self.scale:
+            draws.amplify(x.size, values)
+        return indices.size
+
+    @staticmethod
+    def _draw(count: int, key: Key, indices: np.ndarray) -> None:
+        if count:
+            draws.positions(count, key._replace(rank=0).words(), key.first, indices)
+
+
+@register("wangni")
+@dataclass(frozen=True)
+class Wangni(Sparsifier):
+    """Element i with probability p_i = min(rate |x_i|, 1), as x_i / p_i: right on average, of least variance.
+
+    About the share ``density`` of the elements is sent, fewer if fewer are not zero. A quotient beyond the range of
+    float32 is inf. NaN and inf are sent as they are, before anything is drawn; if they are more than fit, the first.
+    (Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.)
+
+    How many are drawn varies. The capacity is what they exceed with a probability below 1e-18 (Bernstein's inequality);
+    if they do, it is drawn again, so that what arrives is the mean but for a share of 1e-18.
+    """
+
+    density: float = 0.01
+    unbiased: ClassVar[bool] = True
+    fixed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def capacity(self, count: int) -> int:
+        """Return how many are sent at most."""
+        # Probabilities are rounded up to multiples of 2^-32, which adds one element at most.
+        mean = entries_for(count, self.density) + 1
+        slack = _UNLIKELY / 3 + math.sqrt((_UNLIKELY / 3) ** 2 + 2 * _UNLIKELY * mean)
+        return min(count, math.ceil(mean + slack))
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Write what is drawn."""
+        rate = float(draws.best_rate(x, float(entries_for(x.size, self.density)) if x.size else 0.0))
+        number = draws.keep(x, rate, key.words(), key.first, indices, values)
+        while number > indices.size and rate > 0:
+            key = key._replace(seed=random.key(key.seed, 0, 0).view(np.uint64).item())
+            number = draws.keep(x, rate, key.words(), key.first, indices, values)
+        return min(number, indices.size)
