@@ -1,0 +1,249 @@
+"""What is particular to sparsifiers: which elements, with what probability, and what damage is seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpicoll.compression import Key, Sparsifier, compressor, names
+from mpicoll.compression.randomized import RandomK
+from mpicoll.errors import CorruptPayload
+from mpicoll.kernels import draws
+from tests.compression.test_contract import decode, encode
+from tests.kernels.test_topk import oracle
+
+SPECS = [name for name in names() if isinstance(compressor(name), Sparsifier)]
+
+
+def made(spec: str) -> Sparsifier:
+    codec = compressor(spec)
+    assert isinstance(codec, Sparsifier)
+    return codec
+
+
+def normal(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, count]).standard_normal(count).astype(np.float32)
+
+
+def entries(codec: Sparsifier, x: np.ndarray, key: Key = Key()) -> tuple[np.ndarray, np.ndarray]:  # noqa: B008
+    return codec.entries(encode(codec, x, key), x)
+
+
+def test_there_are_sparsifiers() -> None:
+    assert set(SPECS) == {"topk", "sampled", "randomk", "wangni"}
+
+
+@pytest.mark.parametrize(("spec", "k"), [("topk", 500), ("topk:0.07", 3500), ("topk:k=3", 3), ("topk:1", 50_000)])
+def test_topk_sends_the_largest(spec: str, k: int) -> None:
+    x = normal(50_000)
+    indices, values = entries(made(spec), x)
+    np.testing.assert_array_equal(indices, oracle(x, k))
+    np.testing.assert_array_equal(values, x[indices])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_layout(spec: str) -> None:
+    codec, x = made(spec), normal(3000)
+    payload = encode(codec, x)
+    words = payload.view(np.uint32)
+    k = int(words[0])
+    assert words[1] == 3000
+    assert payload.size == 8 + 8 * k
+    assert k <= codec.capacity(3000)
+    assert codec.wire_nbytes(3000) == 8 + 8 * codec.capacity(3000)
+    wanted = np.zeros(3000, np.float32)
+    wanted[words[2 : 2 + k]] = words[2 + k :].view(np.float32)
+    np.testing.assert_array_equal(decode(codec, payload, 3000), wanted)
+    assert codec.capacity(0) == 0
+    assert encode(codec, x[:0]).size == 8
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_more_elements_than_32_bits_can_number(spec: str) -> None:
+    assert made(spec).capacity((1 << 32) - 1) > 0
+    with pytest.raises(ValueError, match="4294967296 elements"):
+        made(spec).capacity(1 << 32)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nothing_but_what_is_not_finite(spec: str, value: float) -> None:
+    codec = made(spec)
+    y = decode(codec, encode(codec, np.full(5000, value, np.float32)), 5000)
+    assert 1 <= np.count_nonzero(~np.isfinite(y)) <= codec.capacity(5000)
+
+
+def test_sampled_sends_about_as_many() -> None:
+    random, codec = np.random.default_rng(1), made("sampled")
+    exact = 0
+    for count in (100, 5000, 100_000, 1_000_000):
+        k = codec.capacity(count) * 3 // 4
+        for x in (normal(count), np.exp(4 * normal(count)), random.integers(-3, 4, count).astype(np.float32)):
+            for seed in range(5):
+                indices, values = entries(codec, x, Key(seed))
+                assert 2 / 3 * k - 1 <= indices.size <= 4 / 3 * k + 1
+                np.testing.assert_array_equal(indices, oracle(x, indices.size))
+                np.testing.assert_array_equal(values, x[indices])
+                exact += indices.size == k
+    assert exact < 45  # else it never took a sample
+
+
+def test_a_sample_that_misleads_is_corrected() -> None:
+    codec, x = made("sampled"), normal(200_000)
+    sampled = np.empty(6400, np.uint32)
+    draws.positions(x.size, Key().words(), 0, sampled)
+    for factor in (100, 0.01):
+        bad = x.copy()
+        bad[sampled] *= np.float32(factor)
+        indices, _ = entries(codec, bad)
+        assert 1333 <= indices.size <= 2666
+        np.testing.assert_array_equal(indices, oracle(bad, indices.size))
+
+
+def test_positions_are_the_same_on_every_rank() -> None:
+    codec = made("randomk:0.05")
+    assert isinstance(codec, RandomK)
+    for count in (1, 19, 20, 21, 1000, 1_000_003):
+        drawn = [codec.positions(count, Key(4, rank, 9)) for rank in range(3)]
+        assert (drawn[0] == drawn[1]).all()
+        assert (drawn[0] == drawn[2]).all()
+        assert (np.diff(drawn[0].astype(np.int64)) > 0).all()
+        assert drawn[0][-1] < count
+        assert drawn[0].size == codec.capacity(count)
+        np.testing.assert_array_equal(entries(codec, normal(count), Key(4, 1, 9))[0], drawn[0])
+    assert (codec.positions(1000, Key(4, 0, 9)) != codec.positions(1000, Key(4, 0, 10))).any()
+
+
+def test_every_position_is_as_likely_as_its_run_is_short() -> None:
+    codec, count, times = made("randomk:k=7"), 40, 10_000
+    assert isinstance(codec, RandomK)
+    hits = np.zeros(count)
+    for step in range(times):
+        hits[codec.positions(count, Key(0, 0, step))] += 1
+    cuts = [run * count // 7 for run in range(8)]
+    chance = np.repeat(1 / np.diff(cuts), np.diff(cuts))
+    assert (np.abs(hits - times * chance) < 4 * np.sqrt(times * chance * (1 - chance))).all()
+
+
+@pytest.mark.parametrize("spec", ["randomk:k=2", "randomk:k=3", "wangni:0.4"])
+def test_right_on_average(spec: str) -> None:
+    codec, x = made(spec), np.array([3, -1, 0.5, 0.01, -20, 0, 1e-3, 2], np.float32)
+    total, squares, times = np.zeros(8), np.zeros(8), 10_000
+    for step in range(times):
+        y = decode(codec, encode(codec, x, Key(1, 0, step)), 8).astype(np.float64)
+        total += y
+        squares += y * y
+    error = np.sqrt(np.maximum(squares / times - (total / times) ** 2, 0) / times)
+    assert (np.abs(total / times - x) <= 4 * error + 1e-6 * np.abs(x)).all()
+
+
+def test_the_squared_error_of_randomk() -> None:
+    codec, x = made("randomk:k=50"), normal(1000)
+    errors = [float(((decode(codec, encode(codec, x, Key(0, 0, t)), 1000) - x) ** 2).sum()) for t in range(2000)]
+    assert np.mean(errors) == pytest.approx(19 * float((x**2).sum()), abs=4 * float(np.std(errors)) / 2000**0.5)
+
+
+def closed_form_rate(x: np.ndarray, density: float) -> float:
+    """The rate that keeps so many on average: with the k largest certain, the smallest k that leaves none above 1."""
+    falling = -np.sort(-np.abs(x.astype(np.float64)))
+    tails = np.cumsum(falling[::-1])[::-1]
+    for k in range(int(density * x.size)):
+        rate = (density * x.size - k) / tails[k]
+        if rate * falling[k] <= 1:
+            return float(rate)
+    raise AssertionError("no rate")
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_wangni_has_the_least_variance(density: float, spread: float) -> None:
+    count = 10_000
+    x = normal(count) * np.exp(np.float32(spread) * normal(count, 1))
+    codec, wide = made(f"wangni:{density}"), x.astype(np.float64)
+    rate, wanted = draws.best_rate(x, density * count), closed_form_rate(x, density)
+    chance, best = np.minimum(rate * np.abs(wide), 1), np.minimum(wanted * np.abs(wide), 1)
+    assert chance.sum() <= density * count * (1 + 1e-9)
+    ratio = (wide**2 / best).sum()
+    assert (wide**2 / chance).sum() == pytest.approx(ratio, rel=0.01)
+    sent = [entries(codec, x, Key(0, 0, step)) for step in range(200)]
+    error = 4 * np.sqrt((best * (1 - best)).sum() / 200)
+    assert np.mean([indices.size for indices, _ in sent]) == pytest.approx(best.sum(), abs=error + 0.01 * best.sum())
+    squares = [(values.astype(np.float64) ** 2).sum() for _, values in sent]
+    assert np.mean(squares) == pytest.approx(ratio, rel=0.01 + 4 * float(np.std(squares) / np.mean(squares)) / 200**0.5)
+
+
+def test_wangni_sends_what_is_certain_as_it_is() -> None:
+    x = np.zeros(1000, np.float32)
+    x[[3, 500]] = 2, -1e-42
+    indices, values = entries(made("wangni:0.01"), x)
+    assert indices.tolist() == [3, 500]
+    np.testing.assert_array_equal(values, x[[3, 500]])
+
+
+def test_wangni_draws_again_if_too_many_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, x, calls = made("wangni:0.1"), normal(5000), []
+    keep = draws.keep
+
+    def too_many_at_first(*given: object) -> int:
+        calls.append(given[2])
+        return 10**6 if len(calls) < 3 else int(keep(*given))
+
+    monkeypatch.setattr(draws, "keep", too_many_at_first)
+    indices, _ = entries(codec, x)
+    assert 300 < indices.size < 700
+    assert len({bytes(words) for words in calls}) == 3  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_damage_is_seen(spec: str) -> None:
+    codec, x = made(spec), normal(2000)
+    payload = encode(codec, x)
+    k = int(payload.view(np.uint32)[0])
+    random, guard = np.random.default_rng(0), np.zeros(2064, np.float32)
+    for _ in range(500):
+        damaged = payload.copy()
+        place = int(random.integers(payload.size))
+        damaged[place] ^= np.uint8(1 << random.integers(8))
+        try:
+            codec.decompress(damaged, guard[:2000])
+            codec.decompress_add(damaged, guard[:2000])
+        except CorruptPayload:
+            continue
+        assert place >= 8, "a header was damaged"
+        assert place >= 8 + 4 * k or (np.diff(damaged.view(np.uint32)[2 : 2 + k].astype(np.int64)) > 0).all()
+    assert (guard[2000:] == 0).all()
+    for length in {*range(12), payload.size - 8, payload.size - 4, payload.size - 1}:
+        with pytest.raises(CorruptPayload):
+            codec.decompress(payload[:length].copy(), guard[:2000])
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "says"),
+    [(0, 19, "19 entries"), (1, 1999, "1999 elements"), (21, 2000, "out of range"), (2, 2**32 - 1, "not increase")],
+)
+def test_what_is_wrong_is_said(place: int, word: int, says: str) -> None:
+    codec, x = made("topk:k=20"), normal(2000)
+    words = encode(codec, x).view(np.uint32)
+    words[place] = word
+    with pytest.raises(CorruptPayload, match=says):
+        codec.decompress(words.view(np.uint8), np.zeros(2000, np.float32))
+    many = encode(made("topk:k=21"), x)
+    with pytest.raises(CorruptPayload, match="too many"):
+        codec.decompress(many, np.zeros(2000, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("topk:0", "density: 0"),
+        ("topk:1.5", "density: 1.5"),
+        ("sampled:nan", "density: nan"),
+        ("wangni:-1", "density: -1"),
+        ("topk:k=-1", "k: -1"),
+        ("randomk:k=-1", "k: -1"),
+        ("randomk:scale=2", "scale: 2"),
+    ],
+)
+def test_wrong_settings(spec: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        compressor(spec)
