@@ -1,7 +1,7 @@
 """Sparse vectors: increasing uint32 indices and float32 values, taken out of float32 vectors and put back.
 
-Thresholds are patterns: the bits of a float32 without its sign; see `topk.py`. Indices that come from elsewhere have to
-pass `entries_are_right` before any other kernel sees them.
+Thresholds are patterns: the bits of a float32 without its sign; see `topk.py`. Nothing here may see indices that come
+from elsewhere: what is received goes through `entries.py`.
 """
 
 import numpy as np
@@ -68,34 +68,10 @@ def compact(x, indices, values):
 
 
 @kernel
-def count_at_least(x, threshold):
-    """Return how many |x| are not below a threshold, which is a pattern."""
-    patterns, bar, number = x.view(np.uint32), np.uint32(threshold), 0
-    for begin in range(0, patterns.size, 4096):
-        number += _count(patterns[begin : begin + 4096], bar)
-    return number
-
-
-@helper
-def _count(patterns, bar):
-    number = np.uint32(0)  # 32 bits, so that the sum stays in the lanes of what is compared
-    for i in range(patterns.size):
-        number = np.uint32(number + np.uint32(np.uint32(patterns[i] & np.uint32(ABSOLUTE)) >= bar))
-    return np.int64(number)
-
-
-@kernel
 def scatter(indices, values, out):
     """Write ``out[indices] = values``; the other elements keep what they are."""
     for i in range(indices.size):
         out[indices[i]] = values[i]
-
-
-@kernel
-def scatter_add(indices, values, out):
-    """Add ``out[indices] += values``, where no index may come twice."""
-    for i in range(indices.size):
-        out[indices[i]] += values[i]
 
 
 @kernel
@@ -110,37 +86,3 @@ def take_out(x, indices):
     """Write ``x[indices] = 0``."""
     for i in range(indices.size):
         x[indices[i]] = np.float32(0)
-
-
-@kernel
-def entries_are_right(indices, count):
-    """Say whether uint32 indices increase strictly and are below `count`."""
-    if indices.size > 0 and indices[indices.size - 1] >= count:
-        return False
-    wrong = np.uint32(0)
-    for i in range(1, indices.size):
-        wrong |= np.uint32(indices[i - 1] >= indices[i])
-    return wrong == 0
-
-
-@kernel
-def boundaries(indices, bounds, offsets):
-    """Say which entries of increasing indices lie in which region: r has ``offsets[r]`` to ``offsets[r + 1] - 1``.
-
-    Parameters
-    ----------
-    indices : uint32 array of shape (entries,)
-    bounds : int64 array of shape (regions + 1,)
-        Region r has the elements ``bounds[r]`` to ``bounds[r + 1] - 1``.
-    offsets : int64 array of shape (regions + 1,)
-        Written: how many indices are below each bound.
-    """
-    for region in range(bounds.size):
-        low, high = 0, indices.size
-        while low < high:
-            middle = (low + high) // 2
-            if np.int64(indices[middle]) < bounds[region]:
-                low = middle + 1
-            else:
-                high = middle
-        offsets[region] = low

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.collectives import select
+from mpicoll.collectives import ok_topk, select, sparse
 from mpicoll.collectives.two_shot import TwoShot
-from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.compression import Compressor, ErrorFeedback, Sparsifier, compressor
+from mpicoll.compression.sparse import OkTopk
 from mpicoll.runtime import ops
 
 if TYPE_CHECKING:
@@ -41,5 +42,19 @@ def choose(given: Any, op: Any, dtype: np.dtype[Any], wanted: str, has_hierarchy
 
 def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Stage, ...]:
     """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
-    assert isinstance(task.compression, Compressor)
-    return TwoShot(task.channel, task.compression, x, y, allocate).stages()
+    feedback = task.compression if isinstance(task.compression, ErrorFeedback) else None
+    made = task.compression if feedback is None else feedback.compressor
+    assert isinstance(made, Compressor)
+    channel = task.channel
+    if isinstance(made, OkTopk):
+        return ok_topk.stages(channel, made, feedback, x, y, allocate)
+    if isinstance(made, Sparsifier):
+        return sparse.stages(channel, made, feedback, x, y, allocate)
+    return TwoShot(channel, made, x, y, allocate).stages()
+
+
+def variant(compression: Compression | None) -> str:
+    """Return what decides, besides the call itself, what a plan consists of."""
+    if isinstance(compression, ErrorFeedback) and isinstance(compression.compressor, OkTopk):
+        return ok_topk.variant(compression)
+    return ""

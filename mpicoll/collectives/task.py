@@ -169,6 +169,7 @@ class Task:
             self.root,
             self.counts,
             self.compression,
+            compressed.variant(self.compression),
         )
         if self.nbytes > STAGED_NBYTES:
             key += (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mpicoll.compression.base import Compressor
@@ -30,12 +32,15 @@ class ErrorFeedback:
         What is still owed, in the units of the vectors; None before the first.
     steps : int
         How many vectors have come.
+    memory : dict
+        What the way of summing keeps from one vector to the next, under a name of its own.
     """
 
     def __init__(self, spec: str | Compressor) -> None:
         self.compressor = compressor(spec)
         self.residual: np.ndarray | None = None
         self.steps = 0
+        self.memory: dict[str, Any] = {}
 
     def compensate(self, x: np.ndarray) -> np.ndarray:
         """Add float32 `x` of shape (count,) to the residual and return that, the memory itself.

@@ -12,10 +12,8 @@ import numpy as np
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.checks import require
 from mpicoll.compression.registry import register
-from mpicoll.kernels import draws, sparse, topk
+from mpicoll.kernels import draws, entries, sparse, topk
 
-_HEADER_NBYTES = 8
-_ENTRY_NBYTES = 8
 _MOST_ELEMENTS = (1 << 32) - 1
 _SAMPLED_SHARE, _SAMPLED_ENTRIES = 0.01, 64
 _CORRECTIONS = 10
@@ -24,8 +22,8 @@ _CORRECTIONS = 10
 class Sparsifier(Compressor):
     """Sends some elements with their indices; the others arrive as zero.
 
-    The payload is a header of two uint32, number of entries and count, then the indices (uint32, increasing), then the
-    values (float32). A subclass says how many entries there are at most and which.
+    The payload is that of :mod:`mpicoll.kernels.entries`: six bytes an entry, or the whole vector where that is
+    shorter. A subclass says how many entries there are at most and which.
     """
 
     cuttable: ClassVar[bool] = False
@@ -52,48 +50,28 @@ class Sparsifier(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of a payload with as many entries as there can be."""
-        return _HEADER_NBYTES + _ENTRY_NBYTES * self.capacity(count)
+        return entries.wire_nbytes(self.capacity(count), count)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write header, indices and values."""
+        """Write the entries."""
         most = self.capacity(x.size)
-        words = out[: self.wire_nbytes(x.size)].view(np.uint32)
-        values = words[2 + most :].view(np.float32)
-        number = self.select(x, key, words[2 : 2 + most], values)
-        words[:2] = number, x.size
-        if number < most:
-            words[2 + number : 2 + 2 * number] = words[2 + most : 2 + most + number]
-        return _HEADER_NBYTES + _ENTRY_NBYTES * number
+        indices, values = np.empty(most, np.uint32), np.empty(most, np.float32)
+        number = self.select(x, key, indices, values)
+        return int(entries.encode(indices[:number], values[:number], 0, x.size, out))
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Write zeros and the entries."""
-        indices, values = self.entries(payload, out)
-        out[:] = 0
-        sparse.scatter(indices, values, out)
+        self._decode(payload, out, False)
 
     def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Add the entries."""
-        sparse.scatter_add(*self.entries(payload, out), out)
+        self._decode(payload, out, True)
 
-    def entries(self, payload: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices and values, as views of a payload for ``out.size`` elements.
-
-        Raises
-        ------
-        CorruptPayload
-            If it cannot be one: wrong lengths, or indices that do not increase or are out of range.
-        """
-        whole = payload.size >= _HEADER_NBYTES and payload.size % 4 == 0
-        require(whole, payload, out, "its length is another")
-        words = payload.view(np.uint32)
-        number, count = int(words[0]), int(words[1])
-        require(payload.size == _HEADER_NBYTES + _ENTRY_NBYTES * number, payload, out, f"it has {number} entries")
-        require(count == out.size, payload, out, f"it is for {count} elements")
-        require(number <= self.capacity(count), payload, out, f"{number} entries are too many")
-        indices = words[2 : 2 + number]
-        right = sparse.entries_are_right(indices, count)
-        require(right, payload, out, "indices do not increase or are out of range")
-        return indices, words[2 + number :].view(np.float32)
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size % 4 == 0 and payload.size > 0, payload, out, "its length is another")
+        whole = payload.size == entries.length_of(payload, out.size) <= self.wire_nbytes(out.size)
+        require(whole, payload, out, "its counts or places cannot be right")
+        entries.decode(payload, out, add)
 
 
 def check_density(density: float) -> None:
@@ -197,3 +175,21 @@ def _between(low: int, high: int, limit: int) -> int:
     """Return the next threshold to try: the middle, but no further than a factor of about 1.4 from the last one."""
     half_octave = 1 << 22
     return min(max((low + high) // 2, limit - half_octave), limit + half_octave)
+
+
+@register("oktopk")
+@dataclass(frozen=True)
+class OkTopk(TopK):
+    """Of the sum of all ranks' largest elements the largest: what an allreduce sends does not grow with the ranks.
+
+    See :mod:`mpicoll.collectives.ok_topk`. With error feedback thresholds are exact every `every` times and used again
+    in between, when about as many elements are sent, at most twice as many. A single vector is compressed as ``topk``
+    does.
+    """
+
+    every: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every < 1:
+            raise ValueError(f"every: {self.every} is not at least 1")

@@ -1,0 +1,275 @@
+"""Ok-Topk: of the sum of all ranks' largest elements, the largest, with a volume that does not grow with the ranks.
+
+::
+
+    local      each rank selects its k largest elements
+    split      they go to the owners of their regions, which add them up
+    global     the k largest of the sum are found: three histograms of 2048 bins are added over the ranks, then the
+               numbers of elements that equal the threshold, of which the first are taken
+    gather     the owners send those to all
+
+A rank sends about (P-1)/P k entries for the split and as many for the rest, if regions hold as many entries each: every
+64th time they are cut anew, at the mean over ranks of the places that divide a rank's entries evenly. With
+:class:`~mpicoll.compression.ErrorFeedback` thresholds are found exactly every 32nd time; in between they are used
+again, and moved by a percent or so where they let too few or too many elements through. An element leaves the residual
+of a rank if the rank has sent it and it is in the result. Without error feedback every operation is exact and regions
+are even. (Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022; the histograms
+are ours, the paper gathers all candidates.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpicoll.collectives.program import Program
+from mpicoll.collectives.sparse import Payload, Regions, Selection, to_all
+from mpicoll.compression import ErrorFeedback, Key
+from mpicoll.compression.sparse import OkTopk
+from mpicoll.kernels import entries, reducer, sparse, topk
+from mpicoll.runtime.lowering import Stage
+from mpicoll.schedules import chunk_bounds
+
+if TYPE_CHECKING:
+    from mpicoll.collectives.program import Allocate
+    from mpicoll.runtime.channel import Channel
+
+_LOCAL_STEP, _GLOBAL_STEP = 1.012, 1.008
+_SPARE = 2
+"""Where thresholds are used again, up to so many times k elements may pass; more make the next operation exact."""
+_INT64 = np.dtype(np.int64)
+_ABSOLUTE = 0x7FFFFFFF
+_NAME = "ok_topk"
+AGAIN, EXACT, CUT = "again", "exact", "cut"
+"""With the thresholds of last time; with exact ones; with exact ones, after cutting the regions anew."""
+
+
+@dataclass
+class Memory:
+    """What lives from one operation to the next; all but `local` is equal on all ranks.
+
+    Attributes
+    ----------
+    bounds
+        Where regions begin, and the end.
+    local, common
+        The least bits of |x| that are selected of the own vector, and of the sum.
+    steps
+        Operations so far.
+    variant
+        How the next one is done.
+    """
+
+    bounds: list[int]
+    local: int = 0
+    common: int = 0
+    steps: int = 0
+    variant: str = CUT
+
+
+def variant(feedback: ErrorFeedback | None) -> str:
+    """Return how the next operation is done, which decides what its plan consists of."""
+    memory = None if feedback is None else feedback.memory.get(_NAME)
+    if memory is None:
+        return EXACT if feedback is None else CUT
+    return memory.variant
+
+
+def stages(
+    channel: Channel,
+    sparsifier: OkTopk,
+    feedback: ErrorFeedback | None,
+    x: np.ndarray,
+    y: np.ndarray,
+    allocate: Allocate,
+) -> tuple[Stage, ...]:
+    """Return what a plan is made of: the largest elements of the sum of float32 `x`, which may be `y`, go to `y`."""
+    work = _Sum(channel, sparsifier, feedback, x, y, allocate)
+    how = variant(feedback)
+    return _again(work) if how == AGAIN else _exact(work, cut=how == CUT)
+
+
+class _Sum:
+    """One rank's memory and steps."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        sparsifier: OkTopk,
+        feedback: ErrorFeedback | None,
+        x: np.ndarray,
+        y: np.ndarray,
+        allocate: Allocate,
+    ) -> None:
+        self.channel, self.sparsifier, self.feedback, self.y = channel, sparsifier, feedback, y
+        self.k, self.allocate = sparsifier.capacity(y.size), allocate
+        even = Memory([int(bound) for bound in chunk_bounds(y.size, channel.size)])
+        self.memory = even if feedback is None else feedback.memory.setdefault(_NAME, even)
+        self.most = min(_SPARE * self.k, y.size)
+        self.selection = Selection(channel, feedback, x, self.most, allocate)
+        self.regions = Regions(self.selection, self.memory.bounds, allocate, y.size)
+        self.results = [Payload(self.most, y.size, allocate) for _ in range(channel.size)]
+        self._indices = allocate(self.most, np.dtype(np.uint32))
+        self._values = allocate(self.most, np.dtype(np.float32))
+
+    def select(self, *, exactly: bool) -> None:
+        """Select the own elements."""
+        self.vector = self.selection.compensated()
+        self.selection.take(self.vector, self._select_exactly if exactly else self._select_again)
+
+    def _select_exactly(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        found = self.sparsifier.select(x, key, indices[: self.k], values[: self.k])
+        self.memory.local = _least(values[:found])
+        return found
+
+    def _select_again(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        memory = self.memory
+        found = int(sparse.select(x, max(memory.local, 1) - 1, 0, indices, values))
+        if not self.k // 2 <= found <= indices.size:
+            return self._select_exactly(x, key, indices, values)
+        if found > 5 * self.k // 4:
+            memory.local = _moved(memory.local, _LOCAL_STEP)
+        elif found < 2 * self.k // 3:
+            memory.local = _moved(memory.local, 1 / _LOCAL_STEP)
+        return found
+
+    def reduce(self) -> None:
+        """Add up the own region."""
+        self.regions.reduce(self.region())
+
+    def region(self) -> np.ndarray:
+        """Return the own part of the result."""
+        return self.y[self.regions.own()]
+
+    def give(self, threshold: int, ties: int) -> None:
+        """Encode what the own region has above a threshold, and the first so many equal to it."""
+        region, own = self.region(), self.regions.own()
+        found = int(sparse.select(region, threshold, ties, self._indices, self._values))
+        if found > self.most:  # what does not fit stays in the residuals of those who have sent it
+            found = self.most
+            topk.largest(region, found, self._indices, self._values)
+        self.results[self.channel.rank].encode(self._indices[:found], self._values[:found], 0, own.stop - own.start)
+
+    def finish(self) -> int:
+        """Write the result; take away from the residual what is in it; return the number of entries."""
+        total = 0
+        for rank, result in enumerate(self.results):
+            total += result.decode(self.y[self.regions.of(rank)], add=False)
+        if self.feedback is not None:
+            entries.clear_common(self.selection.indices, self.y, self.vector)
+        return total
+
+    def remember(self, total: int) -> None:
+        """Decide how the next operation is done; `total` elements are in this one's result."""
+        memory, k = self.memory, self.k
+        memory.steps += 1
+        exact = memory.steps % self.sparsifier.every == 0 or not k // 2 <= total <= _SPARE * k
+        memory.variant = CUT if memory.steps % (2 * self.sparsifier.every) == 0 else EXACT if exact else AGAIN
+        if total > 4 * k // 3:
+            memory.common = _moved(memory.common, _GLOBAL_STEP)
+        elif total < 2 * k // 3:
+            memory.common = _moved(memory.common, 1 / _GLOBAL_STEP)
+
+
+def _least(values: np.ndarray) -> int:
+    """Return the least |x| as bits."""
+    return int((values.view(np.uint32) & _ABSOLUTE).min(initial=_ABSOLUTE))
+
+
+def _moved(threshold: int, factor: float) -> int:
+    """Return a threshold times `factor`; all are bits of |x|."""
+    return int((np.uint32(threshold).view(np.float32) * np.float32(factor)).view(np.uint32)) & _ABSOLUTE
+
+
+def _again(work: _Sum) -> tuple[Stage, ...]:
+    """Return the steps with the thresholds of last time."""
+    program = Program()
+    program.exchange(work.regions.messages(), partial(work.select, exactly=False), work.regions.encode)
+    own = work.results[work.channel.rank]
+
+    def give() -> None:
+        work.reduce()
+        work.give(max(work.memory.common, 1) - 1, 0)
+
+    program.exchange(to_all(work.channel, own, work.results), give)
+    program.call(lambda: work.remember(work.finish()))
+    return program.stages()
+
+
+class _Exact:
+    """The search for the global threshold."""
+
+    def __init__(self, work: _Sum) -> None:
+        self.work, channel = work, work.channel
+        self.cuts = work.allocate(max(channel.size - 1, 1), _INT64)
+        self.bins = [work.allocate(bins, _INT64) for bins in topk.BINS]
+        self.ties = work.allocate(channel.size, _INT64)
+        self._prefix, self._left = 0, work.k
+
+    def propose(self) -> None:
+        """Say where regions would hold as many of the own entries each."""
+        size, indices = self.work.channel.size, self.work.selection.indices
+        for number in range(1, size):
+            even = self.work.y.size * number // size
+            self.cuts[number - 1] = indices[indices.size * number // size] if indices.size >= size else even
+
+    def cut(self) -> None:
+        """Let regions begin at the mean of what all ranks proposed."""
+        size = self.work.channel.size
+        self.work.regions.bounds[1:size] = [int(cut) // size for cut in self.cuts[: size - 1]]
+
+    def count(self, digit: int) -> None:
+        """Count the digits of the own region, after taking note of what the last sum says."""
+        if digit == 0:
+            self._prefix, self._left = 0, self.work.k
+        else:
+            self._note(digit - 1)
+        self.bins[digit][:] = 0
+        topk.histogram(self.work.region().view(np.uint32), self._prefix, digit, self.bins[digit])
+
+    def _note(self, digit: int) -> None:
+        bin_, self._left = topk.pick(self.bins[digit], self._left)
+        self._prefix = int(self._prefix * topk.BINS[digit] + bin_)
+
+    def count_ties(self) -> None:
+        """Count the elements that equal the threshold."""
+        self._note(len(self.bins) - 1)
+        self.ties[:] = 0
+        patterns = self.work.region().view(np.uint32) & np.uint32(_ABSOLUTE)
+        self.ties[self.work.channel.rank] = np.count_nonzero(patterns == self._prefix)
+
+    def give(self) -> None:
+        """Encode the own part of the k largest: the first of all elements that equal the threshold, but no zeros."""
+        rank, ties = self.work.channel.rank, self.ties
+        own = int(min(max(self._left - ties[:rank].sum(), 0), ties[rank])) if self._prefix else 0
+        self.work.memory.common = self._prefix
+        self.work.give(self._prefix, own)
+
+
+def _exact(work: _Sum, *, cut: bool) -> tuple[Stage, ...]:
+    """Return the steps that find both thresholds."""
+    search, program, channel = _Exact(work), Program(), work.channel
+    size, rank, add = channel.size, channel.rank, reducer("SUM", _INT64)
+    assert add is not None
+
+    def total(x: np.ndarray) -> None:
+        program.allreduce(x, add, "recursive_doubling", size, rank, work.allocate)
+
+    program.call(partial(work.select, exactly=True))
+    if cut:
+        program.call(search.propose)
+        total(search.cuts)
+        program.call(search.cut)
+    program.exchange(work.regions.messages(), work.regions.encode)
+    program.call(work.reduce)
+    for digit, bins in enumerate(search.bins):
+        program.call(partial(search.count, digit))
+        total(bins)
+    program.call(search.count_ties)
+    total(search.ties)
+    program.exchange(to_all(channel, work.results[rank], work.results), search.give)
+    program.call(lambda: work.remember(work.finish()))
+    return program.stages()
