@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Compression = Compressor | ErrorFeedback
 
 
-def choose(given: Any, op: Any, dtype: np.dtype[Any], wanted: str, has_hierarchy: bool) -> tuple[str, Compression]:
+def choose(
+    given: Any, op: Any, dtype: np.dtype[Any], count: int, wanted: str, has_hierarchy: bool
+) -> tuple[str, Compression]:
     """Return the algorithm and the compressor of a call: between nodes only, where there are several.
 
     Raises
@@ -37,6 +39,8 @@ def choose(given: Any, op: Any, dtype: np.dtype[Any], wanted: str, has_hierarchy
         raise ValueError(f"algorithm: {wanted!r} does not compress; there are {select.TWO_SHOT}, {select.HIERARCHY}")
     if wanted == select.HIERARCHY and not has_hierarchy:
         raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
+    if isinstance(made, ErrorFeedback):
+        made.check(count)
     return (select.HIERARCHY if has_hierarchy and wanted != select.TWO_SHOT else select.TWO_SHOT), made
 
 
@@ -44,13 +48,14 @@ def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tupl
     """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
     feedback = task.compression if isinstance(task.compression, ErrorFeedback) else None
     made = task.compression if feedback is None else feedback.compressor
+    assert task.compression is not None
     assert isinstance(made, Compressor)
     channel = task.channel
     if isinstance(made, OkTopk):
         return ok_topk.stages(channel, made, feedback, x, y, allocate)
     if isinstance(made, Sparsifier):
         return sparse.stages(channel, made, feedback, x, y, allocate)
-    return TwoShot(channel, made, x, y, allocate).stages()
+    return TwoShot(channel, task.compression, x, y, allocate).stages()
 
 
 def variant(compression: Compression | None) -> str:
@@ -58,3 +63,8 @@ def variant(compression: Compression | None) -> str:
     if isinstance(compression, ErrorFeedback) and isinstance(compression.compressor, OkTopk):
         return ok_topk.variant(compression)
     return ""
+
+
+def cut(compression: Compression | None, start: int, stop: int, count: int) -> Compression | None:
+    """Return what compresses elements ``start`` to ``stop - 1`` of a vector of `count`."""
+    return compression.part(start, stop, count) if isinstance(compression, ErrorFeedback) else compression

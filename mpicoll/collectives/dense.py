@@ -178,7 +178,7 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
 
 def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, compressed.Compression]:
     wanted = call.algorithm or select.AUTO
-    name, made = compressed.choose(call.compression, call.op, buffer.dtype, wanted, scope.means.hierarchy)
+    name, made = compressed.choose(call.compression, call.op, buffer.dtype, buffer.count, wanted, scope.means.hierarchy)
     return _Chosen(name, ops.reducer_for(call.op, buffer.dtype), "SUM"), made
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.collectives import select, shared
+from mpicoll.collectives import compressed, select, shared
 from mpicoll.collectives.task import Part, Task
 from mpicoll.errors import MpicollError
 from mpicoll.runtime import engine, shared_arrays
@@ -251,7 +251,7 @@ class _Steps:
                     task.dtype,
                     given,
                     result,
-                    compression=task.compression,
+                    compression=compressed.cut(task.compression, self.begin, self.end, task.count),
                     **facts,
                 )
             return Task(channel, collective, title, name, count, task.dtype, given, result, **facts)
@@ -308,7 +308,9 @@ def _segments(task: Task) -> list[Task]:
         target = _cut(result.buffer, start, stop)
         source = target if given.buffer is result.buffer else _cut(given.buffer, start, stop)
         parts = [Part(buffer, 0, stop - start) for buffer in (source, target)]
-        tasks.append(replace(task, count=stop - start, given=parts[0], result=parts[1], source=None, target=None))
+        part = replace(task, count=stop - start, given=parts[0], result=parts[1], source=None, target=None)
+        part.compression = compressed.cut(task.compression, start, stop, task.count)
+        tasks.append(part)
     return tasks
 
 

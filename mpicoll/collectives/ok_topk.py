@@ -19,7 +19,6 @@ are ours, the paper gathers all candidates.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,39 +42,65 @@ _SPARE = 2
 _INT64 = np.dtype(np.int64)
 _ABSOLUTE = 0x7FFFFFFF
 _NAME = "ok_topk"
-AGAIN, EXACT, CUT = "again", "exact", "cut"
-"""With the thresholds of last time; with exact ones; with exact ones, after cutting the regions anew."""
+VARIANTS = CUT, EXACT, AGAIN = "cut", "exact", "again"
+"""With exact thresholds after cutting the regions anew; with exact ones; with those of last time."""
 
 
-@dataclass
+def _field(place: int) -> property:
+    """Return an attribute of :class:`Memory` that is one number of its array."""
+
+    def get(memory: Memory) -> int:
+        return int(memory._array[place])
+
+    def put(memory: Memory, value: int) -> None:
+        memory._array[place] = value
+
+    return property(get, put)
+
+
 class Memory:
-    """What lives from one operation to the next; all but `local` is equal on all ranks.
+    """What lives from one operation to the next, in an array of int64; all but `local` is equal on all ranks.
 
     Attributes
     ----------
-    bounds
-        Where regions begin, and the end.
-    local, common
+    local, common : int
         The least bits of |x| that are selected of the own vector, and of the sum.
-    steps
+    steps : int
         Operations so far.
-    variant
+    variant : str
         How the next one is done.
+    bounds : array of int64
+        Where regions begin, and the end.
     """
 
-    bounds: list[int]
-    local: int = 0
-    common: int = 0
-    steps: int = 0
-    variant: str = CUT
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.bounds = array[4:]
+
+    def check(self, count: int, size: int) -> None:
+        """Raise ValueError unless this can be about vectors of `count` elements on `size` ranks."""
+        bounds, limits = self.bounds, self._array[:3]
+        right = bounds.shape == (size + 1,) and bounds[0] == 0 and bounds[-1] == count and (np.diff(bounds) >= 0).all()
+        if not (right and (limits >= 0).all() and (limits[:2] <= _ABSOLUTE).all() and 0 <= self._array[3] < 3):
+            raise ValueError(f"error feedback: its memory of Ok-Topk is not of {count} elements on {size} ranks")
+
+    local, common, steps = (_field(place) for place in range(3))
+
+    @property
+    def variant(self) -> str:
+        """See the class."""
+        return VARIANTS[int(self._array[3])]
+
+    @variant.setter
+    def variant(self, name: str) -> None:
+        self._array[3] = VARIANTS.index(name)
 
 
 def variant(feedback: ErrorFeedback | None) -> str:
     """Return how the next operation is done, which decides what its plan consists of."""
-    memory = None if feedback is None else feedback.memory.get(_NAME)
-    if memory is None:
-        return EXACT if feedback is None else CUT
-    return memory.variant
+    if feedback is None:
+        return EXACT
+    return Memory(feedback.memory[_NAME]).variant if _NAME in feedback.memory else CUT
 
 
 def stages(
@@ -106,8 +131,9 @@ class _Sum:
     ) -> None:
         self.channel, self.sparsifier, self.feedback, self.y = channel, sparsifier, feedback, y
         self.k, self.allocate = sparsifier.capacity(y.size), allocate
-        even = Memory([int(bound) for bound in chunk_bounds(y.size, channel.size)])
-        self.memory = even if feedback is None else feedback.memory.setdefault(_NAME, even)
+        fresh = np.array([0, 0, 0, 0, *chunk_bounds(y.size, channel.size)], np.int64)
+        self.memory = Memory(fresh if feedback is None else feedback.memory.setdefault(_NAME, fresh))
+        self.memory.check(y.size, channel.size)
         self.most = min(_SPARE * self.k, y.size)
         self.selection = Selection(channel, feedback, x, self.most, allocate)
         self.regions = Regions(self.selection, self.memory.bounds, allocate, y.size)
@@ -160,6 +186,7 @@ class _Sum:
             total += result.decode(self.y[self.regions.of(rank)], add=False)
         if self.feedback is not None:
             entries.clear_common(self.selection.indices, self.y, self.vector)
+        self.selection.end()
         return total
 
     def remember(self, total: int) -> None:
@@ -219,7 +246,7 @@ class _Exact:
     def cut(self) -> None:
         """Let regions begin at the mean of what all ranks proposed."""
         size = self.work.channel.size
-        self.work.regions.bounds[1:size] = [int(cut) // size for cut in self.cuts[: size - 1]]
+        self.work.regions.bounds[1:size] = self.cuts[: size - 1] // size
 
     def count(self, digit: int) -> None:
         """Count the digits of the own region, after taking note of what the last sum says."""

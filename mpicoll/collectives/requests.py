@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from mpicoll.collectives.task import NativeTask, Task, fresh_memory
+from mpicoll.compression import ErrorFeedback
 from mpicoll.runtime import engine
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
@@ -145,6 +146,8 @@ class PersistentRequest(Request):
         ------
         RuntimeError
             If it is still on its way, or was freed.
+        ValueError
+            If its :class:`~mpicoll.compression.ErrorFeedback` is in use by another call, or has seen another count.
         """
         raise NotImplementedError
 
@@ -185,6 +188,8 @@ class MessageRequest(PersistentRequest):
             return
         assert self._plan is not None
         task.channel.ensure_usable()
+        if isinstance(task.compression, ErrorFeedback):
+            task.compression.check(task.count)
         task.refresh()
         task.load(self._plan)
         # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.

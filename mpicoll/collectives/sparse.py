@@ -18,7 +18,6 @@ With k entries a rank and P ranks the first moves (P-1) k entries a rank; the se
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ class Selection:
     def compensated(self) -> np.ndarray:
         """Count the operation and return the vector to select from; once an operation."""
         self.channel.compressed += 1
-        return self._x if self.feedback is None else self.feedback.compensate(self._x)
+        return self._x if self.feedback is None else self.feedback.begin(self._x)
 
     def take(self, x: np.ndarray, select: Callable[..., int]) -> None:
         """Fill `indices` and `values` by ``select(x, key, indices, values)``, which returns their number."""
@@ -84,6 +83,11 @@ class Selection:
         self.take(x, select)
         if self.feedback is not None:
             sparse.take_out(x, self.indices)
+
+    def end(self) -> None:
+        """Note that the operation is complete."""
+        if self.feedback is not None:
+            self.feedback.end()
 
 
 class Payload:
@@ -150,6 +154,7 @@ def _gathered(selection: Selection, select: Callable[[], None], y: np.ndarray, a
     def end() -> None:
         for rank, payload in enumerate(payloads):
             payload.decode(y, add=rank > 0)
+        selection.end()
 
     program = Program()
     program.exchange(to_all(channel, own, payloads), begin)
@@ -169,7 +174,7 @@ class Regions:
     `bounds` are the elements at which regions begin, and the end; they may change between operations.
     """
 
-    def __init__(self, selection: Selection, bounds: list[int], allocate: Allocate, longest: int) -> None:
+    def __init__(self, selection: Selection, bounds: np.ndarray, allocate: Allocate, longest: int) -> None:
         channel = selection.channel
         self.selection, self.bounds, self._rank = selection, bounds, channel.rank
         self._outgoing = [Payload(selection.capacity, longest, allocate) for _ in range(channel.size)]
@@ -182,7 +187,7 @@ class Regions:
 
     def of(self, rank: int) -> slice:
         """Return the region of a rank."""
-        return slice(self.bounds[rank], self.bounds[rank + 1])
+        return slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
 
     def messages(self) -> list[Message]:
         """Return what is to be exchanged after `encode`."""
@@ -193,7 +198,7 @@ class Regions:
     def encode(self) -> None:
         """Sort the entries by region."""
         indices, values = self.selection.indices, self.selection.values
-        cuts = np.searchsorted(indices, np.array(self.bounds, np.uint32))
+        cuts = np.searchsorted(indices, self.bounds.astype(np.uint32))
         for rank, payload in enumerate(self._outgoing):
             part, region = slice(cuts[rank], cuts[rank + 1]), self.of(rank)
             payload.encode(indices[part], values[part], region.start, region.stop - region.start)
@@ -206,8 +211,8 @@ class Regions:
 
 def _split(selection: Selection, select: Callable[[], None], y: np.ndarray, allocate: Allocate) -> tuple[Stage, ...]:
     channel = selection.channel
-    bounds = list(chunk_bounds(y.size, channel.size))
-    lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
+    bounds = np.array(chunk_bounds(y.size, channel.size), np.int64)
+    lengths = [int(length) for length in np.diff(bounds)]
     regions = Regions(selection, bounds, allocate, max(lengths))
     most = selection.capacity * channel.size
     results = [Payload(most, length, allocate) for length in lengths]
@@ -223,4 +228,5 @@ def _split(selection: Selection, select: Callable[[], None], y: np.ndarray, allo
     program.exchange(regions.messages(), select, regions.encode)
     program.exchange(to_all(channel, own, results), middle)
     program.call(*(partial(result.decode, y[regions.of(rank)], add=False) for rank, result in enumerate(results)))
+    program.call(selection.end)
     return program.stages()

@@ -7,8 +7,10 @@ Three ranks, vector in shards A B C, ``c(x)`` a payload::
 
 Each rank sends 2 (P-1)/P of the compressed vector; every element is compressed twice, whatever P. All ranks decode the
 same bytes, so that all hold the same bits: an owner that kept its exact sum would drift away from the others. With an
-unbiased compressor of relative variance w the variance of the sum is at most ``w (sum of |x_i|^2 + |sum|^2)``. (Tang et
-al., "1-bit Adam", ICML 2021, section 5; Alistarh et al., "QSGD", NIPS 2017.)
+unbiased compressor of relative variance w the variance of the sum is at most ``w (sum of |x_i|^2 + |sum|^2)``.
+
+With error feedback, what either shot loses is kept and comes with the next vector: of x on every rank, of the sum on
+the owner of the shard. (Tang et al., "1-bit Adam", ICML 2021, section 5; Alistarh et al., "QSGD", NIPS 2017.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.compression import Compressor, Key
+from mpicoll.compression import Compressor, ErrorFeedback, Key
 from mpicoll.runtime.lowering import Call, Message, Stage
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64
 _CODES = np.dtype(np.uint8)
+_VALUES = np.dtype(np.float32)
 
 
 def shard_bounds(count: int, size: int, granularity: int) -> list[int]:
@@ -48,19 +51,23 @@ class TwoShot:
     def __init__(
         self,
         channel: Channel,
-        compressor: Compressor,
+        compression: Compressor | ErrorFeedback,
         x: np.ndarray,
         y: np.ndarray,
         allocate: Callable[[int, np.dtype[Any]], np.ndarray],
     ) -> None:
-        self._channel, self._compressor, self._x, self._y = channel, compressor, x, y
-        self._size, self._rank = channel.size, channel.rank
+        self._channel, self._x, self._y = channel, x, y
+        self._feedback = compression if isinstance(compression, ErrorFeedback) else None
+        compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
+        self._compressor, self._size, self._rank = compressor, channel.size, channel.rank
         self._bounds = shard_bounds(x.size, self._size, compressor.granularity)
         lengths = [compressor.wire_nbytes(stop - start) for start, stop in self._shards()]
         own = lengths[self._rank]
         self._outgoing = _areas(lengths, allocate)
         self._incoming = _areas([own] * self._size, allocate)
         self._results = _areas(lengths, allocate)
+        longest = max(stop - start for start, stop in self._shards()) if self._feedback else 0
+        self._decoded = allocate(longest, _VALUES)
         self._step = 0
 
     def _shards(self) -> list[tuple[int, int]]:
@@ -85,10 +92,21 @@ class TwoShot:
     def _compress(self) -> None:
         self._channel.compressed += 1
         self._step = self._channel.compressed
+        feedback = self._feedback
+        given = self._x if feedback is None else feedback.begin(self._x)
         for owner, (start, stop) in enumerate(self._shards()):
             target = (self._incoming if owner == self._rank else self._outgoing)[owner]
-            if stop > start:
-                self._compressor.compress(self._x[start:stop], target, self._key(0, start))
+            if stop == start:
+                continue
+            self._compressor.compress(given[start:stop], target, self._key(0, start))
+            if feedback is not None:
+                feedback.update(self._decode_own(target, stop - start), start)
+
+    def _decode_own(self, payload: np.ndarray, count: int) -> np.ndarray:
+        """Return what the others will see."""
+        decoded = self._decoded[:count]
+        self._compressor.decompress(payload, decoded)
+        return decoded
 
     def _reduce(self) -> None:
         start, stop = self._shards()[self._rank]
@@ -98,12 +116,18 @@ class TwoShot:
         self._compressor.decompress(self._incoming[0], own)
         for payload in self._incoming[1:]:
             self._compressor.decompress_add(payload, own)
-        self._compressor.compress(own, self._results[self._rank], self._key(1, start))
+        feedback, payload = self._feedback, self._results[self._rank]
+        owed = own if feedback is None else feedback.compensate_result(own, start)
+        self._compressor.compress(owed, payload, self._key(1, start))
+        if feedback is not None:
+            feedback.update_result(self._decode_own(payload, own.size), start)
 
     def _decode(self) -> None:
         for payload, (start, stop) in zip(self._results, self._shards(), strict=True):
             if stop > start:
                 self._compressor.decompress(payload, self._y[start:stop])
+        if self._feedback is not None:
+            self._feedback.end()
 
 
 def _areas(lengths: list[int], allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> list[np.ndarray]:
