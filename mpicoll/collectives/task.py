@@ -135,7 +135,7 @@ class Task:
         copies_out = self.result is not None and (staged or self.result.buffer is not self.target)
         signature = self.signature()
         return Plan(
-            channel.comm,
+            channel,
             stages,
             signature,
             channel.tags.tag(tag_slot, signature),

@@ -47,11 +47,15 @@ class Compressor(ABC):
         False if any cut changes what arrives, as where the largest of all elements are sent.
     fixed
         Whether the length of the payload depends on nothing but the count.
+    needs_feedback
+        Whether so much is lost each time that training goes wrong without
+        :class:`~mpicoll.compression.feedback.ErrorFeedback`.
     """
 
     unbiased: ClassVar[bool] = False
     fixed: ClassVar[bool] = True
     cuttable: ClassVar[bool] = True
+    needs_feedback: ClassVar[bool] = False
 
     @property
     def granularity(self) -> int:

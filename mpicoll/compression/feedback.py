@@ -163,13 +163,19 @@ class ErrorFeedback:
         ValueError
             If it is no such state, or of vectors of another count than came here. Nothing is changed then.
         """
-        _check_state(state, None if self.residual is None else self.residual.size)
+        self.check_state(state)
         self.reset()
         for name in _ARRAYS:
             if name in state:
                 setattr(self, name, state[name].copy())
         self.memory = {name[len(_MEMORY) :]: state[name].copy() for name in state if name.startswith(_MEMORY)}
         self.steps = int(state["steps"]) if state else 0
+
+    def check_state(self, state: Mapping[str, np.ndarray], count: int | None = None) -> None:
+        """Raise ValueError if `state` could not be loaded, or is not of vectors of `count` elements."""
+        if count is None and self.residual is not None:
+            count = self.residual.size
+        _check_state(state, count)
 
     def reset(self) -> None:
         """Owe nothing, as before the first vector; no call may be on its way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Sign(Compressor):
     Zero counts as positive. A block with NaN or inf arrives as NaN, all of it.
     """
 
+    needs_feedback: ClassVar[bool] = True
     block: int = 1024
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ def _private_plan(
         return np.empty(count, memory.dtype)
 
     stages = lower(schedule, Vector(None, memory, bounds), reducer, scratch)
-    return Plan(channel.comm, stages, Signature.of("agreement"), tag, inbox=memory)
+    return Plan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
 
 
 def _cached(channel: Channel, key: str, make: Callable[[], Plan]) -> Plan:

@@ -127,6 +127,8 @@ class Channel:
         This rank's number in COMM_WORLD: random choices of different ranks must differ.
     compressed
         How many operations have compressed their messages here.
+    sent_nbytes
+        Bytes of all messages that this rank's collectives sent here; what goes through shared memory is none.
     broken
         Why nothing more can be done here, or None.
     rules
@@ -154,6 +156,7 @@ class Channel:
         self.broken: str | None = None
         self.identity = int(MPI.COMM_WORLD.rank)
         self.compressed = 0
+        self.sent_nbytes = 0
         self.rules: Any = None
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
@@ -169,6 +172,12 @@ class Channel:
     def shared_nbytes(self) -> float:
         """The longest vector for which shared memory can be of use; -1 without any."""
         return -1 if self.node is None else self.node.longest
+
+    @property
+    def messages_nbytes(self) -> int:
+        """Bytes of messages that this rank has sent here, inside its node and along its lane."""
+        lanes = (self.cluster.node, self.cluster.lane) if self.cluster else ()
+        return self.sent_nbytes + sum(lane.sent_nbytes for lane in lanes if lane is not None)
 
     def enter(self, signature: Signature) -> int:
         """Begin a collective: return its number.

@@ -32,11 +32,13 @@ class Plan:
     inbox, outbox
         Where the caller's data is to be copied before a run and the result is to be copied from after it; None if
         the plan works on the caller's memory.
+    sent_nbytes
+        Bytes of the messages that a run sends, without those whose length depends on data.
     """
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
+        channel: Channel,
         stages: Sequence[Stage],
         signature: Signature,
         tag: int,
@@ -52,23 +54,25 @@ class Plan:
         self.peers: list[tuple[int, ...]] = []
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
+        self.sent_nbytes = 0
         for stage in stages:
-            self._add(comm, stage, tag)
+            self._add(channel, stage, tag)
 
-    def _add(self, comm: MPI.Intracomm, stage: Stage, tag: int) -> None:
+    def _add(self, channel: Channel, stage: Stage, tag: int) -> None:
         wait = self._waits[stage.waits_for] if stage.waits_for is not None else None
         calls = tuple((call.function, call.arguments) for call in stage.calls)
         post = None
         if stage.messages is not None:
             late = [message for message in stage.messages if message.is_send and callable(message.data)]
             early = [message for message in stage.messages if not callable(message.data)]
-            post = [_request(comm, message, tag) for message in early]
+            post = [_request(channel.comm, message, tag) for message in early]
+            self.sent_nbytes += sum(m.data.nbytes for m in early if m.is_send and isinstance(m.data, np.ndarray))
             self.requests.append(post)
             self._receives += [r for r, message in zip(post, early, strict=True) if not message.is_send]
             self.peers.append(tuple({message.peer for message in stage.messages}))
             self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
             if late:
-                calls += ((_send, (comm, late, tag, self._waits[-1])),)
+                calls += ((_send, (channel, late, tag, self._waits[-1])),)
         self.stages.append((wait, calls, post))
         self.waits_for.append(stage.waits_for)
 
@@ -87,9 +91,12 @@ class Plan:
                 request.Test()
 
 
-def _send(comm: MPI.Intracomm, messages: Sequence[Message], tag: int, waits: list[MPI.Request]) -> None:
+def _send(channel: Channel, messages: Sequence[Message], tag: int, waits: list[MPI.Request]) -> None:
     """Send what messages without fixed data say now; their requests stand at the end of `waits`."""
-    waits[-len(messages) :] = [comm.Isend(message.data(), message.peer, tag) for message in messages]  # type: ignore[operator]
+    for place, message in enumerate(messages, len(waits) - len(messages)):
+        data = message.data()  # type: ignore[operator]
+        channel.sent_nbytes += data.nbytes
+        waits[place] = channel.comm.Isend(data, message.peer, tag)
 
 
 def _request(comm: MPI.Intracomm, message: Message, tag: int) -> MPI.Prequest:
@@ -105,6 +112,7 @@ class Run(InFlight):
 
     def __init__(self, channel: Channel, plan: Plan, number: int) -> None:
         super().__init__(channel, number)
+        channel.sent_nbytes += plan.sent_nbytes
         self.plan = plan
         self._stage = 0
 

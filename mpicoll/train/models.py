@@ -124,6 +124,8 @@ class Model:
     ----------
     parameter_count : int
         Length of the flat vector.
+    shapes : list of tuple of int
+        Of the arrays in it, in order.
     layout : Layout
         What stands where in it.
     """
@@ -131,6 +133,7 @@ class Model:
     def __init__(self, layers: Sequence[Layer], dtype: np.dtype | type | str) -> None:
         self.layers = tuple(layers)
         self.dtype = np.dtype(dtype)
+        self.shapes = [shape for layer in self.layers for shape in layer.shapes]
         self.layout = Layout(self.layers)
         self.parameter_count = self.layout.bounds[-1]
         self._tape = self.tape()

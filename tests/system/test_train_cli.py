@@ -183,7 +183,8 @@ def refused(kind, message, **changed):
 
 refused(MismatchError, "rank 1 differs", bucket_bytes=32)
 refused(MismatchError, "rank 1 differs", dtype="float64")
-refused((RemoteError, ValueError), "compression" if rank == 1 else "rank 1 refused", compression="int8")
+refused(MismatchError, "rank 1 differs", compression="int8")
+refused((RemoteError, ValueError), "compression" if rank == 1 else "rank 1 refused", compression="int9")
 world.Barrier()
 print("fine", flush=True)
 """

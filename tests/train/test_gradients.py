@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpicoll import Intracomm
+from mpicoll.compression import names
 from mpicoll.gradients import GradientSynchronizer, differing_ranks
 
 
@@ -66,7 +68,9 @@ def test_weight_without_average_is_refused():
 @pytest.mark.parametrize(
     ("shapes", "options", "message"),
     [
-        ([(3,)], {"compression": "int8"}, "compression: 'int8' is not available"),
+        ([(3,)], {"compression": "int9"}, "compression: 'int9' is not one of"),
+        ([(3,)], {"error_feedback": True}, "no meaning without compression"),
+        ([(3,)], {"dense_bytes": -1}, "dense_bytes: -1"),
         ([(3,)], {"bucket_bytes": 0}, "bucket_bytes: 0"),
         ([(3,)], {"dtype": "int32"}, "dtype"),
         ([(3,)], {"dtype": "float16"}, "dtype"),
@@ -79,6 +83,27 @@ def test_weight_without_average_is_refused():
 def test_wrong_arguments_are_refused(shapes, options, message):
     with pytest.raises(ValueError, match=message):
         make(*shapes, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"compression": "sign", "dtype": "float64"}, ValueError, "'sign' is for float32 gradients, not float64"),
+        ({"compression": "int4:rounding=stochastic", "error_feedback": True}, ValueError, "is unbiased"),
+        ({"compression": "int9"}, ValueError, "'int9' is not one of"),
+        ({"compression": "sign", "error_feedback": "on"}, TypeError, "'on' is not True"),
+        ({"compression": "sign", "comm": MPI.COMM_SELF}, TypeError, "needs an mpicoll.Intracomm, not <mpi4py"),
+    ],
+)
+def test_compression_that_cannot_be_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        GradientSynchronizer([(3,)], **{"comm": Intracomm(MPI.COMM_SELF), **options})
+
+
+@pytest.mark.parametrize("spec", names())
+def test_error_feedback_is_for_compressors_that_need_it(spec):
+    sync = GradientSynchronizer([(3,)], comm=Intracomm(MPI.COMM_SELF), compression=spec)
+    assert sync.error_feedback == (spec in ("sign", "topk", "sampled", "powersgd"))
 
 
 def test_arrays_and_shapes_do_not_mix():
