@@ -45,6 +45,11 @@ class RandomK(Sparsifier):
         """Whether it is right on average."""
         return bool(self.scale)
 
+    @property
+    def needs_feedback(self) -> bool:  # type: ignore[override]
+        """Whether it is not."""
+        return not self.scale
+
     def capacity(self, count: int) -> int:
         """Return how many elements are sent."""
         return entries_for(count, self.density, self.k)

@@ -106,6 +106,7 @@ class TopK(Sparsifier):
 
     density: float = 0.01
     k: int = 0
+    needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -135,6 +136,7 @@ class Sampled(Sparsifier):
 
     density: float = 0.01
     fixed: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
