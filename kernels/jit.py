@@ -34,6 +34,7 @@ _SHARED_FILES = (
     "job.py",
     "long.py",
     "masks.py",
+    "norms.py",
     "planes.py",
     "quantize.py",
     "random.py",

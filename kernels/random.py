@@ -56,6 +56,12 @@ def word(block, index):
 
 
 @helper
+def unit(word):
+    """Return a uint32 as a float32 in [0, 1), a multiple of 2^-24."""
+    return np.float32(np.int32(word >> np.uint32(8))) * _TO_UNIT
+
+
+@helper
 def uniform(block, index):
     """Return element `index` of a block: a float32 in [0, 1), a multiple of 2^-24."""
-    return np.float32(np.int32(word(block, index) >> np.uint32(8))) * _TO_UNIT
+    return unit(word(block, index))

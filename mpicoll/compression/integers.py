@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require
+from mpicoll.compression.checks import require, require_block, require_rounding
 from mpicoll.compression.registry import register
 from mpicoll.kernels import planes, quantize
-
-ROUNDINGS = ("nearest", "stochastic")
 
 
 @register("int8", bits=8)
@@ -35,10 +33,8 @@ class Integers(Compressor):
     bits: int = 8
 
     def __post_init__(self) -> None:
-        if self.block < planes.UNIT or self.block % planes.UNIT or self.block > 1 << 16:
-            raise ValueError(f"block: {self.block} is not a multiple of {planes.UNIT} up to {1 << 16}")
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding: {self.rounding!r} is not one of {', '.join(ROUNDINGS)}")
+        require_block("block", self.block, planes.UNIT)
+        require_rounding(self.rounding)
         if not 2 <= self.bits <= 8:
             raise ValueError(f"bits: {self.bits} is not in 2..8")
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require
+from mpicoll.compression.checks import require, require_block
 from mpicoll.compression.registry import register
 from mpicoll.kernels import planes, quantize, signs
 
@@ -25,8 +25,7 @@ class Sign(Compressor):
     block: int = 1024
 
     def __post_init__(self) -> None:
-        if self.block < planes.UNIT or self.block % planes.UNIT or self.block > 1 << 16:
-            raise ValueError(f"block: {self.block} is not a multiple of {planes.UNIT} up to {1 << 16}")
+        require_block("block", self.block, planes.UNIT)
 
     @property
     def granularity(self) -> int:

@@ -11,8 +11,26 @@ from mpicoll.compression import Compressor, Key, Sparsifier, compressor, names
 from mpicoll.compression.randomized import RandomK
 from mpicoll.errors import CorruptPayload, UnknownCompressor
 
-EXTRA = ["int8:block=32", "int4:rounding=stochastic", "int5:64", "int2:rounding=stochastic:block=96", "sign:block=32",
-         "topk:k=70", "topk:1", "sampled:0.05", "randomk:0.2", "randomk:scale=0", "wangni:0.3"]  # fmt: skip
+EXTRA = [
+    "int8:block=32",
+    "int4:rounding=stochastic",
+    "int5:64",
+    "int2:rounding=stochastic:block=96",
+    "sign:block=32",
+    "fp8:rounding=stochastic",
+    "e5m2:32:rounding=stochastic",
+    "qsgd:127:bucket=32",
+    "ternary:20",
+    "ternary:clip=2.5",
+    "natural:32",
+    "error:1e-6:block=32",
+    "topk:k=70",
+    "topk:1",
+    "sampled:0.05",
+    "randomk:0.2",
+    "randomk:scale=0",
+    "wangni:0.3",
+]
 SPECS = [*names(), *EXTRA]
 COUNTS = (1, 2, 31, 32, 33, 511, 512, 513, 5000)
 
@@ -157,6 +175,17 @@ def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
         ("int8:64:32", ValueError, "'32' is not a setting"),
         ("int8:block=x", ValueError, "'x' is not int"),
         ("fp16:3", ValueError, "'3' is not a setting"),
+        ("fp8:31", ValueError, "block: 31"),
+        ("e5m2:rounding=up", ValueError, "rounding: 'up'"),
+        ("fp8:kind=e5m2", ValueError, "'kind=e5m2' is not a setting"),
+        ("qsgd:128", ValueError, "levels: 128"),
+        ("qsgd:bucket=100", ValueError, "bucket: 100"),
+        ("ternary:32", ValueError, "block: 32 is not a multiple of 20"),
+        ("ternary:clip=nan", ValueError, "clip: nan"),
+        ("natural:0", ValueError, "block: 0"),
+        ("error:0", ValueError, "bound: 0.0"),
+        ("error:inf", ValueError, "bound: inf"),
+        ("error:1e-3:block=131072", ValueError, "block: 131072"),
         (8, TypeError, "8 is neither"),
     ],
 )

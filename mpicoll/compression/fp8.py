@@ -1,0 +1,73 @@
+"""Eight-bit floating point with a power of two for each block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require, require_block, require_rounding
+from mpicoll.compression.registry import register
+from mpicoll.kernels import fp8, planes
+
+
+@register("fp8", kind="e4m3")
+@register("e4m3", kind="e4m3")
+@register("e5m2", kind="e5m2")
+@dataclass(frozen=True)
+class Eights(Compressor):
+    """E4M3 or E5M2, block by block scaled by a power of two; see :mod:`mpicoll.kernels.fp8` for the record.
+
+    An element is off by at most 2^-4 (E4M3) or 2^-3 (E5M2) of itself with ``rounding="nearest"``, ties to even; small
+    ones by at most 2^-17 or 2^-31 of their block's largest |x|, and by 2^-136 or 2^-143 where that is tiny. It is less
+    than twice as much with ``"stochastic"``, which is right on average. Numbers beyond 1.75 * 2^127 arrive as that, on
+    average too. A NaN arrives as NaN, inf as inf (E5M2) or NaN (E4M3), the rest of the block as without them.
+    """
+
+    block: int = 512
+    rounding: str = "nearest"
+    kind: str = "e4m3"
+
+    def __post_init__(self) -> None:
+        require_block("block", self.block, planes.UNIT)
+        require_rounding(self.rounding)
+        if self.kind not in fp8.FORMATS:
+            raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(fp8.FORMATS)}")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether it is right on average."""
+        return self.rounding == "stochastic"
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return -(-count // self.block) * fp8.record_nbytes(self.block)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all blocks."""
+        nbytes, form = self.wire_nbytes(x.size), fp8.FORMATS[self.kind]
+        stochastic = self.rounding == "stochastic"
+        settings = (self.block, form.mantissa, form.bias, form.inf)
+        fp8.encode(x, out[:nbytes], *settings, key.words(), key.first, stochastic)
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        form, record = fp8.FORMATS[self.kind], fp8.record_nbytes(self.block)
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        right = fp8.scales_are_right(payload, record, form.highest)
+        require(right, payload, out, "a scale is not a power of two in range")
+        fp8.decode(payload, out, self.block, form.mantissa, form.bias, form.inf, form.nan, add)

@@ -1,0 +1,58 @@
+"""Powers of two, chosen at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require, require_block
+from mpicoll.compression.registry import register
+from mpicoll.kernels import natural, planes
+
+
+@register("natural")
+@dataclass(frozen=True)
+class Natural(Compressor):
+    """Each element becomes the power of two below or above it, right on average; 9 bits an element.
+
+    The squared error of an element is at most an eighth of its square on average. A subnormal number becomes 0 or
+    2^-126. A number beyond 2^127 arrives as 2^127, on average too. NaN and inf arrive as NaN, the rest of the block as
+    without them. See :mod:`mpicoll.kernels.natural`.
+    """
+
+    block: int = 512
+
+    unbiased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_block("block", self.block, planes.UNIT)
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return -(-count // self.block) * natural.record_nbytes(self.block)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all blocks."""
+        nbytes = self.wire_nbytes(x.size)
+        natural.encode(x, out[:nbytes], self.block, key.words(), key.first)
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        natural.decode(payload, out, self.block, add)

@@ -1,0 +1,68 @@
+"""Multiples of a part of the norm, chosen at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require, require_block
+from mpicoll.compression.registry import register
+from mpicoll.kernels import planes, qsgd, quantize
+
+
+@register("qsgd")
+@dataclass(frozen=True)
+class Qsgd(Compressor):
+    """Each element becomes a multiple of its bucket's L2 norm over `levels`, right on average.
+
+    The squared error of a bucket of d elements is at most ``min(d / levels**2, sqrt(d) / levels) |x|^2`` on average. A
+    bucket with NaN or inf arrives as NaN, all of it; one whose norm is below 2^-119 as zeros. See
+    :mod:`mpicoll.kernels.qsgd`.
+    """
+
+    levels: int = 7
+    bucket: int = 128
+
+    unbiased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_block("bucket", self.bucket, planes.UNIT)
+        if not 1 <= self.levels <= 127:
+            raise ValueError(f"levels: {self.levels} is not in 1..127")
+
+    @property
+    def bits(self) -> int:
+        """How many bits an element takes."""
+        return self.levels.bit_length() + 1
+
+    @property
+    def granularity(self) -> int:
+        """A bucket."""
+        return self.bucket
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return quantize.wire_nbytes(count, self.bucket, self.bits)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all buckets."""
+        nbytes = self.wire_nbytes(x.size)
+        qsgd.encode(x, out[:nbytes], self.bucket, self.bits, self.levels, key.words(), key.first)
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        record = quantize.record_nbytes(self.bucket, self.bits)
+        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        quantize.dequantize(payload, out, self.bucket, self.bits, add)

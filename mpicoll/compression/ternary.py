@@ -1,0 +1,67 @@
+"""Minus one, zero or one, chosen at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.checks import require, require_block
+from mpicoll.compression.registry import register
+from mpicoll.kernels import quantize, ternary
+
+
+@register("ternary")
+@dataclass(frozen=True)
+class Ternary(Compressor):
+    """Each element becomes zero, or its sign times its block's largest |x|, right on average; 1.6 bits an element.
+
+    The squared error of a block is ``largest * (sum of |x|) - |x|^2`` on average. With ``clip=2.5``, say, elements
+    beyond 2.5 times the block's root mean square count as that, which makes the error smaller and the result biased; 0
+    turns it off. A block with NaN or inf arrives as NaN, all of it. See :mod:`mpicoll.kernels.ternary`.
+    """
+
+    block: int = 640
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_block("block", self.block, ternary.UNIT)
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"clip: {self.clip} is not a number from 0 on")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether it is right on average."""
+        return self.clip == 0
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of all records."""
+        return -(-count // self.block) * ternary.record_nbytes(self.block)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the records of all blocks."""
+        nbytes = self.wire_nbytes(x.size)
+        ternary.encode(x, out[:nbytes], self.block, float(self.clip), key.words(), key.first)
+        return nbytes
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write all elements."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add all elements, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        record = ternary.record_nbytes(self.block)
+        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        require(ternary.digits_are_right(payload, record), payload, out, "a byte is not five digits to the base 3")
+        ternary.decode(payload, out, self.block, add)
