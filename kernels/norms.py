@@ -4,21 +4,20 @@ import numpy as np
 
 from .jit import helper
 
-_LANES = 16
-
 
 @helper
-def sum_of_squares(x):
-    """Return the sum of the squares of float32 `x`, added in lanes so that vector units can do it."""
-    sums = np.zeros(_LANES, np.float64)
-    whole = x.size // _LANES * _LANES
-    for begin in range(0, whole, _LANES):
-        part = x[begin : begin + _LANES]
-        for lane in range(_LANES):
-            sums[lane] += np.float64(part[lane]) * np.float64(part[lane])
-    total = np.float64(0)
-    for lane in range(_LANES):
-        total += sums[lane]
-    for i in range(whole, x.size):
-        total += np.float64(x[i]) * np.float64(x[i])
-    return total
+def sum_of_squares(x, room):
+    """Return the sum of the squares of float32 `x`; `room` is float64, as long or longer, and is overwritten.
+
+    Halves are added until one number remains, which vector units can do and which is also more precise.
+    """
+    left = x.size
+    for i in range(left):
+        room[i] = np.float64(x[i]) * np.float64(x[i])
+    while left > 1:
+        half = left // 2
+        low, high = room[:half], room[left - half : left]
+        for i in range(half):
+            low[i] += high[i]
+        left -= half
+    return room[0]

@@ -26,11 +26,11 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 @helper
-def _step(x, levels):
+def _step(x, levels, room):
     """Return a multiple of what the elements of a bucket are rounded to."""
     if largest_bits(x.view(np.uint32)) >= np.uint32(_INF):
         return bits_float32(np.uint32(NOT_FINITE))
-    norm = min(np.sqrt(sum_of_squares(x)), _FLOAT32_MAX)
+    norm = min(np.sqrt(sum_of_squares(x, room)), _FLOAT32_MAX)
     if norm < _TINY:
         return np.float32(0)
     step = np.float32(norm / levels)
@@ -60,11 +60,11 @@ def encode(x, out, bucket, bits, levels, keys, first):
     """
     count, scales, record = x.size, out.view(np.float32), 4 + bucket * bits // 8
     middle = np.float32((1 << (bits - 1)) - 1)
-    codes = np.zeros(bucket, np.uint8)
+    codes, room = np.zeros(bucket, np.uint8), np.empty(bucket, np.float64)
     for number in range((count + bucket - 1) // bucket):
         begin, at = number * bucket, number * record
         end = min(count, begin + bucket)
-        step = _step(x[begin:end], np.float32(levels))
+        step = _step(x[begin:end], np.float32(levels), room)
         scales[at // 4] = step
         if end - begin < bucket or not step > 0:
             codes[:] = np.uint8(middle)

@@ -34,14 +34,14 @@ def record_nbytes(block: int) -> int:
 
 
 @helper
-def _scale(x, clip):
+def _scale(x, clip, room):
     """Return the scale of a block."""
     largest = largest_bits(x.view(np.uint32))
     if largest >= np.uint32(_INF):
         return bits_float32(np.uint32(NOT_FINITE))
     scale = bits_float32(largest)
     if clip > 0:
-        scale = np.float32(min(np.float64(scale), clip * np.sqrt(sum_of_squares(x) / x.size)))
+        scale = np.float32(min(np.float64(scale), clip * np.sqrt(sum_of_squares(x, room) / x.size)))
     return scale
 
 
@@ -97,11 +97,11 @@ def encode(x, out, block, clip, keys, first):
         Number of the first element, which decides its random bits; a multiple of `block`.
     """
     count, scales, record = x.size, out.view(np.float32), 4 + block // 5
-    codes = np.zeros(block, np.uint8)
+    codes, room = np.zeros(block, np.uint8), np.empty(block, np.float64)
     for number in range((count + block - 1) // block):
         begin, at = number * block, number * record
         end = min(count, begin + block)
-        scale = _scale(x[begin:end], clip)
+        scale = _scale(x[begin:end], clip, room)
         scales[at // 4] = scale
         if end - begin < block or not scale > 0:
             codes[:] = np.uint8(1)

@@ -27,7 +27,7 @@ class Bounded(Compressor):
     """
 
     bound: float = 1e-3
-    block: int = 256
+    block: int = 1024
 
     fixed: ClassVar[bool] = False
 

@@ -23,7 +23,7 @@ class Natural(Compressor):
     without them. See :mod:`mpicoll.kernels.natural`.
     """
 
-    block: int = 512
+    block: int = 1024
 
     unbiased: ClassVar[bool] = True
 

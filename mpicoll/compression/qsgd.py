@@ -24,7 +24,7 @@ class Qsgd(Compressor):
     """
 
     levels: int = 7
-    bucket: int = 128
+    bucket: int = 512
 
     unbiased: ClassVar[bool] = True
 

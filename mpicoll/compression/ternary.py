@@ -23,7 +23,7 @@ class Ternary(Compressor):
     turns it off. A block with NaN or inf arrives as NaN, all of it. See :mod:`mpicoll.kernels.ternary`.
     """
 
-    block: int = 640
+    block: int = 1280
     clip: float = 0.0
 
     def __post_init__(self) -> None:

@@ -165,7 +165,7 @@ def test_qsgd_rounds_to_multiples_of_the_norm() -> None:
 def test_ternary_has_the_variance_of_a_coin() -> None:
     x = normal(640)
     exact, top = x.astype(np.float64), float(np.abs(x).max())
-    y = draws("ternary", x)
+    y = draws("ternary:640", x)
     assert set(np.unique(y)) <= {-top, 0.0, top}
     measured = ((y - exact) ** 2).sum(1).mean()
     assert measured == pytest.approx(top * np.abs(exact).sum() - (exact**2).sum(), rel=0.01)
@@ -173,30 +173,32 @@ def test_ternary_has_the_variance_of_a_coin() -> None:
 
 def test_ternary_keeps_what_is_ternary() -> None:
     x = np.random.default_rng(4).integers(-1, 2, 64_000).astype(np.float32) * np.float32(0.37)
-    np.testing.assert_array_equal(arrives("ternary", x), x)
-    np.testing.assert_array_equal(arrives("ternary", np.float32([1e-45, 0, -1e-45])), np.float32([1e-45, 0, -1e-45]))
+    np.testing.assert_array_equal(arrives("ternary:640", x), x)
+    np.testing.assert_array_equal(
+        arrives("ternary:640", np.float32([1e-45, 0, -1e-45])), np.float32([1e-45, 0, -1e-45])
+    )
 
 
 def test_ternary_clips_at_so_many_sigmas() -> None:
     assert compressor("ternary").unbiased
-    assert not compressor("ternary:clip=2.5").unbiased
+    assert not compressor("ternary:640:clip=2.5").unbiased
     x = np.append(normal(639), np.float32(50))
     limit = 2.5 * np.sqrt((x.astype(np.float64) ** 2).mean())
-    y = arrives("ternary:clip=2.5", x)
+    y = arrives("ternary:640:clip=2.5", x)
     assert np.abs(y).max() == pytest.approx(limit, rel=1e-6)
     assert y[639] == pytest.approx(limit, rel=1e-6)
-    np.testing.assert_array_equal(arrives("ternary:clip=2.5", np.full(640, -3, np.float32)), np.full(640, -3))
-    error = [((draws(spec, normal(640)) - normal(640)) ** 2).mean() for spec in ("ternary", "ternary:clip=2")]
+    np.testing.assert_array_equal(arrives("ternary:640:clip=2.5", np.full(640, -3, np.float32)), np.full(640, -3))
+    error = [((draws(spec, normal(640)) - normal(640)) ** 2).mean() for spec in ("ternary:640", "ternary:640:clip=2")]
     assert error[1] < 0.8 * error[0]
 
 
 def test_ternary_refuses_bytes_that_are_not_five_digits() -> None:
-    payload = encode(compressor("ternary"), normal(700))
+    payload = encode(compressor("ternary:640"), normal(700))
     for at in (4, 131, 136, payload.size - 1):
         damaged = payload.copy()
         damaged[at] = 243
         with pytest.raises(CorruptPayload, match="five digits"):
-            decode(compressor("ternary"), damaged, 700)
+            decode(compressor("ternary:640"), damaged, 700)
 
 
 def test_natural_keeps_powers_of_two() -> None:
@@ -253,7 +255,7 @@ def test_the_bound_holds_where_it_is_tight(place: float, width: float, offset: f
     random = np.random.default_rng(seed)
     x = bound * (10.0**width * random.uniform(-1, 1, 1000) + np.sign(offset) * 10.0 ** abs(offset))
     x = np.clip(x, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
-    assert within(x, arrives(f"error:{bound!r}", x), bound)
+    assert within(x, arrives(f"error:{bound!r}:block=256", x), bound)
 
 
 def test_the_bound_holds_at_the_limit_of_what_is_rounded() -> None:
@@ -262,9 +264,9 @@ def test_the_bound_holds_at_the_limit_of_what_is_rounded() -> None:
         x = limit - np.float32(bound) * np.random.default_rng(3).uniform(0, 3e4, 4096).astype(np.float32)
         x[0] = limit
         for signed in (x, -x):
-            payload = encode(compressor(f"error:{bound!r}"), signed)
+            payload = encode(compressor(f"error:{bound!r}:block=256"), signed)
             assert (payload[:16] <= 16).all()
-            assert within(signed, decode(compressor(f"error:{bound!r}"), payload, x.size), bound)
+            assert within(signed, decode(compressor(f"error:{bound!r}:block=256"), payload, x.size), bound)
 
 
 def test_blocks_take_the_bits_that_they_need() -> None:
@@ -286,7 +288,7 @@ def test_blocks_take_the_bits_that_they_need() -> None:
 def test_what_cannot_be_rounded_arrives_as_it_is() -> None:
     x = normal(1024)
     x[300:304] = np.nan, np.inf, -np.inf, 1e30
-    y = arrives("error:1e-3", x)
+    y = arrives("error:1e-3:block=256", x)
     np.testing.assert_array_equal(y[256:512].view(np.uint32), x[256:512].view(np.uint32))
     assert (y[:256] != x[:256]).any()
     assert within(x, y, 1e-3)
@@ -311,7 +313,7 @@ def test_the_sum_in_two_shots_keeps_its_bound(ranks: int) -> None:
     [(0, 17), (0, 31), (0, 33), (0, 255), (0, 0), (0, bounded.RAW), (2, 16), (3, 1), (6, 0x10), (7, 0x80)],
 )
 def test_damaged_blocks_are_refused(at: int, value: int) -> None:
-    codec = compressor("error:1e-3")
+    codec = compressor("error:1e-3:block=256")
     payload = encode(codec, normal(700))
     payload[at] = value
     with pytest.raises(CorruptPayload, match="its blocks do not fit"):
