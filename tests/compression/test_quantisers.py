@@ -63,6 +63,14 @@ def test_fp8_reads_all_codes_as_ml_dtypes_does(name: str, dtype: type, top: floa
 
 
 @pytest.mark.parametrize(("name", "dtype", "top"), FORMATS)
+def test_fp8_uses_the_whole_range(name: str, dtype: type, top: float) -> None:
+    just_above = np.nextafter(np.float32(1.75), np.float32(2))
+    for largest in np.float32([1, 1.5, 1.75, just_above, 1.99, 1e-32, 1.7e38, 2.9e38]):
+        scale = encode(compressor(name), np.float32([largest / 3, -largest]))[:4].view(np.float32)[0]
+        assert top * scale / 2 < largest <= top * scale
+
+
+@pytest.mark.parametrize(("name", "dtype", "top"), FORMATS)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_fp8_keeps_every_magnitude(name: str, dtype: type, top: float, rounding: str) -> None:
     relative, small, tiny = (2.0**-4, 2.0**-17, 2.0**-136) if name == "e4m3" else (2.0**-3, 2.0**-31, 2.0**-143)
@@ -123,6 +131,7 @@ def test_the_mean_is_right(spec: str, scale: float) -> None:
     fractions = np.exp2(np.random.default_rng(7).uniform(-7, 0, size)) * np.sign(normal(size))
     if spec.startswith("fp8"):
         fractions[1:8] *= 2.0**-12  # subnormal numbers of the format
+        fractions = np.append(np.clip(fractions[1:], -0.9, 0.9), 0.925)  # the mantissa of the largest is above 1.75
     x = (fractions * scale).astype(np.float32)
     y = draws(spec, x)
     # Relative to the scale: squares of the smallest numbers would be subnormal.
