@@ -278,6 +278,14 @@ def test_the_bound_holds_at_the_limit_of_what_is_rounded() -> None:
             assert within(signed, decode(compressor(f"error:{bound!r}:block=256"), payload, x.size), bound)
 
 
+def test_more_than_sixteen_bits_are_not_taken() -> None:
+    codec, limit = compressor("error:1e-3:block=256"), bounded.limit_of(1e-3)
+    x = np.tile(np.float32([limit, -limit]), 128)
+    payload = encode(codec, x)
+    assert payload[0] == bounded.RAW
+    np.testing.assert_array_equal(decode(codec, payload, x.size), x)
+
+
 def test_blocks_take_the_bits_that_they_need() -> None:
     codec, seen = compressor("error:1e-3:block=64"), {}
     for exponent in range(-12, 12):
