@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpicoll.collectives import ok_topk, select, sparse
+from mpicoll.collectives.summed import SummedAllreduce
 from mpicoll.collectives.two_shot import TwoShot
-from mpicoll.compression import Compressor, ErrorFeedback, Sparsifier, compressor
+from mpicoll.compression import Compressor, ErrorFeedback, Sparsifier, Summed, compressor
 from mpicoll.compression.sparse import OkTopk
 from mpicoll.runtime import ops
+from mpicoll.schedules import ALGORITHMS
 
 if TYPE_CHECKING:
     from mpicoll.collectives.program import Allocate
@@ -21,9 +23,14 @@ Compression = Compressor | ErrorFeedback
 
 
 def choose(
-    given: Any, op: Any, dtype: np.dtype[Any], count: int, wanted: str, has_hierarchy: bool
+    given: Any, op: Any, dtype: np.dtype[Any], count: int, wanted: str, size: int, nodes: int
 ) -> tuple[str, Compression]:
     """Return the algorithm and the compressor of a call: between nodes only, where there are several.
+
+    Parameters
+    ----------
+    size, nodes
+        The number of ranks; that of nodes if they can be told apart, else 0.
 
     Raises
     ------
@@ -35,27 +42,49 @@ def choose(
         raise TypeError(f"compression: {given!r} is for float32, not {dtype}")
     if ops.name_of(op) != "SUM":
         raise ValueError(f"compression: {given!r} is for SUM, not {ops.name_of(op) or op!r}")
-    if wanted not in (select.AUTO, select.TWO_SHOT, select.HIERARCHY):
-        raise ValueError(f"algorithm: {wanted!r} does not compress; there are {select.TWO_SHOT}, {select.HIERARCHY}")
-    if wanted == select.HIERARCHY and not has_hierarchy:
+    there = algorithms(made)
+    if wanted not in (select.AUTO, select.HIERARCHY, *there):
+        raise ValueError(
+            f"algorithm: {wanted!r} does not compress with {given!r}; there are {select.HIERARCHY}, {', '.join(there)}"
+        )
+    if wanted == select.HIERARCHY and not nodes:
         raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
+    name = wanted if wanted in there else select.HIERARCHY if nodes else there[0]
     if isinstance(made, ErrorFeedback):
         made.check(count)
-    return (select.HIERARCHY if has_hierarchy and wanted != select.TWO_SHOT else select.TWO_SHOT), made
+    codec = plain(made)
+    if isinstance(codec, Summed):
+        codec.rounds(count, nodes if name == select.HIERARCHY else size)
+    return name, made
+
+
+def plain(compression: Compression) -> Compressor:
+    """Return the compressor itself."""
+    return compression.compressor if isinstance(compression, ErrorFeedback) else compression
+
+
+def algorithms(compression: Compression) -> tuple[str, ...]:
+    """Return by which algorithms a compressor can be used between all ranks; first that of ``"auto"``."""
+    codec = plain(compression)
+    if not isinstance(codec, Summed):
+        return (select.SPARSE,) if isinstance(codec, Sparsifier) else (select.TWO_SHOT,)
+    dense = (select.SUMMED, *ALGORITHMS["allreduce"])
+    return (select.TWO_SHOT, *dense) if codec.in_two_shots else dense
 
 
 def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Stage, ...]:
     """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
-    feedback = task.compression if isinstance(task.compression, ErrorFeedback) else None
-    made = task.compression if feedback is None else feedback.compressor
     assert task.compression is not None
-    assert isinstance(made, Compressor)
-    channel = task.channel
-    if isinstance(made, OkTopk):
-        return ok_topk.stages(channel, made, feedback, x, y, allocate)
-    if isinstance(made, Sparsifier):
+    channel, compression = task.channel, task.compression
+    made, feedback = plain(compression), compression if isinstance(compression, ErrorFeedback) else None
+    if task.algorithm == select.TWO_SHOT:
+        return TwoShot(channel, compression, x, y, allocate).stages()
+    if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
+        if isinstance(made, OkTopk):
+            return ok_topk.stages(channel, made, feedback, x, y, allocate)
         return sparse.stages(channel, made, feedback, x, y, allocate)
-    return TwoShot(channel, task.compression, x, y, allocate).stages()
+    summed = SummedAllreduce(channel, compression, task.algorithm, x, y, allocate, persistent=task.persistent)
+    return summed.stages()
 
 
 def variant(compression: Compression | None) -> str:

@@ -178,7 +178,9 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
 
 def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, compressed.Compression]:
     wanted = call.algorithm or select.AUTO
-    name, made = compressed.choose(call.compression, call.op, buffer.dtype, buffer.count, wanted, scope.means.hierarchy)
+    cluster, size = scope.channel.cluster, scope.channel.size
+    nodes = len(set(cluster.node_of)) if cluster is not None and scope.means.hierarchy else 0
+    name, made = compressed.choose(call.compression, call.op, buffer.dtype, buffer.count, wanted, size, nodes)
     return _Chosen(name, ops.reducer_for(call.op, buffer.dtype), "SUM"), made
 
 

@@ -242,18 +242,8 @@ class _Steps:
             name = select.choose(collective, nbytes, possible, commutative=not task.ordered)
             title = f"{task.title}, step {collective}"
             if task.compression is not None and channel is self.cluster.lane:
-                return Task(
-                    channel,
-                    collective,
-                    title,
-                    select.TWO_SHOT,
-                    count,
-                    task.dtype,
-                    given,
-                    result,
-                    compression=compressed.cut(task.compression, self.begin, self.end, task.count),
-                    **facts,
-                )
+                facts["compression"] = compressed.cut(task.compression, self.begin, self.end, task.count)
+                name = compressed.algorithms(task.compression)[0]
             return Task(channel, collective, title, name, count, task.dtype, given, result, **facts)
 
         return make

@@ -283,7 +283,7 @@ def _exact(work: _Sum, *, cut: bool) -> tuple[Stage, ...]:
     assert add is not None
 
     def total(x: np.ndarray) -> None:
-        program.allreduce(x, add, "recursive_doubling", size, rank, work.allocate)
+        program.add_allreduce(x, add, "recursive_doubling", size, rank, work.allocate)
 
     program.call(partial(work.select, exactly=True))
     if cut:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpicoll.collectives import select
 from mpicoll.runtime.lowering import Call, Message, Stage, Vector, lower
 from mpicoll.runtime.ops import Reducer
 from mpicoll.schedules import chunk_bounds, find
@@ -40,14 +41,15 @@ class Program:
         self._last = self._exchanges
         self._exchanges += 1
 
-    def allreduce(
+    def add_allreduce(
         self, x: np.ndarray, reducer: Reducer, algorithm: str, size: int, rank: int, scratch: Allocate
     ) -> None:
         """Add an allreduce of `x`, in place, by the schedule of that name."""
         if size == 1 or x.size == 0:
             return
         self.call()
-        schedule = find("allreduce", algorithm).schedule(size, rank, root=0, segments=1)
+        row = find("allreduce", algorithm)
+        schedule = row.schedule(size, rank, root=0, segments=select.segments(row, x.nbytes, size))
         vector = Vector(None, x, chunk_bounds(x.size, schedule.chunks))
         for stage in lower(schedule, vector, reducer, lambda count: scratch(count, x.dtype)):
             waits_for = None if stage.waits_for is None else stage.waits_for + self._exchanges

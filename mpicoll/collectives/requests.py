@@ -172,6 +172,7 @@ class MessageRequest(PersistentRequest):
             if self._slot in task.channel.occupants:
                 raise RuntimeError(f"persistent request: {task.channel.tags.slots // 2} of them are alive already")
             task.channel.occupants[self._slot] = self
+            task.persistent = True
             self._plan = task.plan(self._slot, fresh_memory)
             self._number = task.channel.enter(self._plan.signature)
             task.check(self._plan.signature, self._number, timeout)

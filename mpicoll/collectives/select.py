@@ -32,6 +32,10 @@ BY_PARTS = ("reduce_scatter", "allgather")
 """Hierarchical too where nodes are alike: rank i of each owns part i of what its node owns."""
 TWO_SHOT = "two_shot"
 """Messages that are compressed, see :mod:`mpicoll.collectives.two_shot`."""
+SUMMED = "summed"
+"""Payloads that are added, by whichever algorithm suits, see :mod:`mpicoll.collectives.summed`."""
+SPARSE = "sparse"
+"""Entries in place of vectors, see :mod:`mpicoll.collectives.sparse` and :mod:`mpicoll.collectives.ok_topk`."""
 AUTO = "auto"
 
 

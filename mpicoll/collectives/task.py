@@ -82,7 +82,9 @@ class Task:
     ordered: bool = False
     """Whether operands must be combined in rank order."""
     compression: compressed.Compression | None = None
-    """How messages are compressed, if they are; then the algorithm is ``"two_shot"``, or the hierarchy's."""
+    """How messages are compressed, if they are; see :func:`mpicoll.collectives.compressed.algorithms`."""
+    persistent: bool = False
+    """Whether it is set up once, and then started in an order that need not be the same on all ranks."""
     kept: Any = None
     """What must live as long as the task."""
 

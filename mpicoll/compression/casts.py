@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.checks import require
 from mpicoll.compression.registry import register
+from mpicoll.compression.summed import Round, Session, Summed
 from mpicoll.kernels import casts
+
+_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @register("fp16", kind="float16")
 @register("bf16", kind="bfloat16")
 @dataclass(frozen=True)
-class Halves(Compressor):
+class Halves(Summed, Compressor):
     """float16 or bfloat16, rounded to nearest even.
 
     float16 keeps 11 bits and loses what is beyond 65504, which arrives as inf; bfloat16 keeps 8 bits and the whole
     range. NaN and inf arrive as they are.
+
+    In two shots they are added as float32. By any other algorithm they are added as they are, pair by pair as float32
+    and rounded each time: on P ranks with partial sums s_k an element is off by at most ``u (sum of |x_i| + sum of
+    |s_k|)``, to first order, u = 2^-11 or 2^-8; that is at most P u times the sum of |x_i|, and grows with P.
     """
 
+    in_two_shots: ClassVar[bool] = True
     kind: str = "float16"
 
     def __post_init__(self) -> None:
@@ -51,3 +62,26 @@ class Halves(Compressor):
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
         casts.WIDEN[self.kind](payload.view(np.uint16)[: out.size], out, add)
+
+    def rounds(self, count: int, size: int) -> tuple[Round, ...]:
+        """Return the elements."""
+        return (Round(count, _DTYPES[self.kind]),)
+
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> Session:
+        """Return one rank's part."""
+        return _Rounded(self.kind, vectors)
+
+
+class _Rounded(Session):
+    def __init__(self, kind: str, vectors: Sequence[np.ndarray]) -> None:
+        super().__init__(vectors)
+        self._kind = kind
+
+    def fill(self, number: int, x: np.ndarray) -> None:
+        casts.NARROW[self._kind](x, self.vectors[0])
+
+    def own(self, out: np.ndarray) -> None:
+        self.finish(out)
+
+    def finish(self, y: np.ndarray) -> None:
+        casts.WIDEN[self._kind](self.vectors[0], y, False)

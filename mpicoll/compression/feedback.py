@@ -8,6 +8,7 @@ import numpy as np
 
 from mpicoll.compression.base import Compressor
 from mpicoll.compression.registry import compressor
+from mpicoll.compression.summed import Memory
 from mpicoll.kernels import feedback as kernels
 
 _MEMORY = "memory."
@@ -68,7 +69,7 @@ class ErrorFeedback:
         self.residual: np.ndarray | None = None
         self.result_residual: np.ndarray | None = None
         self.steps = 0
-        self.memory: dict[str, np.ndarray] = {}
+        self.memory: Memory = {}
         self._busy = False
         self._parts: dict[tuple[int, int, int], ErrorFeedback] = {}
 

@@ -1,0 +1,246 @@
+"""Compressors whose payloads are added: equal bits by every algorithm, errors within what they say, in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll.compression.common
+from mpicoll import ErrorFeedback, Intracomm
+from mpicoll.collectives import select
+from mpicoll.collectives.program import Program
+from mpicoll.compression import Summed, compressor, names
+from mpicoll.schedules import ALGORITHMS
+from tests.mpi.conftest import TIMEOUT, WORLD
+from tests.mpi.test_compressed import given, same_everywhere
+
+pytestmark = pytest.mark.mpi
+COUNTS = (1, 2, 31, 513, 5000, 70_001)
+SPECS = [name for name in names() if isinstance(compressor(name), Summed)]
+SPECS += ["common:16:block=100:rounding=stochastic", "common:block=0"]
+
+
+def reduce(comm: Intracomm, x: np.ndarray, **how: Any) -> np.ndarray:
+    y = np.full(x.size, 7, np.float32)
+    comm.Allreduce(x, y, **{"algorithm": "summed", **how})
+    return y
+
+
+def all_given(comm: Intracomm, count: int) -> np.ndarray:
+    return np.array([given(rank, count) for rank in range(comm.size)], np.float64)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ranks_hold_equal_bits_by_every_algorithm(comm: Intracomm, spec: str) -> None:
+    for count in COUNTS:
+        x = given(comm.rank, count)
+        for algorithm in ("summed", *ALGORITHMS["allreduce"]):
+            assert same_everywhere(comm, reduce(comm, x, compression=spec, algorithm=algorithm))
+        assert (x == given(comm.rank, count)).all()
+        comm.Allreduce(MPI.IN_PLACE, x, compression=spec, algorithm="summed")
+        assert same_everywhere(comm, x)
+
+
+@pytest.mark.parametrize("spec", ["common", "common:16", "common:block=0", "common:block=64"])
+def test_codes_add_up_exactly_in_any_order(subcomm: Intracomm, spec: str) -> None:
+    size, rank = subcomm.size, subcomm.rank
+    for count in COUNTS:
+        wanted = reduce(subcomm, given(rank, count), compression=spec)
+        for algorithm in ALGORITHMS["allreduce"]:
+            np.testing.assert_array_equal(
+                reduce(subcomm, given(rank, count), compression=spec, algorithm=algorithm), wanted
+            )
+        order = np.random.default_rng(count).permutation(size)
+        np.testing.assert_array_equal(reduce(subcomm, given(order[rank], count), compression=spec), wanted)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 512), (8, 0), (16, 512), (16, 33)])
+def test_the_sum_is_within_half_a_step_of_each_rank(subcomm: Intracomm, bits: int, block: int) -> None:
+    for count in COUNTS:
+        vectors = all_given(subcomm, count)
+        length = block or count
+        largest = np.abs(np.pad(vectors, ((0, 0), (0, -count % length)))).reshape(subcomm.size, -1, length).max((0, 2))
+        steps = np.repeat(largest / ((2 ** (bits - 1) - 1) // subcomm.size), length)[:count]
+        for rounding, most in (("nearest", 0.5), ("stochastic", 1.0)):
+            spec = f"common:{bits}:block={block}:rounding={rounding}"
+            error = np.abs(reduce(subcomm, given(subcomm.rank, count), compression=spec) - vectors.sum(0))
+            assert (error <= subcomm.size * steps * most * 1.0001 + 1e-6).all()
+
+
+def test_stochastic_codes_are_right_on_average_and_differ_between_ranks(comm: Intracomm) -> None:
+    count, draws = 64, 400
+    x = np.full(count, 0.3, np.float32)
+    x[0] = 1.0
+    spec = "common:block=64:rounding=stochastic"
+    results = np.array([reduce(comm, x, compression=spec) for _ in range(draws)], np.float64)[:, 1:]
+    step, size = 1 / (127 // comm.size), comm.size
+    p = 0.3 / step % 1
+    variance = size * p * (1 - p) * step**2
+    assert abs(results.mean() - 0.3 * size) < 4 * np.sqrt(variance / results.size)
+    # Ranks that drew the same would make it `size` times as large.
+    assert 0.8 * variance < results.var() < 1.25 * variance
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("spec", ["common", "common:16"])
+def test_what_is_not_finite_poisons_its_block_on_all_ranks(comm: Intracomm, spec: str, value: float) -> None:
+    x = given(comm.rank, 2000)
+    if comm.rank == comm.size - 1:
+        x[600] = value
+    y = reduce(comm, x, compression=spec)
+    assert np.isnan(y[512:1024]).all()
+    assert np.isfinite(y[:512]).all()
+    assert np.isfinite(y[1024:]).all()
+
+
+@pytest.mark.parametrize(("spec", "unit"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
+def test_halves_err_with_the_number_of_ranks_and_no_more(subcomm: Intracomm, spec: str, unit: float) -> None:
+    for count in COUNTS:
+        vectors = all_given(subcomm, count)
+        bound = subcomm.size * unit * np.abs(vectors).sum(0) * 1.01 + 2.0**-24
+        for algorithm in ("ring", "recursive_doubling"):
+            y = reduce(subcomm, given(subcomm.rank, count), compression=spec, algorithm=algorithm)
+            assert (np.abs(y - vectors.sum(0)) <= bound).all()
+
+
+def test_halves_travel_as_halves(comm: Intracomm) -> None:
+    x = given(comm.rank, 5000).astype(np.float16)
+    wanted = np.empty_like(x)
+    comm.Allreduce(x, wanted, algorithm="ring")
+    y = reduce(comm, x.astype(np.float32), compression="fp16", algorithm="ring")
+    np.testing.assert_array_equal(y, wanted.astype(np.float32))
+
+
+def forms(comm: Intracomm, compression: Any) -> dict[str, Callable[[np.ndarray, np.ndarray], None]]:
+    how = {"compression": compression, "algorithm": "summed"}
+
+    def nonblocking(x: np.ndarray, y: np.ndarray) -> None:
+        requests = [comm.Iallreduce(x, y, **how), comm.Iallreduce(x.copy(), y.copy(), compression="common:16")]
+        for request in reversed(requests):
+            request.Wait()
+
+    def persistent(x: np.ndarray, y: np.ndarray) -> None:
+        plan = comm.Allreduce_init(x, y, **how)
+        for _ in range(1 if isinstance(compression, ErrorFeedback) else 3):
+            y[:] = 0
+            plan.Start()
+            plan.Wait()
+        plan.Free()
+
+    def in_place(x: np.ndarray, y: np.ndarray) -> None:
+        y[:] = x
+        comm.Allreduce(MPI.IN_PLACE, y, **how)
+
+    return {"nonblocking": nonblocking, "persistent": persistent, "in place": in_place}
+
+
+@pytest.mark.parametrize("form", ["nonblocking", "persistent", "in place"])
+@pytest.mark.parametrize("spec", ["common", "fp16"])
+def test_every_form_does_the_same(comm: Intracomm, spec: str, form: str) -> None:
+    for count in (1, 100, 5001):
+        x, y = given(comm.rank, count), np.zeros(count, np.float32)
+        first, second = ErrorFeedback(spec), ErrorFeedback(spec)
+        forms(comm, spec)[form](x, y)
+        np.testing.assert_array_equal(y, reduce(comm, x, compression=spec))
+        for _ in range(3):
+            forms(comm, first)[form](x, y)
+            np.testing.assert_array_equal(y, reduce(comm, x, compression=second))
+        np.testing.assert_array_equal(first.residual, second.residual)
+
+
+@pytest.mark.parametrize("spec", [name for name in SPECS if name not in ("fp16", "bf16")])
+def test_feedback_keeps_what_the_others_did_not_see(comm: Intracomm, spec: str) -> None:
+    count, feedback = 5000, ErrorFeedback(spec)
+    exact, got = np.zeros(count), np.zeros(count)
+    for step in range(6):
+        x = given(comm.rank + 10 * step, count)
+        y = reduce(comm, x, compression=feedback)
+        total = np.zeros(count, np.float64)
+        MPI.Intracomm(comm).Allreduce(x.astype(np.float64), total)
+        exact, got = exact + total, got + y
+    assert feedback.residual is not None
+    owed = np.zeros(count, np.float64)
+    MPI.Intracomm(comm).Allreduce(feedback.residual.astype(np.float64), owed)
+    np.testing.assert_allclose(got + owed, exact, atol=1e-3)
+    assert (owed != 0).any()
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("spec", SPECS)
+def test_between_nodes_only(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    monkeypatch.setenv("MPICOLL_NODES", "2")
+    plain = WORLD.Dup()
+    comm = Intracomm(plain, timeout=TIMEOUT)
+    for count in (1, 5000, 700_001):
+        y = reduce(comm, given(comm.rank, count), compression=spec, algorithm="hierarchy")
+        assert same_everywhere(comm, y)
+        if spec.startswith("common"):
+            exact = all_given(comm, count).sum(0)
+            # Two nodes share 127 levels; all |x| of a node together are below 5 standard deviations of each rank.
+            assert np.abs(y - exact).max() < 2 * 5 * comm.size / (127 // 2)
+        y = reduce(comm, given(comm.rank, count), compression=spec, algorithm="ring")
+        assert same_everywhere(comm, y)
+    plain.Free()
+
+
+@pytest.mark.parametrize(
+    ("spec", "algorithm", "says"),
+    [
+        ("int8", "ring", "'ring' does not compress with 'int8'; there are hierarchy, two_shot"),
+        ("int8", "summed", "'summed' does not compress"),
+        ("common", "two_shot", "'two_shot' does not compress with 'common'; there are hierarchy, summed, "),
+        ("fp16", "mine", "'mine' does not compress"),
+        ("common:7", None, "bits: 7"),
+        ("common:block=5", None, "block: 5"),
+        ("common:rounding=up", None, "rounding: 'up'"),
+    ],
+)
+def test_wrong_settings_are_refused(comm: Intracomm, spec: str, algorithm: str | None, says: str) -> None:
+    x = np.ones(100, np.float32)
+    with pytest.raises(ValueError, match=says):
+        comm.Allreduce(x, x.copy(), compression=spec, algorithm=algorithm)
+
+
+def test_too_many_ranks_are_refused(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mpicoll.compression.common._LARGEST, 8, comm.size - 1)
+    x = np.ones(100, np.float32)
+    with pytest.raises(ValueError, match=f"at most {comm.size - 1} ranks without overflow, not on {comm.size}"):
+        comm.Allreduce(x, x.copy(), compression="common")
+
+
+def test_ranks_may_start_persistent_operations_in_any_order(comm: Intracomm) -> None:
+    x = given(comm.rank, 3000)
+    specs = [spec for spec in SPECS if not spec.startswith("fp16")]
+    ends = [np.zeros_like(x) for _ in specs]
+    plans = [
+        comm.Allreduce_init(x, y, compression=spec, algorithm="summed") for spec, y in zip(specs, ends, strict=True)
+    ]
+    for plan in plans if comm.rank % 2 else plans[::-1]:
+        plan.Start()
+    between = reduce(comm, x, compression="common:rounding=stochastic")
+    for plan in plans:
+        plan.Wait()
+        plan.Free()
+    for y in (between, *ends):
+        assert same_everywhere(comm, y)
+
+
+def test_rounds_are_done_by_what_suits_their_length(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    original = Program.add_allreduce
+
+    def noting(self: Program, x: np.ndarray, reducer: Any, algorithm: str, *rest: Any) -> None:
+        taken.append(algorithm)
+        original(self, x, reducer, algorithm, *rest)
+
+    monkeypatch.setattr(Program, "add_allreduce", noting)
+    count, means = 1 << 20, select.means_of(comm.channel).without_memory()
+    x = given(comm.rank, count)
+    reduce(comm, x, compression="common")
+    assert taken == [select.choose("allreduce", nbytes, means) for nbytes in (count // 128, count)]
+    reduce(comm, x, compression="common", algorithm="tree")
+    assert taken[2:] == ["tree", "tree"]
