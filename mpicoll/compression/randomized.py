@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from mpicoll.compression.base import Key
 from mpicoll.compression.registry import register
 from mpicoll.compression.sparse import Sparsifier, check_density, entries_for
+from mpicoll.compression.summed import Round, Session, Summed
 from mpicoll.kernels import draws, random, sparse
 
 _UNLIKELY = math.log(1e18)
@@ -18,7 +20,7 @@ _UNLIKELY = math.log(1e18)
 
 @register("randomk")
 @dataclass(frozen=True)
-class RandomK(Sparsifier):
+class RandomK(Summed, Sparsifier):
     """Elements drawn at random, the same ones on every rank: exactly so many, one of each of k equal runs.
 
     ``density`` is their share, rounded up, or ``k`` their number. With ``scale=1`` each is multiplied by the length
@@ -26,7 +28,8 @@ class RandomK(Sparsifier):
     where k divides the count. With 0 it is biased, to be used with error feedback. A product beyond the range of
     float32 is inf. NaN and inf arrive if they are drawn, and are otherwise lost.
 
-    Positions follow from the key's seed, step and first element, and not from its rank.
+    Positions follow from the key's seed, step and first element, and not from its rank: only values travel between ranks,
+    and they are added as dense vectors are.
     """
 
     density: float = 0.01
@@ -72,6 +75,31 @@ class RandomK(Sparsifier):
     def _draw(count: int, key: Key, indices: np.ndarray) -> None:
         if count:
             draws.positions(count, key._replace(rank=0).words(), key.first, indices)
+
+    def rounds(self, count: int, size: int) -> tuple[Round, ...]:
+        """Return the values."""
+        return (Round(self.capacity(count), np.dtype(np.float32)),)
+
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> Session:
+        """Return one rank's part."""
+        return _Drawn(self, vectors)
+
+
+class _Drawn(Session):
+    def __init__(self, settings: RandomK, vectors: Sequence[np.ndarray]) -> None:
+        super().__init__(vectors)
+        self._settings, self._values = settings, vectors[0]
+        self._indices = np.empty(self._values.size, np.uint32)
+
+    def fill(self, number: int, x: np.ndarray) -> None:
+        self._settings.select(x, self.key, self._indices, self._values)
+
+    def own(self, out: np.ndarray) -> None:
+        self.finish(out)
+
+    def finish(self, y: np.ndarray) -> None:
+        y[:] = 0
+        sparse.scatter(self._indices, self._values, y)
 
 
 @register("wangni")
