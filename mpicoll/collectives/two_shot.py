@@ -16,17 +16,20 @@ the owner of the shard. (Tang et al., "1-bit Adam", ICML 2021, section 5; Alista
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpicoll.compression import Compressor, ErrorFeedback, Key
+from mpicoll.errors import CorruptPayload
 from mpicoll.runtime.lowering import Call, Message, Stage
 
 if TYPE_CHECKING:
+    from mpicoll.collectives.program import Allocate
     from mpicoll.runtime.channel import Channel
 
 _ALIGNMENT = 64
+_HEAD_NBYTES = 8
 _CODES = np.dtype(np.uint8)
 _VALUES = np.dtype(np.float32)
 
@@ -35,6 +38,48 @@ def shard_bounds(count: int, size: int, granularity: int) -> list[int]:
     """Return ``size + 1`` offsets that cut `count` elements at multiples of `granularity`, as evenly as that allows."""
     blocks = -(-count // granularity)
     return [min(count, blocks * rank // size * granularity) for rank in range(size + 1)]
+
+
+class Payload:
+    """Memory for what a compressor makes of `count` elements, on its way out or in.
+
+    Where the length depends on the elements, it goes ahead in 8 bytes.
+    """
+
+    def __init__(self, compressor: Compressor, count: int, allocate: Allocate) -> None:
+        self._compressor, self._head = compressor, 0 if compressor.fixed else _HEAD_NBYTES
+        nbytes = (self._head + compressor.wire_nbytes(count)) if count else 0
+        # Each on cache lines of its own.
+        self.memory = allocate(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _CODES)[:nbytes]
+
+    def compress(self, x: np.ndarray, key: Key) -> None:
+        """Write the payload of `x`."""
+        nbytes = self._compressor.compress(x, self.memory[self._head :], key)
+        if self._head:
+            self.memory[: self._head].view(np.int64)[0] = nbytes
+
+    def decompress(self, out: np.ndarray, *, add: bool = False) -> None:
+        """Write what the payload says, or add it.
+
+        Raises
+        ------
+        CorruptPayload
+            If it cannot be one of so many elements.
+        """
+        body = self._written()[self._head :]
+        (self._compressor.decompress_add if add else self._compressor.decompress)(body, out)
+
+    def outgoing(self) -> np.ndarray | Callable[[], np.ndarray]:
+        """Return what is sent: where the length varies, a function for when it is known."""
+        return self._written if self._head and self.memory.size else self.memory
+
+    def _written(self) -> np.ndarray:
+        if self._head == 0:
+            return self.memory
+        nbytes = int(self.memory[: self._head].view(np.int64)[0])
+        if not 0 <= nbytes <= self.memory.size - self._head:
+            raise CorruptPayload(f"payload of at most {self.memory.size - self._head} bytes: says that it has {nbytes}")
+        return self.memory[: self._head + nbytes]
 
 
 class TwoShot:
@@ -54,20 +99,18 @@ class TwoShot:
         compression: Compressor | ErrorFeedback,
         x: np.ndarray,
         y: np.ndarray,
-        allocate: Callable[[int, np.dtype[Any]], np.ndarray],
+        allocate: Allocate,
     ) -> None:
         self._channel, self._x, self._y = channel, x, y
         self._feedback = compression if isinstance(compression, ErrorFeedback) else None
         compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
-        self._compressor, self._size, self._rank = compressor, channel.size, channel.rank
+        self._size, self._rank = channel.size, channel.rank
         self._bounds = shard_bounds(x.size, self._size, compressor.granularity)
-        lengths = [compressor.wire_nbytes(stop - start) for start, stop in self._shards()]
-        own = lengths[self._rank]
-        self._outgoing = _areas(lengths, allocate)
-        self._incoming = _areas([own] * self._size, allocate)
-        self._results = _areas(lengths, allocate)
-        longest = max(stop - start for start, stop in self._shards()) if self._feedback else 0
-        self._decoded = allocate(longest, _VALUES)
+        counts = [stop - start for start, stop in self._shards()]
+        self._outgoing = [Payload(compressor, count, allocate) for count in counts]
+        self._incoming = [Payload(compressor, counts[self._rank], allocate) for _ in counts]
+        self._results = [Payload(compressor, count, allocate) for count in counts]
+        self._decoded = allocate(max(counts) if self._feedback else 0, _VALUES)
         self._step = 0
 
     def _shards(self) -> list[tuple[int, int]]:
@@ -76,10 +119,10 @@ class TwoShot:
     def stages(self) -> tuple[Stage, ...]:
         """Return what to do: compress and exchange, reduce and give to all, decode."""
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
-        first = [Message(True, peer, self._outgoing[peer]) for peer in others]
-        first += [Message(False, peer, self._incoming[peer]) for peer in others]
-        second = [Message(True, peer, self._results[self._rank]) for peer in others]
-        second += [Message(False, peer, self._results[peer]) for peer in others]
+        first = [Message(False, peer, self._incoming[peer].memory) for peer in others]
+        first += [Message(True, peer, self._outgoing[peer].outgoing()) for peer in others]
+        second = [Message(False, peer, self._results[peer].memory) for peer in others]
+        second += [Message(True, peer, self._results[self._rank].outgoing()) for peer in others]
         return (
             Stage(None, (Call(self._compress, ()),), _without_empty(first)),
             Stage(0, (Call(self._reduce, ()),), _without_empty(second)),
@@ -98,14 +141,14 @@ class TwoShot:
             target = (self._incoming if owner == self._rank else self._outgoing)[owner]
             if stop == start:
                 continue
-            self._compressor.compress(given[start:stop], target, self._key(0, start))
+            target.compress(given[start:stop], self._key(0, start))
             if feedback is not None:
                 feedback.update(self._decode_own(target, stop - start), start)
 
-    def _decode_own(self, payload: np.ndarray, count: int) -> np.ndarray:
+    def _decode_own(self, payload: Payload, count: int) -> np.ndarray:
         """Return what the others will see."""
         decoded = self._decoded[:count]
-        self._compressor.decompress(payload, decoded)
+        payload.decompress(decoded)
         return decoded
 
     def _reduce(self) -> None:
@@ -113,26 +156,20 @@ class TwoShot:
         if stop == start:
             return
         own = self._y[start:stop]
-        self._compressor.decompress(self._incoming[0], own)
-        for payload in self._incoming[1:]:
-            self._compressor.decompress_add(payload, own)
-        feedback, payload = self._feedback, self._results[self._rank]
+        for rank, payload in enumerate(self._incoming):
+            payload.decompress(own, add=rank > 0)
+        feedback, result = self._feedback, self._results[self._rank]
         owed = own if feedback is None else feedback.compensate_result(own, start)
-        self._compressor.compress(owed, payload, self._key(1, start))
+        result.compress(owed, self._key(1, start))
         if feedback is not None:
-            feedback.update_result(self._decode_own(payload, own.size), start)
+            feedback.update_result(self._decode_own(result, own.size), start)
 
     def _decode(self) -> None:
         for payload, (start, stop) in zip(self._results, self._shards(), strict=True):
             if stop > start:
-                self._compressor.decompress(payload, self._y[start:stop])
+                payload.decompress(self._y[start:stop])
         if self._feedback is not None:
             self._feedback.end()
-
-
-def _areas(lengths: list[int], allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> list[np.ndarray]:
-    """Return memory for payloads of these lengths, each on cache lines of its own."""
-    return [allocate(-(-length // _ALIGNMENT) * _ALIGNMENT, _CODES)[:length] for length in lengths]
 
 
 def _without_empty(messages: list[Message]) -> tuple[Message, ...]:

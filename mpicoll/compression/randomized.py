@@ -28,8 +28,8 @@ class RandomK(Summed, Sparsifier):
     where k divides the count. With 0 it is biased, to be used with error feedback. A product beyond the range of
     float32 is inf. NaN and inf arrive if they are drawn, and are otherwise lost.
 
-    Positions follow from the key's seed, step and first element, and not from its rank: only values travel between ranks,
-    and they are added as dense vectors are.
+    Positions follow from the key's seed, step and first element, and not from its rank: only values travel between
+    ranks, and they are added as dense vectors are.
     """
 
     density: float = 0.01

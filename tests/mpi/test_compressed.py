@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import select
+from mpicoll.collectives import select, two_shot
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError
 from tests.mpi.conftest import TIMEOUT, WORLD
@@ -15,9 +15,7 @@ from tests.mpi.conftest import TIMEOUT, WORLD
 pytestmark = pytest.mark.mpi
 COUNTS = (1, 5, 513, 4096, 70_001)
 SPARSE = {name for name in names() if isinstance(compressor(name), Sparsifier)}
-# Payloads whose length depends on the contents: the exchange in two shots sends such as are of fixed length only.
-VARIABLE_LENGTH = {name for name in names() if not compressor(name).fixed}
-FIXED_LENGTH = [name for name in names() if name not in SPARSE | VARIABLE_LENGTH]
+DENSE = [name for name in names() if name not in SPARSE]
 
 
 def given(rank: int, count: int) -> np.ndarray:
@@ -39,7 +37,7 @@ def decoded(spec: str, x: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("spec", [*FIXED_LENGTH, "int8:block=32", "int4:rounding=stochastic"])
+@pytest.mark.parametrize("spec", [*DENSE, "int8:block=32", "int4:rounding=stochastic"])
 def test_ranks_hold_equal_bits(comm: Intracomm, spec: str) -> None:
     for count in COUNTS:
         exact = sum(given(rank, count).astype(np.float64) for rank in range(comm.size))
@@ -64,6 +62,33 @@ def test_the_error_is_that_of_two_compressions(comm: Intracomm) -> None:
     for other in sent[1:]:
         total += other
     np.testing.assert_array_equal(y, decoded(spec, total))
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e-3, 0.5])
+def test_an_absolute_bound_is_kept(comm: Intracomm, bound: float) -> None:
+    for count in COUNTS:
+        vectors = [given(rank, count) * np.float32(10.0 ** (rank % 3 - 1)) for rank in range(comm.size)]
+        y = np.zeros(count, np.float32)
+        comm.Allreduce(vectors[comm.rank], y, compression=f"error:{bound}")
+        exact, most = sum(x.astype(np.float64) for x in vectors), sum(np.abs(x.astype(np.float64)) for x in vectors)
+        assert (np.abs(y - exact) <= (comm.size + 1) * bound + comm.size * 2.0**-24 * most).all()
+        assert same_everywhere(comm, y)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_length_that_cannot_be_is_refused(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = two_shot.Payload.compress
+
+    def too_long(self: two_shot.Payload, x: np.ndarray, key: Key) -> None:
+        written(self, x, key)
+        self.memory[:8].view(np.int64)[0] = 1 << 40
+
+    x = np.ones(5000, np.float32)
+    if comm.rank == 0:
+        monkeypatch.setattr(two_shot.Payload, "outgoing", lambda self: self.memory)
+        monkeypatch.setattr(two_shot.Payload, "compress", too_long)
+    with pytest.raises(CorruptPayload, match="1099511627776"):
+        comm.Allreduce(x, x.copy(), compression="error:1e-3")
 
 
 def test_other_forms(comm: Intracomm) -> None:
