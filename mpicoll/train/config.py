@@ -1,4 +1,7 @@
-"""The options of a training run: one frozen record, and the command line that makes it. No NumPy, no MPI."""
+"""The options of a training run: one frozen record, and the command line that makes it. No MPI.
+
+NumPy is imported only where ``--compression`` is given, to see whether there is such a compressor.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from mpicoll.train.failures import UsageError
 MODELS = ("mlp", "logistic", "conv")
 SCHEDULES = ("cosine", "constant", "step")
 DTYPES = ("float32", "float64")
+FEEDBACK = {"auto": None, "on": True, "off": False}
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -45,6 +49,12 @@ class TrainConfig:
         Stop after so many steps; None for all epochs.
     warmup
         Steps during which the learning rate rises.
+    compression
+        How gradients are compressed on their way; None if they are not.
+    error_feedback
+        ``"auto"``, ``"on"`` or ``"off"``: whether what that loses comes with the next step.
+    warmup_dense
+        Steps at the beginning that are not compressed.
     timeout
         Seconds that a collective may wait for a rank.
     """
@@ -68,6 +78,9 @@ class TrainConfig:
     seed: int = 0
     algorithm: str = "auto"
     bucket_bytes: int = 4 << 20
+    compression: str | None = None
+    error_feedback: str = "auto"
+    warmup_dense: int = 0
     timeout: float = 60.0
     json: str | None = None
     log_steps: str | None = None
@@ -98,6 +111,7 @@ examples:
   mpirun -n 8 python -m mpicoll.train --model conv --epochs 10 --json result.json
   mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
   mpirun -n 8 python -m mpicoll.train --dataset ~/mnist --algorithm ring --epochs 5
+  mpirun -n 8 python -m mpicoll.train --compression sign --warmup-dense 100
   mpirun -n 8 python -m mpicoll.train --dataset x.npy --labels y.npy --model logistic"""
 
 
@@ -191,6 +205,12 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "library), ring, ...; `python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
                        help="the most that one Allreduce takes, such as 64K or 4M (default: 4M)")  # fmt: skip
+    group.add_argument("--compression", metavar="SPEC", help="how gradients (float32) are compressed on their way: "
+                       "fp16, int8, int4:block=128, sign, ... (default: not at all)")  # fmt: skip
+    group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether what compression loses is kept and "
+                       "comes with the next step; auto: if the compressor needs it (default: %(default)s)")  # fmt: skip
+    group.add_argument("--warmup-dense", type=_integer(0), metavar="STEPS",
+                       help="steps before compression begins (default: %(default)s)")  # fmt: skip
     group.add_argument("--timeout", type=_real(0, open_start=True), metavar="SECONDS",
                        help="how long a collective waits for a rank (default: %(default)s)")  # fmt: skip
 
@@ -239,6 +259,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise HelpRequested(f"mpicoll {__version__}")
     _check_model(options)
     _check_data(options)
+    _check_compression(options)
     if options["nesterov"] and not options["momentum"]:
         raise UsageError("--nesterov needs a --momentum above 0")
     return TrainConfig(**options)
@@ -262,6 +283,25 @@ def _check_data(options: dict[str, Any]) -> None:
         raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
     if dataset.startswith("synthetic"):
         parse_synthetic(dataset)
+
+
+def _check_compression(options: dict[str, Any]) -> None:
+    spec, feedback = options["compression"], options["error_feedback"]
+    if spec is None:
+        if feedback != "auto" or options["warmup_dense"]:
+            name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
+            raise UsageError(f"{name} has no meaning without --compression")
+        return
+    from mpicoll.compression import compressor
+
+    try:
+        made = compressor(spec)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    if options["dtype"] != "float32":
+        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
+    if feedback == "on" and made.unbiased:
+        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
 
 
 def parse_synthetic(text: str) -> Synthetic:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll.gradients import GradientSynchronizer, differing_ranks
 from mpicoll.train.clock import Clock
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.data import Dataset, Samples
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
@@ -96,7 +96,13 @@ class Trainer:
         self.parameters = model.initial(config.seed)
         comm.Bcast(self.parameters)
         self._gradients = GradientSynchronizer(
-            [self.parameters], comm=comm, bucket_bytes=config.bucket_bytes, average=False
+            model.shapes,
+            comm=comm,
+            compression=config.compression,
+            error_feedback=FEEDBACK[config.error_feedback],
+            bucket_bytes=config.bucket_bytes,
+            average=False,
+            dtype=model.dtype,
         )
         self._optimizer = MomentumSGD(
             self.parameters,
@@ -117,6 +123,19 @@ class Trainer:
     def records(self) -> list[StepRecord]:
         """One record for each step taken."""
         return self._tally.records
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether what compression loses comes with the next step."""
+        return self._gradients.error_feedback
+
+    def nbytes(self) -> tuple[float, float]:
+        """Return bytes that a rank has sent for gradients, and would have without compression; means over ranks."""
+        own, size = self._gradients, self._size
+        sums = np.array([own.sent_nbytes, 2 * (size - 1) * own.nbytes / size])
+        self._comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        sent, dense = (sums / size).tolist()
+        return sent, dense
 
     @property
     def total_steps(self) -> int:
@@ -177,7 +196,7 @@ class Trainer:
         with clock.spent_on("compute"):
             loss, correct = self._model.loss_and_gradient(self._storage, x, y)
         with clock.spent_on("communication"):
-            self._gradients.synchronize()
+            self._gradients.synchronize(compress=step >= config.warmup_dense)
         rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
         with clock.spent_on("compute"):
             self._optimizer.step(self._gradients.flat, rate, 1 / count)

@@ -78,7 +78,19 @@ def summary(result: dict[str, Any]) -> str:
         f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
+        f"{_compression(result)}"
     )
+
+
+def _compression(result: dict[str, Any]) -> str:
+    """Return a line on what compression saved, nothing without."""
+    config, ratio = result["config"], result["compression_ratio"]
+    if config["compression"] is None:
+        return ""
+    feedback = "with" if result["error_feedback"] else "without"
+    sent = "nothing" if ratio is None else f"{_thousands(result['sent_nbytes_per_step'])} bytes a step"
+    fewer = "" if ratio is None else f", {ratio:.1f} times fewer than dense"
+    return f"\ncompression {config['compression']} {feedback} error feedback: {sent} sent by a rank{fewer}"
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

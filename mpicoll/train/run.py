@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.gradients import differing_ranks
 from mpicoll.train import report
 from mpicoll.train.agreement import all_succeed, wait_politely
@@ -44,7 +45,7 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
     all_succeed(comm, lambda: report.check_writable([config.json, config.log_steps]) if rank == 0 else None)
     dataset = load(config, comm)
     model = build_model(config, dataset)
-    compile_kernels(model, dataset, comm)
+    compile_kernels(model, dataset, comm, config.compression)
     with np.errstate(all="ignore"):  # a loss that is not finite is found, and reported once
         trainer = Trainer(config, comm, dataset, model, clock)
         comm.Barrier()
@@ -75,14 +76,14 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
 
 
-def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm) -> None:
+def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compression: str | None) -> None:
     """Compile the model's kernels or load them from Numba's cache; rank 0 first, so that the others find them there."""
     _prepare_numba()
     if comm.Get_rank() == 0:
-        _touch_kernels(model, dataset)
+        _touch_kernels(model, dataset, compression)
     wait_politely(comm)
     if comm.Get_rank() != 0:
-        _touch_kernels(model, dataset)
+        _touch_kernels(model, dataset, compression)
     wait_politely(comm)
 
 
@@ -95,12 +96,15 @@ def _prepare_numba() -> None:
         cpu_target.target_context.refresh()
 
 
-def _touch_kernels(model: Model, dataset: Dataset) -> None:
+def _touch_kernels(model: Model, dataset: Dataset, compression: str | None) -> None:
     x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
     parameters = model.initial(0)
     gradient = np.zeros_like(parameters)
     model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
     MomentumSGD(parameters, momentum=0).step(gradient, 0.0)
+    if compression is not None:
+        feedback = ErrorFeedback(compression)
+        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)
 
 
 def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[str, Any]:
@@ -114,6 +118,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[s
     tested = trainer.evaluate()
     digest = trainer.check_replicas()
     clock = trainer.clock.mean(comm)
+    sent, dense = trainer.nbytes()
     first_step = np.array([trainer.seconds_to_first_step])
     comm.Allreduce(MPI.IN_PLACE, first_step, MPI.MAX)
     return {
@@ -125,6 +130,9 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[s
         "communication_share": clock.communication_share,
         "ranks": comm.Get_size(),
         "steps": trainer.total_steps,
+        "sent_nbytes_per_step": sent / trainer.total_steps,
+        "compression_ratio": dense / sent if sent else None,
+        "error_feedback": trainer.error_feedback,
         "parameter_count": len(trainer.parameters),
         "parameters_sha256": digest,
         "training_seconds": seconds,

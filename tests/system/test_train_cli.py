@@ -60,6 +60,17 @@ def test_defaults_reach_97_percent_on_digits_with_eight_ranks(tmp_path, seed):
     assert result["ranks"] == 8
 
 
+def test_compression_learns_and_sends_less(tmp_path):
+    path = tmp_path / "r.json"
+    train(3, *["--compression", "sign", "--warmup-dense", "20", "--epochs", "12"], "--json", str(path))
+    result = json.loads(path.read_text())
+    assert result["test_accuracy"] > 0.94
+    assert result["error_feedback"]
+    assert 5 < result["compression_ratio"] < 30
+    train(3, *["--compression", "sign", "--error-feedback", "off", "--epochs", "1"], "--json", str(path))
+    assert not json.loads(path.read_text())["error_feedback"]
+
+
 def test_ranks_without_samples_take_part(tmp_path):
     path = tmp_path / "r.json"
     options = "--dataset synthetic:9x4x2 --batch 3 --epochs 3"
@@ -82,6 +93,7 @@ def test_mapped_files_are_read_by_every_rank(tmp_path):
     [
         ("--hidden 3 --model conv", 2, "--hidden is for"),
         ("--algorithm nonsense", 2, "nonsense"),
+        ("--compression nonsense", 2, "is not one of fp16"),
         ("--dataset nowhere.npz", 1, "no such file"),
         ("--lr 1e30", 1, "the loss became"),
     ],

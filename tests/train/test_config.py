@@ -53,6 +53,13 @@ def test_options_arrive():
         ("--test-fraction 1", "--test-fraction"),
         ("--bucket-bytes 0", "--bucket-bytes"),
         ("--bucket-bytes 4X", "--bucket-bytes"),
+        ("--compression int9", "--compression: 'int9' is not one of .*sign"),
+        ("--compression int8:block=33", "block: 33"),
+        ("--compression int8 --dtype float64", "--dtype float32"),
+        ("--error-feedback on", "without --compression"),
+        ("--warmup-dense 3", "without --compression"),
+        ("--compression int4:rounding=stochastic --error-feedback on", "unbiased"),
+        ("--compression sign --error-feedback maybe", "--error-feedback"),
         ("--model tree", "--model"),
         ("--dtype float16", "--dtype"),
         ("--epoch 3", "unrecognized"),
@@ -78,6 +85,11 @@ def test_help_names_every_option_and_default():
     for default in ("0.2", "256,128", "digits", "cosine", "float32", "60.0"):
         assert f"default: {default}" in text
     assert "examples" in text
+
+
+def test_compression_arrives():
+    config = parse(["--compression", "sign:block=64", "--error-feedback", "off", "--warmup-dense", "5"])
+    assert (config.compression, config.error_feedback, config.warmup_dense) == ("sign:block=64", "off", 5)
 
 
 @pytest.mark.parametrize(
