@@ -17,7 +17,7 @@ from mpicoll.train.data import Dataset, Samples
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
 from mpicoll.train.models import Flat, Model, Storage
-from mpicoll.train.optimizer import MomentumSGD, learning_rate
+from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD, learning_rate
 from mpicoll.train.report import Progress
 from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
 
@@ -104,7 +104,9 @@ class Trainer:
             average=False,
             dtype=model.dtype,
         )
-        self._optimizer = MomentumSGD(
+        compressor = self._gradients.compression
+        losing = self.error_feedback or (compressor is not None and compressor.needs_feedback)
+        self._optimizer = (LocalMomentumSGD if losing else MomentumSGD)(
             self.parameters,
             momentum=config.momentum,
             nesterov=config.nesterov,
@@ -195,11 +197,16 @@ class Trainer:
             self._dataset.train.fill(indices, x, y)
         with clock.spent_on("compute"):
             loss, correct = self._model.loss_and_gradient(self._storage, x, y)
+            if isinstance(self._optimizer, LocalMomentumSGD):
+                self._optimizer.local(self._gradients.flat, 1 / count)
         with clock.spent_on("communication"):
             self._gradients.synchronize(compress=step >= config.warmup_dense)
         rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
         with clock.spent_on("compute"):
-            self._optimizer.step(self._gradients.flat, rate, 1 / count)
+            if isinstance(self._optimizer, LocalMomentumSGD):
+                self._optimizer.step(self._gradients.flat, rate)
+            else:
+                self._optimizer.step(self._gradients.flat, rate, 1 / count)
         self._samples_seen += count
         due = self._tally.add(step, epoch, rate, count, loss, correct)
         if due or last or step == 0:

@@ -84,3 +84,55 @@ class MomentumSGD:
                 stop - start if decays else 0,
                 self._nesterov,
             )
+
+
+class LocalMomentumSGD:
+    """The same on many ranks, with each rank's momentum kept apart, for gradients that lose much on their way.
+
+    A step is ``own = local(own gradient)``, the sum of that over ranks, ``step(sum)``. Momentum is linear: without
+    losses this is :class:`MomentumSGD`. But what is compressed is then the velocity, the very step that is to be taken.
+    Behind the sum, momentum would repeat what was owed for a long time and comes now all at once, ten times over at
+    0.9: with signs and error feedback training diverges. (Momentum correction: Lin et al., "Deep gradient
+    compression", ICLR 2018; Zheng et al., "Communication-efficient distributed blockwise momentum SGD with
+    error-feedback", NeurIPS 2019.)
+
+    The velocity of weight decay, which all ranks know, is not sent. Parameters as for :class:`MomentumSGD`.
+    """
+
+    def __init__(
+        self,
+        parameters: np.ndarray,
+        *,
+        momentum: float,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        spans: Sequence[Span] | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.velocity, self._decay_velocity = np.zeros_like(parameters), np.zeros_like(parameters)
+        self._decay = np.full_like(parameters, weight_decay)
+        for start, stop, decays in spans or ():
+            self._decay[start:stop] *= decays
+        self._momentum, self._nesterov = parameters.dtype.type(momentum), nesterov
+
+    def local(self, gradient: np.ndarray, scale: float) -> None:
+        """Replace ``scale * gradient`` of this rank with the velocity, in place."""
+        gradient *= gradient.dtype.type(scale)
+        self._push(self.velocity, gradient)
+
+    def step(self, total: np.ndarray, rate: float) -> None:
+        """Move the parameters along ``-rate`` times the sum of all ranks' velocities and that of the decay."""
+        course = self._decay * self.parameters
+        self._push(self._decay_velocity, course)
+        course += total
+        course *= course.dtype.type(rate)
+        self.parameters -= course
+
+    def _push(self, velocity: np.ndarray, gradient: np.ndarray) -> None:
+        """Add a gradient to its velocity, and replace it with the direction in which to go."""
+        velocity *= self._momentum
+        velocity += gradient
+        if self._nesterov:
+            gradient += self._momentum * velocity
+        else:
+            gradient[:] = velocity

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpicoll.train.models import Span
-from mpicoll.train.optimizer import MomentumSGD, learning_rate
+from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD, learning_rate
 
 
 def plain_step(p, v, g, rate, momentum, decay, decayed, nesterov):
@@ -63,3 +63,21 @@ def test_step_falls_to_a_tenth_twice():
 def test_run_shorter_than_its_warmup(schedule):
     assert learning_rate(0, 1, 1.0, 5, schedule) == pytest.approx(0.2)
     assert learning_rate(0, 1, 1.0, 0, schedule) > 0
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_of_each_rank_adds_up_to_momentum_of_the_sum(nesterov):
+    random = np.random.default_rng(0)
+    start = random.standard_normal(20)
+    settings = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.01, "spans": [Span(0, 15, True), Span(15, 20, False)]}
+    wanted, found = start.copy(), start.copy()
+    plain = MomentumSGD(wanted, **settings)
+    ranks = [LocalMomentumSGD(found, **settings) for _ in range(3)]
+    for step in range(10):
+        gradients = random.standard_normal((3, 20))
+        plain.step(gradients.sum(0), 0.1 / (step + 1), 0.5)
+        for rank, gradient in zip(ranks, gradients, strict=True):
+            rank.local(gradient, 0.5)
+        total = gradients.sum(0)
+        ranks[0].step(total, 0.1 / (step + 1))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
