@@ -69,7 +69,12 @@ def test_run_shorter_than_its_warmup(schedule):
 def test_momentum_of_each_rank_adds_up_to_momentum_of_the_sum(nesterov):
     random = np.random.default_rng(0)
     start = random.standard_normal(20)
-    settings = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.01, "spans": [Span(0, 15, True), Span(15, 20, False)]}
+    settings = {
+        "momentum": 0.9,
+        "nesterov": nesterov,
+        "weight_decay": 0.01,
+        "spans": [Span(0, 15, True), Span(15, 20, False)],
+    }
     wanted, found = start.copy(), start.copy()
     plain = MomentumSGD(wanted, **settings)
     ranks = [LocalMomentumSGD(found, **settings) for _ in range(3)]
