@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compare bench-report warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compare bench-report bench-training warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -81,6 +81,9 @@ endif
 
 bench-compare: $(VENV)/ready  ## what got slower between two sets of results: make bench-compare A=folder B=folder
 	$(BIN)/python -m bench.compare $(A) $(B) $(ARGS)
+
+bench-training: warmup  ## train with each compressor on 8 ranks: accuracy at equal steps, bytes sent
+	$(BIN)/python -m bench.compressed_training --ranks $(RANKS) $(ARGS)
 
 bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 hosts (Linux, root)
 	for hosts in 2 4; do \

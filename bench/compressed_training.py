@@ -95,8 +95,8 @@ def clouds() -> Dataset:
     cloud = random.integers(0, len(centres), _TRAIN + _TEST)
     x = (centres[cloud] + random.standard_normal((len(cloud), _FEATURES))).astype(np.float32)
     y = (cloud % _CLASSES).astype(np.int64)
-    parts = [ArraySamples(x[part], y[part], 1.0) for part in (slice(_TRAIN), slice(_TRAIN, None))]
-    return Dataset(*parts, _FEATURES, _CLASSES, None)
+    train, test = (ArraySamples(x[part], y[part], 1.0) for part in (slice(_TRAIN), slice(_TRAIN, None)))
+    return Dataset(train, test, _FEATURES, _CLASSES, None)
 
 
 def _config(task: str, variant: Variant, seed: int, arguments: argparse.Namespace) -> TrainConfig:
