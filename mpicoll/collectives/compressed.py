@@ -96,4 +96,6 @@ def variant(compression: Compression | None) -> str:
 
 def cut(compression: Compression | None, start: int, stop: int, count: int) -> Compression | None:
     """Return what compresses elements ``start`` to ``stop - 1`` of a vector of `count`."""
-    return compression.part(start, stop, count) if isinstance(compression, ErrorFeedback) else compression
+    if isinstance(compression, ErrorFeedback):
+        return compression.part(start, stop, count)
+    return None if compression is None else compression.part(start, stop)

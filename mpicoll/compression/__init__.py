@@ -1,6 +1,19 @@
 """Compressors: float32 vectors to bytes and back. Knows no MPI."""
 
-from mpicoll.compression import bounded, casts, common, fp8, integers, natural, qsgd, randomized, signs, sparse, ternary
+from mpicoll.compression import (
+    bounded,
+    casts,
+    common,
+    fp8,
+    integers,
+    natural,
+    powersgd,
+    qsgd,
+    randomized,
+    signs,
+    sparse,
+    ternary,
+)
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.feedback import ErrorFeedback
 from mpicoll.compression.registry import compressor, names, register
@@ -21,6 +34,7 @@ __all__ = [
     "integers",
     "names",
     "natural",
+    "powersgd",
     "qsgd",
     "randomized",
     "register",

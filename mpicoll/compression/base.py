@@ -62,6 +62,10 @@ class Compressor(ABC):
         """See the class."""
         return 1
 
+    def part(self, start: int, stop: int) -> Compressor:
+        """Return what compresses elements ``start`` to ``stop - 1`` of a vector, where the whole is cut."""
+        return self
+
     @abstractmethod
     def wire_nbytes(self, count: int) -> int:
         """Return how many bytes `count` elements become at most, and exactly if `fixed`; a multiple of 4."""

@@ -201,7 +201,7 @@ class _Part(ErrorFeedback):
     """A slice of another one; looks for its memory each time, since that may have been loaded or reset."""
 
     def __init__(self, whole: ErrorFeedback, start: int, stop: int, count: int) -> None:
-        super().__init__(whole.compressor)
+        super().__init__(whole.compressor.part(start, stop))
         self._whole, self._start, self._stop, self._count = whole, start, stop, count
 
     def _memory(self, name: str, count: int) -> np.ndarray:

@@ -11,6 +11,8 @@ from mpicoll.errors import UnknownCompressor
 
 Factory = Callable[..., Compressor]
 _FACTORIES: dict[str, tuple[type[Compressor], dict[str, Any]]] = {}
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+"""How to read a setting, by the annotation of its field, which is text; fields of other types are not for text."""
 
 
 def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compressor]]:
@@ -53,7 +55,8 @@ def compressor(spec: str | Compressor) -> Compressor:
     if name not in _FACTORIES:
         raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(_FACTORIES)}")
     kind, fixed = _FACTORIES[name]
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in fixed}  # type: ignore[arg-type]
+    settable = [field for field in dataclasses.fields(kind) if str(field.type) in _READERS]  # type: ignore[arg-type]
+    fields = {field.name: field for field in settable if field.name not in fixed}
     values: dict[str, Any] = dict(fixed)
     for place, setting in enumerate(settings):
         key, equals, text = setting.partition("=")
@@ -67,9 +70,7 @@ def compressor(spec: str | Compressor) -> Compressor:
 
 
 def _read(spec: str, key: str, text: str, kind: Any) -> Any:
-    """Read a value of the field's type, which is an annotation as text."""
-    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
     try:
-        return readers[str(kind)](text)
+        return _READERS[str(kind)](text)
     except ValueError:
         raise ValueError(f"compression: {spec!r}: {key}: {text!r} is not {kind}") from None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.compression import Compressor, Key, Sparsifier, compressor, names
+from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.randomized import RandomK
 from mpicoll.compression.summed import SummedCompressor
 from mpicoll.errors import CorruptPayload, UnknownCompressor
@@ -34,6 +35,8 @@ EXTRA = [
     "common:16",
     "common:block=0",
     "common:block=33:rounding=stochastic",
+    "powersgd:1",
+    "powersgd:8:rows=10",
 ]
 SPECS = [*names(), *EXTRA]
 COUNTS = (1, 2, 31, 32, 33, 511, 512, 513, 5000)
@@ -80,6 +83,7 @@ def test_every_length_and_content(codec: Compressor, name: str) -> None:
         assert codec.wire_nbytes(count) % 4 == 0
         y = decode(codec, payload, count)
         amplified = isinstance(codec, Sparsifier) and codec.unbiased  # beyond the range of float32 is inf
+        amplified |= isinstance(codec, PowerSGD)  # which sums up rows
         if name != "largest" and "float16" not in repr(codec) and not (amplified and name.startswith("huge")):
             assert np.isfinite(y).all()
         if name in ("zero", "minus zero"):
@@ -179,6 +183,10 @@ def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
         ("int8:bits=3", ValueError, "'bits=3' is not a setting"),
         ("int8:64:32", ValueError, "'32' is not a setting"),
         ("int8:block=x", ValueError, "'x' is not int"),
+        ("powersgd:0", ValueError, "rank: 0"),
+        ("powersgd:rows=-1", ValueError, "rows: -1"),
+        ("powersgd:shapes=3", ValueError, "'shapes=3' is not a setting of powersgd; there are rank, rows"),
+        ("common:9", ValueError, "bits: 9"),
         ("fp16:3", ValueError, "'3' is not a setting"),
         ("fp8:31", ValueError, "block: 31"),
         ("e5m2:rounding=up", ValueError, "rounding: 'up'"),

@@ -7,8 +7,10 @@ import pytest
 
 from mpicoll.compression import Key, Summed, compressor, names
 from mpicoll.compression.common import Common
+from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.summed import Memory, Session
 from mpicoll.errors import CorruptPayload
+from mpicoll.kernels import lowrank
 from mpicoll.kernels.reduce import reducer
 
 SPECS = [name for name in names() if isinstance(compressor(name), Summed)]
@@ -96,3 +98,66 @@ def test_damaged_maxima_are_refused() -> None:
     payload[:4].view(np.uint32)[0] = 0x7F800001
     with pytest.raises(CorruptPayload, match="a maximum is not a finite number"):
         codec.decompress(payload, x)
+
+
+def test_columns_become_orthonormal_whatever_they_were() -> None:
+    random = np.random.default_rng(1)
+    for length in (3, 16, 33, 1000):
+        columns = random.standard_normal((3, length)).astype(np.float32) * np.float32([[1e-30], [1e10], [1]])
+        assert lowrank.orthonormalize(columns) == 0
+        np.testing.assert_allclose(columns @ columns.T, np.eye(3), atol=3e-7)
+
+
+def test_dependent_columns_become_zero_and_then_random() -> None:
+    columns = np.random.default_rng(1).standard_normal((5, 40)).astype(np.float32)
+    columns[1] = -3 * columns[0]
+    columns[2] = 0
+    assert lowrank.orthonormalize(columns) == 2
+    assert (columns[[1, 2]] == 0).all()
+    lowrank.fill_zero_columns(columns, Key(step=1).words(), 0)
+    assert lowrank.orthonormalize(columns) == 0
+    np.testing.assert_allclose(columns @ columns.T, np.eye(5), atol=3e-7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_matrix_with_what_is_not_finite_arrives_as_nan(value: float) -> None:
+    codec, memories = PowerSGD(2, shapes=((20, 30), (30, 20))), [{} for _ in range(3)]  # type: ignore[var-annotated]
+    x = vectors(3, 1200)
+    x[1, 77] = value
+    result, *_ = summed(codec, x, memories)
+    assert np.isnan(result[:600]).all()
+    assert np.isfinite(result[600:]).all()
+    x[1, 77] = 0  # it does not stay in the memory
+    assert np.isfinite(summed(codec, x, memories, 1)[0]).all()
+
+
+def test_a_start_from_the_last_sum_comes_closer_with_each_step() -> None:
+    codec, memories, x = PowerSGD(2), [{} for _ in range(2)], vectors(2, 2500)  # type: ignore[var-annotated]
+    total = x.sum(0)
+    errors = [np.linalg.norm(summed(codec, x, memories, step)[0] - total) for step in range(30)]
+    best = np.sqrt((np.linalg.svd(total.reshape(50, 50), compute_uv=False)[2:] ** 2).sum())
+    assert errors[0] > 1.02 * best
+    assert errors[-1] < 1.01 * best
+
+
+def test_a_matrix_of_zeros_does_not_stop_the_iteration() -> None:
+    codec, memories = PowerSGD(2), [{} for _ in range(2)]  # type: ignore[var-annotated]
+    assert (summed(codec, np.zeros((2, 2500), np.float32), memories)[0] == 0).all()
+    assert (summed(codec, vectors(2, 2500), memories, 1)[0] != 0).any()
+
+
+def test_parts_of_shapes() -> None:
+    codec = PowerSGD(shapes=((4, 5), (7,), (2, 3, 2), ()))
+    assert codec.part(0, 40).shapes == ((4, 5), (7,), (2, 6), (1,))
+    assert codec.part(7, 31).shapes == ((3,), (2, 5), (7,), (4,))
+    assert codec.part(5, 12).shapes == ((1, 5), (2,))
+    assert codec.part(40, 50).shapes == ((0,),)
+    assert len(codec.part(40, 50).rounds(10, 2)) == 1
+    assert PowerSGD().part(3, 4) == PowerSGD()
+
+
+def test_more_shapes_than_elements() -> None:
+    with pytest.raises(ValueError, match="shapes: they have 21 elements, but the vector 20"):
+        PowerSGD(shapes=((3, 7),)).rounds(20, 2)
+    with pytest.raises(ValueError, match="rows: 3"):
+        PowerSGD(rows=3, shapes=((3, 7),))

@@ -14,6 +14,7 @@ from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.program import Program
 from mpicoll.compression import Summed, compressor, names
+from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.randomized import RandomK
 from mpicoll.schedules import ALGORITHMS
 from tests.mpi.conftest import TIMEOUT, WORLD
@@ -22,7 +23,7 @@ from tests.mpi.test_compressed import given, same_everywhere
 pytestmark = pytest.mark.mpi
 COUNTS = (1, 2, 31, 513, 5000, 70_001)
 SPECS = [name for name in names() if isinstance(compressor(name), Summed)]
-SPECS += ["randomk:0.3:scale=0", "common:16:block=100:rounding=stochastic", "common:block=0"]
+SPECS += ["powersgd:2:rows=50", "randomk:0.3:scale=0", "common:16:block=100:rounding=stochastic", "common:block=0"]
 
 
 def reduce(comm: Intracomm, x: np.ndarray, **how: Any) -> np.ndarray:
@@ -157,6 +158,19 @@ def forms(comm: Intracomm, compression: Any) -> dict[str, Callable[[np.ndarray, 
 
 
 @pytest.mark.parametrize("form", ["nonblocking", "persistent", "in place"])
+@pytest.mark.parametrize("spec", ["randomk:0.1:scale=0", "powersgd"])
+def test_random_choices_are_the_same_everywhere_in_every_form(comm: Intracomm, spec: str, form: str) -> None:
+    feedback = ErrorFeedback(spec)
+    for count in (100, 5001):
+        x, y = given(comm.rank, count), np.zeros(count, np.float32)
+        feedback.reset()
+        for compression in (spec, feedback, feedback):
+            forms(comm, compression)[form](x, y)
+            assert same_everywhere(comm, y)
+            assert y.any()
+
+
+@pytest.mark.parametrize("form", ["nonblocking", "persistent", "in place"])
 @pytest.mark.parametrize("spec", ["common", "fp16"])
 def test_every_form_does_the_same(comm: Intracomm, spec: str, form: str) -> None:
     for count in (1, 100, 5001):
@@ -263,3 +277,47 @@ def test_rounds_are_done_by_what_suits_their_length(comm: Intracomm, monkeypatch
     assert taken == [select.choose("allreduce", nbytes, means) for nbytes in (count // 128, count)]
     reduce(comm, x, compression="common", algorithm="tree")
     assert taken[2:] == ["tree", "tree"]
+
+
+def low_rank(comm: Intracomm, rows: int, columns: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return this rank's matrix, and the sum of all, which has the given rank."""
+    random = np.random.default_rng(rank)
+    left, right = random.standard_normal((rows, rank)), random.standard_normal((rank, columns))
+    parts = [left @ np.diag(np.random.default_rng(each).standard_normal(rank)) @ right for each in range(comm.size)]
+    return parts[comm.rank].astype(np.float32), np.sum(parts, 0)
+
+
+def test_sums_of_low_rank_arrive(subcomm: Intracomm) -> None:
+    for rank, wanted in ((3, 3), (2, 4)):
+        own, exact = low_rank(subcomm, 40, 70, rank)
+        y = reduce(subcomm, own.reshape(-1), compression=PowerSGD(wanted, shapes=((40, 70),)))
+        np.testing.assert_allclose(y.reshape(40, 70), exact, atol=1e-5 * np.abs(exact).max() * subcomm.size)
+        assert same_everywhere(subcomm, y)
+
+
+def test_feedback_sends_a_fixed_vector_in_full_after_some_steps(comm: Intracomm) -> None:
+    count, feedback = 3000, ErrorFeedback(PowerSGD(8))
+    x, exact = given(comm.rank, count), all_given(comm, count).sum(0)
+    got, errors = np.zeros(count), []
+    for step in range(1, 61):
+        got += reduce(comm, x, compression=feedback)
+        errors.append(np.linalg.norm(got / step - exact) / np.linalg.norm(exact))
+    assert errors[-1] < 0.15 < errors[0]
+
+
+def test_parameters_of_all_shapes(comm: Intracomm) -> None:
+    shapes = ((40, 30), (30,), (8, 4, 3, 3), (5, 2), ())
+    codec, count = PowerSGD(2, shapes=shapes), 1200 + 30 + 288 + 10 + 1 + 3
+    x, exact = given(comm.rank, count), all_given(comm, count).sum(0)
+    y = reduce(comm, x, compression=codec)
+    assert same_everywhere(comm, y)
+    np.testing.assert_allclose(y[1200:1230], exact[1200:1230], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y[1518:], exact[1518:], rtol=1e-5, atol=1e-5)
+    for start, rows, columns in ((0, 40, 30), (1230, 8, 36)):
+        assert np.linalg.matrix_rank(y[start : start + rows * columns].reshape(rows, columns), tol=1e-3) == 2
+
+
+def test_shapes_of_another_vector_are_refused(comm: Intracomm) -> None:
+    x = np.ones(100, np.float32)
+    with pytest.raises(ValueError, match="shapes: they have 101 elements, but the vector 100"):
+        comm.Allreduce(x, x.copy(), compression=PowerSGD(shapes=((101, 1),)))
