@@ -40,6 +40,13 @@ class MachineFileError(MpicollError, ValueError):
     """A file that should describe a machine does not; the message names it and says why."""
 
 
+class CheckpointError(MpicollError, RuntimeError):
+    """A checkpoint could not be written, or cannot be used; the message names the file and the reason.
+
+    After a failed save earlier checkpoints are as they were, and a later save may succeed.
+    """
+
+
 class CollectiveTimeout(MpicollError, TimeoutError):
     """A rank waited longer than the communicator's timeout.
 

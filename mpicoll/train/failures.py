@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpicoll.errors import MpicollError
+from mpicoll.errors import CheckpointError, MpicollError
 
 
 class TrainingError(MpicollError):
@@ -27,3 +27,7 @@ class NonFiniteLoss(TrainingError, ArithmeticError):
 
 class ReplicasDiffer(TrainingError, RuntimeError):
     """Ranks that must hold the same bits do not."""
+
+
+class CheckpointFailed(TrainingError, CheckpointError):
+    """A checkpoint could not be written, or is damaged, incomplete, of another format or of another model."""
