@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compare bench-report bench-training warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compression bench-compare bench-report bench-training warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -90,6 +90,15 @@ bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 h
 	    $(BIN)/python -m bench.cluster --hosts $$hosts --ranks 2 --rate 1gbit -- -m bench.collectives \
 	        --collective allreduce --algorithms auto ring --sizes 64K 256K 1MB 4MB 16MB $(ARGS) || exit; \
 	done
+
+COMPRESSION_SIZES = 64K 256K 1MB 4MB 16MB
+
+bench-compression: warmup  ## compressed allreduce: 4 emulated hosts with 1 and with 2 ranks (Linux, root), and one node
+	for ranks in 1 2; do \
+	    $(BIN)/python -m bench.cluster --hosts 4 --ranks $$ranks --rate 1gbit -- -m bench.compression \
+	        --sizes $(COMPRESSION_SIZES) $(ARGS) || exit; \
+	done
+	$(BIN)/python -m bench.compression --sizes $(COMPRESSION_SIZES) $(ARGS)
 
 clean:  ## remove what was made
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

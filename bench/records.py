@@ -22,6 +22,8 @@ NATIVE, NUMPY, PLAN, COPY = "native", "numpy", "plan", "copy"
 """Contenders that tables know: the MPI library's own call, NumPy's, a persistent operation, a plain copy of memory."""
 ASIDE = "aside"
 """A detail that is true for what is timed beside the contenders, such as a computation alone."""
+PAYLOAD, ERROR = "payload", "rms error"
+"""Details of compressed messages: how much shorter they are, and the relative error of the result."""
 _DIGITS = 5
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench import intervals
 from bench.intervals import Key
-from bench.records import ASIDE, COPY, NUMPY, PLAN, Case, Result, Run, baseline
+from bench.records import ASIDE, COPY, ERROR, NUMPY, PAYLOAD, PLAN, Case, Result, Run, baseline
 from mpicoll.schedules.cost import bus_factor
 
 Contenders = Mapping[str, Sequence[Result]]
@@ -79,7 +79,10 @@ def heading(title: Title) -> str:
 
 def cells(rows: Mapping[int, Contenders], *, long: bool = False) -> list[list[str]]:
     """Return a table's cells, the header first: a line for each length, or for each contender."""
-    return list(_long(rows)) if long else _ratios(rows)
+    if long:
+        return list(_long(rows))
+    lossy = any(ERROR in results[0].detail for row in rows.values() for results in row.values())
+    return list(_with_errors(rows)) if lossy else _ratios(rows)
 
 
 def _lines(cells: Sequence[Sequence[str]], markdown: bool) -> list[str]:
@@ -110,6 +113,19 @@ def _ratios(rows: Mapping[int, Contenders]) -> list[list[str]]:
     blank = [""] * len(extra)
     lines.append(["geometric mean", "", *means, *blank, str(_wrong(rows.values()))])
     return [header, *lines, ["least", "", *least, *blank, ""]]
+
+
+def _with_errors(rows: Mapping[int, Contenders]) -> Iterator[list[str]]:
+    """Yield a line for each contender of a length: what it gains, and what it loses."""
+    yield ["size", "contender", "us", "ratio", PAYLOAD, ERROR, "wrong"]
+    for nbytes, row in sorted(rows.items()):
+        base = baseline(row)
+        for name, results in row.items():
+            ratio = _with_interval(intervals.ratio(row[base], results)) if base and name != base else ""
+            payload = f"{results[0].detail[PAYLOAD]:.1f}x" if PAYLOAD in results[0].detail else ""
+            error = f"{max(result.detail.get(ERROR, 0.0) for result in results):.1e}"
+            time = f"{intervals.median(results) * 1e6:.1f}"
+            yield [format_size(nbytes), name, time, ratio, payload, error, str(_wrong([{name: results}]))]
 
 
 def _extra_columns(base: str, rows: Mapping[int, Contenders]) -> dict[str, Callable[[Contenders], str]]:

@@ -123,6 +123,22 @@ def test_the_other_benchmarks_run(program: str, tmp_path: Path) -> None:
     assert all(0 <= share <= 1 for share in shares)
 
 
+def test_compressed_allreduces_are_compared(tmp_path: Path) -> None:
+    options = ("--sizes", "100K", "--seconds", "0.02", "--ranks", "3", "--output", str(tmp_path))
+    done = run(0, "-m", "bench.compression", "--compression", "int8", "sign:block=64", *options)
+    assert done.returncode == 0, done.stderr
+    (launch,) = load_all([tmp_path])
+    assert launch.wrong == 0
+    details = {result.contender: result.detail for result in launch.results}
+    assert details["native"]["rms error"] < 1e-6
+    assert 3.9 < details["int8"]["payload"] < 4
+    assert 1e-3 < details["int8"]["rms error"] < 3e-2
+    assert "21.3x" in done.stdout
+    done = run(0, "-m", "bench.compression", "--compression", "int88")
+    assert done.returncode == 2
+    assert "'int88' is not one of" in done.stderr
+
+
 @pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (4, {"MPICOLL_NODES": "2"})])
 def test_a_machine_is_fitted_validated_and_used(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
     cache = {"MPICOLL_CACHE_DIR": str(tmp_path), **variables}
