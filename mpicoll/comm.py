@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, fastlane, hierarchy, select, shared, tables
+from mpicoll.collectives import compressed, dense, fastlane, hierarchy, payoff, select, shared, tables
 from mpicoll.collectives.dense import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
@@ -75,6 +75,7 @@ class Intracomm(MPI.Intracomm):
         means = select.means_of(channel)._replace(rules=tables.of(channel))
         self._scope = Scope(channel, means, algorithm, float(timeout))
         self._size = channel.size
+        self._uncompressed = channel.uncompressed
         self._auto_table = select.fill_front(channel, means)
         self._table = self._auto_table if algorithm == select.AUTO else 0
 
@@ -97,10 +98,26 @@ class Intracomm(MPI.Intracomm):
         """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
         return select.names(collective, self._scope.means)
 
-    def choice(self, collective: str, nbytes: int, *, commutative: bool = True) -> str:
-        """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
-        select.names(collective, self._scope.means)
-        return select.choose(collective, nbytes, self._scope.means, commutative=commutative)
+    def choice(
+        self, collective: str, nbytes: int, *, commutative: bool = True, compression: str | Compressor | None = None
+    ) -> str:
+        """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes; local.
+
+        Parameters
+        ----------
+        compression
+            As given to :meth:`Allreduce`, of float32; ``"auto"`` stands for what is known so far.
+        """
+        means = self._scope.means
+        select.names(collective, means)
+        if compression is not None and collective != "allreduce":
+            raise ValueError(f"compression: {compression!r} is for allreduce, not {collective}")
+        spec = payoff.candidate(compression)
+        if spec is not None:
+            compression = spec if payoff.known(self._scope, spec, nbytes) else None
+        if compression is not None:
+            return compressed.choose(compression, MPI.SUM, np.dtype(np.float32), select.AUTO, means.hierarchy)[0]
+        return select.choose(collective, nbytes, means, commutative=commutative)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return a new array like :func:`numpy.empty`, in memory that the ranks of this node share.
@@ -132,8 +149,10 @@ class Intracomm(MPI.Intracomm):
         compression
             How messages are compressed, such as ``"int8"`` (SUM of float32; between nodes only, where there are
             several); see :mod:`mpicoll.compression` and :mod:`mpicoll.collectives.two_shot` for the errors.
+            ``"auto:int8"``, or ``"auto"``, does so where it is faster, which the first call of a length may have to
+            measure: see :mod:`mpicoll.collectives.payoff`.
         """
-        if compression is not None:
+        if compression is not None and not (type(compression) is str and compression in self._uncompressed):
             self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
             return
         table = self._table if algorithm is None else self._table_for(algorithm)
@@ -397,7 +416,7 @@ class Intracomm(MPI.Intracomm):
                 dense.prepare(scope.by_messages(), made).run(scope.timeout)
 
     def _start(self, *what: Any) -> Request:
-        scope = self._scope.by_messages()
+        scope = self._scope.by_messages()._replace(may_wait=False)
         with scope.channel.alone:
             return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
 

@@ -3,27 +3,37 @@
 Algorithms take turns, call by call, and the slowest rank's time counts (:mod:`mpicoll.measure`). What wins by less
 than a twentieth does not count as better than what ``"auto"`` takes anyway. The table is kept for this MPI library,
 machine and number of ranks; communicators made from then on use it.
+
+``--compression int8 fp16`` finds the lengths from which on these compressors pay, which ``compression="auto:int8"``
+uses then instead of measuring by itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import select, tables
+from mpicoll.collectives import payoff, select, tables
+from mpicoll.collectives.payoff import Span
 from mpicoll.collectives.select import Means, Rule
 from mpicoll.comm import Intracomm
+from mpicoll.compression import compressor
 from mpicoll.measure import compare
+from mpicoll.units import format_nbytes, table
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
 _FIRST, _FACTOR = 8, 4
 _WORTHWHILE = 1.05
+_REFINED = 2
+"""Lengths tried between the last that loses and the first that gains."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,11 +42,21 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m mpicoll tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--collective", nargs="+", choices=COLLECTIVES, default=COLLECTIVES, help="which ones (default: all)")
+    which = "which ones (default: all, or none with --compression)"
+    add("--collective", nargs="+", choices=COLLECTIVES, help=which)
+    add("--compression", nargs="+", default=[], type=_compressor, metavar="SPEC", help="compressors, such as int8")
     add("--seconds", type=float, default=1.0, help="time for each length (default: %(default)s)")
     add("--max-mb", type=int, default=16, help="the longest vector in MB (default: %(default)s)")
     add("--dry-run", action="store_true", help="measure and print, but keep nothing")
     return parser
+
+
+def _compressor(text: str) -> str:
+    try:
+        compressor(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,18 +80,23 @@ def run(arguments: argparse.Namespace) -> int:
     known = tables.facts(comm.channel)
     shipped = select.means_of(comm.channel)
     rules: tables.Rules = dict(tables.of(comm.channel))
-    sizes = [_FIRST]
-    while sizes[-1] * _FACTOR <= arguments.max_mb << 20:
+    sizes, most = [_FIRST], arguments.max_mb << 20
+    while sizes[-1] * _FACTOR <= most:
         sizes.append(sizes[-1] * _FACTOR)
-    for collective in arguments.collective:
+    for collective in arguments.collective or (() if arguments.compression else COLLECTIVES):
         rows = [
             _best(comm, plain, shipped, collective, n, arguments.seconds) for n in _with_bar(sizes, comm, collective)
         ]
         rules[collective] = _as_rules(rows)
         if comm.rank == 0:
             _print(collective, rows)
+    spans = payoff.remembered(comm.channel)
+    for spec in arguments.compression:
+        gains, spans[spec] = _crossover(comm, plain, spec, most, arguments.seconds)
+        if comm.rank == 0:
+            _print_crossover(comm, spec, gains, spans[spec])
     if comm.rank == 0 and not arguments.dry_run:
-        sys.stdout.write(f"kept in {tables.save(known, rules)}\n")
+        sys.stdout.write(f"kept in {tables.save(known, rules, spans)}\n")
     return 0
 
 
@@ -118,6 +143,50 @@ def _best(comm: Intracomm, plain: MPI.Intracomm, shipped: Means, collective: str
         select.choose(collective, nbytes, shipped),
         {name: timing.median for name, timing in timings.items()},
     )
+
+
+def _crossover(
+    comm: Intracomm, plain: MPI.Intracomm, spec: str, most: int, seconds: float
+) -> tuple[dict[int, dict[str, float]], Span]:
+    """Return the seconds by length, without and with compression, and from where on it pays, alike on all ranks."""
+    lengths = [payoff.SHORTEST]
+    while lengths[-1] * _FACTOR <= most:
+        lengths.append(lengths[-1] * _FACTOR)
+    found: dict[int, dict[str, float]] = {}
+    for step in range(len(lengths) + _REFINED):
+        if step < len(lengths):
+            nbytes = lengths[step]
+        else:
+            low, high = _bounds(found)
+            if not low or not high:
+                break
+            nbytes = round((low * high) ** 0.5 / 1024) * 1024
+        x, y = (np.ones(nbytes // 4, np.float32) for _ in range(2))
+        ways = {"dense": partial(comm.Allreduce, x, y), "packed": partial(comm.Allreduce, x, y, compression=spec)}
+        found[nbytes] = {name: timing.median for name, timing in compare(plain, ways, seconds).items()}
+    low, high = _bounds(found)
+    return found, Span(high, high) if high else Span(low + 1, math.inf)
+
+
+def _bounds(found: dict[int, dict[str, float]]) -> tuple[int, int]:
+    """Return the longest length at which it does not pay, and the next; 0 if there is none."""
+    losing = [n for n, seconds in found.items() if seconds["packed"] * payoff.MARGIN > seconds["dense"]]
+    low = max(losing, default=0)
+    return low, min((n for n in found if n > low), default=0)
+
+
+def _print_crossover(comm: Intracomm, spec: str, found: dict[int, dict[str, float]], span: Span) -> None:
+    rows = [["bytes", "dense us", f"{spec} us", "gain"]]
+    for nbytes, seconds in sorted(found.items()):
+        dense, packed = seconds["dense"], seconds["packed"]
+        rows.append([str(nbytes), f"{dense * 1e6:.1f}", f"{packed * 1e6:.1f}", f"{dense / packed:.2f}"])
+    several = comm.channel.apart or comm.channel.cluster is not None
+    where = "between these nodes" if several else "on this node"
+    verdict = f"pays from {format_nbytes(int(span.packed_from))} on" if span.packed_from < math.inf else "does not pay"
+    limit = "" if span.packed_from < math.inf else f", up to {format_nbytes(max(found))}"
+    lines = "\n".join(table(rows))
+    sys.stdout.write(f"\nallreduce of float32\n{lines}\n{spec} {verdict} {where}{limit}\n")
+    sys.stdout.flush()
 
 
 def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, select
+from mpicoll.collectives import compressed, payoff, select
 from mpicoll.collectives.task import NativeTask, Part, Task, in_place
 from mpicoll.errors import MpicollError
 from mpicoll.runtime import ops
@@ -41,6 +41,8 @@ class Scope(NamedTuple):
     means: select.Means
     algorithm: str
     timeout: float
+    may_wait: bool = True
+    """Whether to decide something may take messages to and from other ranks."""
 
     def by_messages(self) -> Scope:
         """Return the same with nothing but messages between ranks."""
@@ -150,6 +152,8 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
         return _native(scope, "allreduce", "Allreduce", (sendbuf, recvbuf, _native_op(op)), False)
     if send is not None:
         _check_counts(send.count, recv.count)
+    if call.compression is not None:
+        call = call._replace(compression=payoff.resolve(scope, call, send or recv, prepare))
     if call.compression is not None:
         chosen, compression = _choose_compressed(scope, call, recv)
     else:

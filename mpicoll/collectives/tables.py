@@ -7,6 +7,7 @@ communicator is made and gives it to all, so that every rank takes the same choi
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import warnings
@@ -17,13 +18,17 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.collectives import payoff
+from mpicoll.collectives.payoff import Span
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, Rule
+from mpicoll.compression import compressor
 from mpicoll.environment import cache_folder, cores
 from mpicoll.runtime.channel import Channel
 
 _FORMAT = 1
 _MAX_NBYTES = 1 << 20
 Rules = dict[str, tuple[Rule, ...]]
+Spans = dict[str, Span]
 _read: dict[Path, str] = {}
 
 
@@ -38,7 +43,7 @@ def facts(channel: Channel) -> dict[str, Any]:
         "processor": _processor(),
         "cores": cores(),
         "ranks": channel.size,
-        "nodes": 1 if cluster is None else len(set(cluster.node_of)),
+        "nodes": (channel.size if channel.apart else 1) if cluster is None else len(set(cluster.node_of)),
         "shared": channel.shared_nbytes >= 0,
     }
 
@@ -57,19 +62,20 @@ def path_for(known: dict[str, Any]) -> Path:
     return cache_folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
 
 
-def save(known: dict[str, Any], rules: Rules) -> Path:
-    """Write a table; what was there is replaced at once, never half."""
+def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:
+    """Write a table, and where compressors pay; what was there is replaced at once, never half."""
     path = path_for(known)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {collective: [[rule.below, rule.name] for rule in table] for collective, table in rules.items()}
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps({"format": _FORMAT, "facts": known, "rules": rows}, indent=1))
+    pays = {spec: [int(low), None if high == math.inf else int(high)] for spec, (low, high) in (spans or {}).items()}
+    draft.write_text(json.dumps({"format": _FORMAT, "facts": known, "rules": rows, "compression": pays}, indent=1))
     draft.replace(path)
     return path
 
 
-def parse(text: str, known: dict[str, Any]) -> Rules:
-    """Read a table.
+def parse(text: str, known: dict[str, Any]) -> tuple[Rules, Spans]:
+    """Read a table, and where compressors pay.
 
     Raises
     ------
@@ -83,9 +89,17 @@ def parse(text: str, known: dict[str, Any]) -> Rules:
         rules = {}
         for collective, rows in content["rules"].items():
             rules[collective] = tuple(Rule(_boundary(below), _name(collective, name)) for below, name in rows)
+        spans = {spec: _span(spec, *bounds) for spec, bounds in content.get("compression", {}).items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
-    return rules
+    return rules, spans
+
+
+def _span(spec: str, low: Any, high: Any) -> Span:
+    compressor(spec)
+    if not isinstance(low, int) or not isinstance(high, (int, type(None))) or not 0 <= low <= (high or low):
+        raise ValueError(f"{spec}: {low!r} and {high!r} are not two lengths")
+    return Span(low, math.inf if high is None else high)
 
 
 def _boundary(below: Any) -> int:
@@ -118,7 +132,10 @@ def _text_for(channel: Channel) -> str:
 
 
 def of(channel: Channel) -> Rules:
-    """Return the rules for a communicator, alike on all ranks; collective when it is first asked for."""
+    """Return the rules for a communicator, alike on all ranks; collective when it is first asked for.
+
+    It then also learns which compressors pay.
+    """
     if channel.rules is None:
         comm = channel.comm
         text = _text_for(channel).encode() if comm.rank == 0 else b""
@@ -127,5 +144,7 @@ def of(channel: Channel) -> Rules:
         data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
         if length[0]:
             comm.Bcast(data)
-        channel.rules = parse(data.tobytes().decode(), json.loads(data.tobytes())["facts"]) if length[0] else {}
+        good = length[0] > 0
+        channel.rules, spans = parse(data.tobytes().decode(), json.loads(data.tobytes())["facts"]) if good else ({}, {})
+        payoff.remember(channel, spans)
     return channel.rules

@@ -52,6 +52,8 @@ def compressor(spec: str | Compressor) -> Compressor:
     if not isinstance(spec, str):
         raise TypeError(f"compression: {spec!r} is neither a name nor a Compressor")
     name, *settings = spec.strip().split(":")
+    if name == "auto":
+        raise UnknownCompressor(f"compression: {spec!r} is no compressor, but leaves the choice to an allreduce")
     if name not in _FACTORIES:
         raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(_FACTORIES)}")
     kind, fixed = _FACTORIES[name]

@@ -133,6 +133,9 @@ class Channel:
         Why nothing more can be done here, or None.
     rules
         The tuning table, once it has been read; see :mod:`mpicoll.collectives.tables`.
+    payoffs, uncompressed
+        What is known of compressors, and ``compression=`` that never compresses here; see
+        :mod:`mpicoll.collectives.payoff`.
     lanes
         Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
     occupants
@@ -158,6 +161,8 @@ class Channel:
         self.compressed = 0
         self.sent_nbytes = 0
         self.rules: Any = None
+        self.payoffs: dict[tuple[Any, ...], Any] = {}
+        self.uncompressed: set[str] = set()
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
