@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -102,3 +103,12 @@ def launcher_mismatch(size: int, library: str) -> str | None:
         f"the launcher started {launched} processes, but each of them runs alone, because mpi4py loaded another MPI "
         f"library ({library}): start with that library's own mpirun, or choose the library with MPI4PY_LIBMPI"
     )
+
+
+def processor() -> str:
+    """Return the processor's name, as far as it is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

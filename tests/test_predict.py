@@ -17,14 +17,19 @@ import pytest
 from mpicoll.__main__ import main
 from mpicoll.errors import MachineFileError, UnknownAlgorithm
 from mpicoll.predict import fit
+from mpicoll.predict.crossover import crossover
 from mpicoll.predict.model import Case, blocks, extrapolates, names, predict, shared_seconds
 from mpicoll.schedules import ALGORITHMS, find
 from mpicoll.schedules.machine import (
     UNBOUNDED,
     Correction,
     Fitted,
+    Link,
     MachineDescription,
+    ReduceClass,
     SharedPoint,
+    SizeClass,
+    Wire,
     load,
     parse,
     save,
@@ -291,3 +296,51 @@ def test_neither_mpi_nor_numba_nor_matplotlib_is_needed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 42, done.stderr
     assert 'pip install "mpicoll[plot]"' in done.stderr
+
+
+def fluid(per_byte: float, latency: float) -> MachineDescription:
+    """A machine on which nothing costs time but latency and bytes, between nodes."""
+    link = Link((SizeClass(UNBOUNDED, latency, 0.0, 0.0, per_byte),))
+    return MachineDescription("fluid", link, link, (ReduceClass(UNBOUNDED, 0.0),), 0.0, 0.0, 1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_compressed_allreduce_costs_two_exchanges_and_the_compressor(size: int) -> None:
+    wire, nbytes = Wire(0.25, 2e-9, 1e-9), 3 << 20
+    found = predict(fluid(8e-9, 1e-5), Case("allreduce", blocks(size, 1), nbytes), "two_shot", wire=wire)
+    assert found.latency == pytest.approx(2e-5)
+    assert found.sending == pytest.approx(2 * (size - 1) / size * nbytes / 4 * 8e-9)
+    assert found.reducing == pytest.approx(nbytes * (2e-9 * (1 + 1 / size) + 2e-9))
+
+
+def test_crossovers() -> None:
+    """Half a millisecond of latency costs more than compressing saves until the vector is long."""
+    nodes = blocks(4, 1)
+    near, far = (crossover(fluid(8e-9, latency), nodes, Wire(0.25, 1e-10, 1e-10)) for latency in (0.0, 5e-4))
+    assert near.nbytes == 1 << 10
+    assert far.nbytes is not None
+    assert far.nbytes > 8 * near.nbytes
+    assert far.gain == pytest.approx(near.gain, rel=0.05) == pytest.approx(3.7, rel=0.05)
+    assert crossover(fluid(8e-9, 0.0), nodes, Wire(0.25, 1e-8, 1e-8)).nbytes is None
+    assert crossover(fluid(1e-11, 0.0), nodes, Wire(0.25, 1e-10, 1e-10)).nbytes is None
+    assert crossover(fluid(8e-9, 1e-4), nodes, Wire()).nbytes is None
+
+
+def test_crossovers_on_the_command_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["predict", "--compression", "int8", "sign:block=64", "--size", "2", "4"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "2 ranks" in shown
+    assert "sign:block=64" in shown
+    kept = (cache / "compressors.json").read_text()
+    assert len(json.loads(kept)["speeds"]) == 2
+    assert main(command) == 0
+    assert (cache / "compressors.json").read_text() == kept
+    (cache / "compressors.json").write_text(kept[:50])
+    assert main(command) == 0
+    assert len(json.loads((cache / "compressors.json").read_text())["speeds"]) == 2
+    capsys.readouterr()
+    assert main(["predict", "ring", "--compression", "int8"]) == 2
+    assert "without an algorithm" in capsys.readouterr().err
+    assert main(["predict", "--compression", "int88"]) == 2
+    assert "'int88' is not one of" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from mpicoll.collectives import payoff
 from mpicoll.collectives.payoff import Span
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, Rule
 from mpicoll.compression import compressor
-from mpicoll.environment import cache_folder, cores
+from mpicoll.environment import cache_folder, cores, processor
 from mpicoll.runtime.channel import Channel
 
 _FORMAT = 1
@@ -40,20 +40,12 @@ def facts(channel: Channel) -> dict[str, Any]:
         "library": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
         "thread_level": levels.index(MPI.Query_thread()),
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "ranks": channel.size,
         "nodes": (channel.size if channel.apart else 1) if cluster is None else len(set(cluster.node_of)),
         "shared": channel.shared_nbytes >= 0,
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def path_for(known: dict[str, Any]) -> Path:

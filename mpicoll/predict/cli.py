@@ -39,6 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ranks-per-node", type=positive, default=1, metavar="R", help="ranks are numbered node by node (default: 1)")
     add("--segments", type=positive, help="of a pipelined algorithm (default: as a call takes)")
     add("--machine", type=Path, metavar="FILE", help="a machine's file (default: what --fit has kept, or a textbook's)")
+    pays = "print from which length on these compressors pay, and how much at 128 MB; they are measured here, once"
+    add("--compression", nargs="+", default=[], metavar="SPEC", help=pays)
     add("--wire-ratio", type=_positive_number, default=1.0, metavar="X", help="compressed bytes over bytes")
     speed = "speed of the compressor, in 10^9 bytes per second, each way (default: unlimited)"
     add("--codec-gbps", type=_positive_number, metavar="X", help=speed)
@@ -88,6 +90,8 @@ def the_machine(path: Path | None) -> MachineDescription:
 
 def _answer(arguments: argparse.Namespace) -> list[str]:
     machine = the_machine(arguments.machine)
+    if arguments.compression:
+        return _crossovers(machine, arguments)
     coding = 1e-9 / arguments.codec_gbps if arguments.codec_gbps else 0.0
     wire = Wire(arguments.wire_ratio, coding, coding)
     collective = arguments.collective or "allreduce"
@@ -110,6 +114,22 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     else:
         lines += _winners(machine, cases, price)
     return lines + _limits(machine, every)
+
+
+def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
+    """Return from where on each compressor pays: a line for each, a column for each number of ranks."""
+    from mpicoll.compression import compressor, speed
+    from mpicoll.predict.crossover import LONGEST, crossover, describe
+
+    if arguments.name is not None or arguments.collective not in (None, "allreduce"):
+        raise ValueError(f"--compression: {' '.join(arguments.compression)} is for allreduce, without an algorithm")
+    layouts = [blocks(size, arguments.ranks_per_node) for size in arguments.size]
+    rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
+    for spec in arguments.compression:
+        wire = speed.known(compressor(spec))
+        rows.append(describe(spec, wire, [crossover(machine, nodes, wire) for nodes in layouts]))
+    every = [Case("allreduce", nodes, LONGEST) for nodes in layouts]
+    return [*_heading(machine, arguments, machines.IDENTITY), "", *table(rows), *_limits(machine, every)]
 
 
 def _heading(machine: MachineDescription, arguments: argparse.Namespace, wire: Wire) -> list[str]:

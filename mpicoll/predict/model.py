@@ -18,8 +18,9 @@ from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm, find
 from mpicoll.schedules.cost import bus_factor
 from mpicoll.schedules.machine import IDENTITY, Correction, Link, MachineDescription, SharedPoint, Wire
-from mpicoll.schedules.parts import Structure
+from mpicoll.schedules.parts import Rotation, Structure
 from mpicoll.schedules.simulate import run
+from mpicoll.schedules.types import Recv, Send, Step
 
 _STRUCTURES = 64
 
@@ -71,12 +72,12 @@ def blocks(size: int, ranks_per_node: int) -> tuple[int, ...]:
 
 def names(machine: MachineDescription, case: Case) -> tuple[str, ...]:
     """Return the algorithms whose time can be predicted."""
-    per_node = _per_node(case)
+    ranks = per_node(case)
     known = {point.collective for point in machine.shared if point.ranks > 1}
     found = [*ALGORITHMS[case.collective]]
-    if per_node == case.size > 1 and case.collective in known:
+    if ranks == case.size > 1 and case.collective in known:
         found.insert(0, select.SHARED)
-    if 1 < per_node < case.size and case.collective == "allreduce" and {"reduce_scatter", "allgather"} <= known:
+    if 1 < ranks < case.size and case.collective == "allreduce" and {"reduce_scatter", "allgather"} <= known:
         found.insert(0, select.HIERARCHY)
     return tuple(found)
 
@@ -112,6 +113,8 @@ def predict(
         found = Prediction(case, name, latency, whole - latency, 0.0)
     elif name == select.HIERARCHY and name in names(machine, case):
         found = _hierarchy(machine, case, wire)
+    elif name == select.TWO_SHOT and case.collective == "allreduce":
+        found = _two_shot(machine, case, wire, _turns(machine, case))
     elif name in (select.SHARED, select.HIERARCHY):
         raise UnknownAlgorithm(f"algorithm: nothing is known of {name!r} for {case.collective} on these ranks")
     else:
@@ -149,7 +152,7 @@ def _structure(row: Algorithm, size: int, segments: int) -> Structure:
     return row.structure(size, segments=segments)
 
 
-def _per_node(case: Case) -> int:
+def per_node(case: Case) -> int:
     """Return how many ranks every node has; 0 if not all have as many."""
     counts = {case.nodes.count(node) for node in set(case.nodes)} if case.size <= 64 else _counts(case.nodes)
     return counts.pop() if len(counts) == 1 else 0
@@ -164,19 +167,56 @@ def _counts(nodes: Sequence[int]) -> set[int]:
 
 def _hierarchy(machine: MachineDescription, case: Case, wire: Wire) -> Prediction:
     """Add shared memory inside to a schedule between nodes; segments overlap what is inside with what is between."""
-    per_node = _per_node(case)
+    ranks = per_node(case)
     count = select.hierarchy_segments(case.nbytes)
     piece = case.nbytes // count
-    inside = [shared_seconds(machine.shared, kind, per_node, piece) for kind in ("reduce_scatter", "allgather")]
-    idle = [shared_seconds(machine.shared, kind, per_node, 0) for kind in ("reduce_scatter", "allgather")]
-    lane_case = Case(case.collective, tuple(range(case.size // per_node)), piece // per_node)
-    between = Link(machine.between.classes, machine.between.streams / per_node)
-    name = select.choose(case.collective, lane_case.nbytes, select.Means(lane_case.size, apart=True))
-    lane = predict(replace(machine, between=between), lane_case, name, wire=wire)
+    inside = [shared_seconds(machine.shared, kind, ranks, piece) for kind in ("reduce_scatter", "allgather")]
+    idle = [shared_seconds(machine.shared, kind, ranks, 0) for kind in ("reduce_scatter", "allgather")]
+    lane_case = Case(case.collective, tuple(range(case.size // ranks)), piece // ranks)
+    between = Link(machine.between.classes, machine.between.streams / ranks)
+    lanes = replace(machine, between=between)
+    if wire == IDENTITY:
+        name = select.choose(case.collective, lane_case.nbytes, select.Means(lane_case.size, apart=True))
+        lane = predict(lanes, lane_case, name)
+    else:
+        lane = _two_shot(lanes, lane_case, wire, _turns(machine, case))
     hidden = (count - 1) * max(lane.seconds, sum(inside))
     latency = sum(idle) + lane.latency
     whole = sum(inside) + lane.seconds + hidden
     return Prediction(case, select.HIERARCHY, latency, whole - latency - lane.reducing, lane.reducing)
+
+
+def _two_shot(machine: MachineDescription, case: Case, wire: Wire, turns: float) -> Prediction:
+    """Price a compressed allreduce: two exchanges of everybody with everybody, and the compressor's work.
+
+    Each rank encodes the vector and then its share of the sum, and decodes as much as the vector twice.
+
+    Parameters
+    ----------
+    turns
+        How many ranks share a core.
+    """
+    structure = _exchanges(case.size)
+    packed, still = Wire(wire.ratio), machine.without(sending=True)
+    whole, latency = (run(structure, case.nbytes, one, case.nodes, packed) for one in (machine, still))
+    coding = case.nbytes * turns * (wire.encode * (1 + 1 / case.size) + 2 * wire.decode)
+    return Prediction(case, select.TWO_SHOT, latency, whole - latency, coding)
+
+
+@lru_cache(maxsize=_STRUCTURES)
+def _exchanges(size: int) -> Structure:
+    """Return two exchanges: rank r sends to r + 1, r + 2, ..., all at once."""
+    steps = tuple(
+        Step((Send(distance, distance, distance + 1),), (Recv(-distance % size, 0, 1),)) for distance in range(1, size)
+    )
+    return Structure(size, size, (Rotation(steps, window=max(1, size - 1)),) * 2)
+
+
+def _turns(machine: MachineDescription, case: Case) -> float:
+    ranks = case.size if machine.one_host else max(map(case.nodes.count, set(case.nodes[:1])))
+    if machine.one_host and machine.fitted:
+        ranks = min(ranks, max(machine.fitted.ranks))
+    return max(1.0, ranks / machine.cores)
 
 
 def shared_seconds(points: Sequence[SharedPoint], collective: str, ranks: int, nbytes: int) -> float:

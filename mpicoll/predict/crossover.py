@@ -1,0 +1,66 @@
+"""From which length on a compressor pays: ``python -m mpicoll predict --compression int8 fp16 --size 4 64``.
+
+Links are the machine's, as fitted or from a textbook; the compressor is measured here. What is compared is what
+``Allreduce`` does with default arguments and with ``compression=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpicoll.collectives import select
+from mpicoll.predict.model import Case, names, per_node, predict
+from mpicoll.schedules.machine import MachineDescription, Wire
+
+SHORTEST, LONGEST, STEPS = 1 << 10, 128 << 20, 2
+"""Lengths that are looked at, and how many of them to a factor of two."""
+MARGIN = 1.1
+
+
+class Crossover(NamedTuple):
+    """The first length from which on it always pays, None if there is none, and how much at the longest."""
+
+    nbytes: int | None
+    gain: float
+
+
+def crossover(machine: MachineDescription, nodes: tuple[int, ...], wire: Wire) -> Crossover:
+    """Return from which length of an allreduce on compressing is faster by a tenth."""
+    lengths = [round(SHORTEST * 2 ** (step / STEPS)) for step in range(STEPS * 17 + 1)]
+    found, gain = None, 1.0
+    for nbytes in lengths:
+        gain = gain_at(machine, Case("allreduce", nodes, nbytes), wire)
+        found = (found or nbytes) if gain > MARGIN else None
+    return Crossover(found, gain)
+
+
+def gain_at(machine: MachineDescription, case: Case, wire: Wire) -> float:
+    """Return the time of a plain allreduce over that of a compressed one."""
+    hierarchical = select.HIERARCHY in names(machine, case)
+    packed = predict(machine, case, select.HIERARCHY if hierarchical else select.TWO_SHOT, wire=wire, split=False)
+    return predict(machine, case, _plain(machine, case), split=False).seconds / packed.seconds
+
+
+def _plain(machine: MachineDescription, case: Case) -> str:
+    """Return what ``"auto"`` takes, as far as something is known of its time."""
+    there = names(machine, case)
+    for name in (select.SHARED, select.HIERARCHY):
+        if name in there:
+            return name
+    means = select.Means(case.size, apart=per_node(case) == 1)
+    return select.choose(case.collective, case.nbytes, means)
+
+
+def describe(spec: str, wire: Wire, found: Sequence[Crossover]) -> list[str]:
+    """Return the cells of a row: the compressor, what it leaves, its speed each way, and each crossover."""
+    speeds = [f"{1e-9 / seconds:.1f} GB/s" for seconds in (wire.encode, wire.decode)]
+    cells = ["never" if one.nbytes is None else f"{_short(one.nbytes)}, {one.gain:.1f}x" for one in found]
+    return [spec, f"{wire.ratio:.3f}", *speeds, *cells]
+
+
+def _short(nbytes: int) -> str:
+    for unit, factor in (("MB", 1 << 20), ("KB", 1 << 10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes} B"
