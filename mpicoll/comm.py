@@ -116,8 +116,8 @@ class Intracomm(MPI.Intracomm):
         if spec is not None:
             compression = spec if payoff.known(self._scope, spec, nbytes) else None
         if compression is not None:
-            float32 = np.dtype(np.float32)
-            return compressed.choose(compression, MPI.SUM, float32, nbytes // 4, select.AUTO, means.hierarchy)[0]
+            facts = (np.dtype(np.float32), nbytes // 4, select.AUTO, self.size, self._scope.nodes)
+            return compressed.choose(compression, MPI.SUM, *facts)[0]
         return select.choose(collective, nbytes, means, commutative=commutative)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:

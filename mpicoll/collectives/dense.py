@@ -44,6 +44,12 @@ class Scope(NamedTuple):
     may_wait: bool = True
     """Whether to decide something may take messages to and from other ranks."""
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes if there is a hierarchy of them, else 0."""
+        cluster = self.channel.cluster
+        return len(set(cluster.node_of)) if cluster is not None and self.means.hierarchy else 0
+
     def by_messages(self) -> Scope:
         """Return the same with nothing but messages between ranks."""
         return self._replace(means=self.means.without_memory())
@@ -182,9 +188,8 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
 
 def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[_Chosen, compressed.Compression]:
     wanted = call.algorithm or select.AUTO
-    cluster, size = scope.channel.cluster, scope.channel.size
-    nodes = len(set(cluster.node_of)) if cluster is not None and scope.means.hierarchy else 0
-    name, made = compressed.choose(call.compression, call.op, buffer.dtype, buffer.count, wanted, size, nodes)
+    ranks = (scope.channel.size, scope.nodes)
+    name, made = compressed.choose(call.compression, call.op, buffer.dtype, buffer.count, wanted, *ranks)
     return _Chosen(name, ops.reducer_for(call.op, buffer.dtype), "SUM"), made
 
 

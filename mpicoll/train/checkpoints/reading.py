@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from mpicoll.train.checkpoints.pieces import (
     Tensors,
     Whole,
     describe,
-    is_name,
     layouts,
     piece_key,
     pieces_of,
