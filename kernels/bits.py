@@ -46,6 +46,40 @@ def _address(array):
     return lambda array: _array_address(array)
 
 
+def pointer(array: np.ndarray, begin: int) -> np.ndarray:
+    """Return where element `begin` of a contiguous vector is, to be indexed by numbers that are not negative.
+
+    Inside kernels it is a bare address: nothing is checked, and no references are counted, which in a loop over short
+    blocks takes longer than the work. An array made in a kernel is freed after its last mention there, so make it in
+    one function and give it to another that takes pointers.
+    """
+    return array[begin:]
+
+
+@intrinsic
+def _pointer_into(typingctx: Any, array: Any, begin: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.gep(data, [args[1]])
+
+    return types.CPointer(array.dtype)(array, types.intp), codegen
+
+
+@overload(pointer)
+def _pointer(array, begin):
+    if isinstance(array, types.CPointer):
+        return lambda array, begin: _advanced(array, begin)
+    return lambda array, begin: _pointer_into(array, begin)
+
+
+@intrinsic
+def _advanced(typingctx: Any, pointer: Any, begin: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.intp), codegen
+
+
 def and_bits(a: np.floating, b: np.floating) -> np.floating:
     """Return the number whose bits are those of `a` AND those of `b`, two float32 or two float64."""
     unsigned = np.uint32 if a.itemsize == 4 else np.uint64

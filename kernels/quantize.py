@@ -1,11 +1,12 @@
 """Whole numbers of 2 to 8 bits for float32, block by block.
 
 A block of ``block`` elements is a record of ``4 + block * bits / 8`` bytes: its *scale*, a float32, and its codes,
-packed as `planes.py` says. A code is a whole number from 0 to ``2 levels``, ``levels = 2**(bits - 1) - 1``, and means
-``(code - levels) * scale`` with ``scale = max |x| / levels``. The last block is filled with zeros.
+packed as `planes.py` says. A code is a whole number from 1 to ``2**bits - 1`` and means ``(code - 2**(bits - 1)) *
+scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The last block is filled with zeros.
 
 - nearest: every element is within scale / 2.
-- stochastic: up or down with the probability that makes the mean right; within scale, variance at most scale^2 / 4.
+- stochastic: up or down with the probability that makes the mean right to 2^-16 of a step; within scale, variance at
+  most scale^2 / 4. Two elements share a random word, half a block apart, so that vector units can do it.
 - A block with NaN or inf in it arrives as NaN, all of it. A block below 2^-119 arrives as zeros.
 
 (Block-wise quantisation as in Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016.)
@@ -13,10 +14,10 @@ packed as `planes.py` says. A code is a whole number from 0 to ``2 levels``, ``l
 
 import numpy as np
 
-from .bits import bits_float32
+from .bits import bits_float32, float32_bits, pointer
 from .jit import helper, kernel
-from .planes import pack, unpack
-from .random import block_key, uniform
+from .planes import pack_at, unpack_at
+from .random import block_key, high_noise, low_noise, word_of_pair
 
 NOT_FINITE = 0x7FC00000
 """The scale of a block that holds NaN or inf, as bits."""
@@ -24,6 +25,8 @@ _INF = 0x7F800000
 _ABSOLUTE = 0x7FFFFFFF
 _TINY = (127 - 119) << 23  # bits of 2^-119: levels divided by anything larger is finite
 _FLOAT32_MAX = 3.4028234663852886e38
+_MAGIC = 1.5 * 2**23
+"""Added to a number, it is rounded to a whole one, which the lowest bits then are."""
 
 
 def record_nbytes(block: int, bits: int) -> int:
@@ -41,7 +44,16 @@ def largest_bits(patterns):
     """Return the bits of the largest |x|; NaN is larger than inf, and both than all numbers."""
     largest = np.uint32(0)
     for i in range(patterns.size):
-        largest = max(largest, patterns[i] & np.uint32(_ABSOLUTE))
+        largest = np.uint32(max(largest, np.uint32(patterns[i] & np.uint32(_ABSOLUTE))))
+    return largest
+
+
+@helper
+def largest_at(x, count):
+    """Return the bits of the largest |x| of `count` float32 at a pointer, as `largest_bits` does."""
+    largest = np.uint32(0)
+    for i in range(count):
+        largest = np.uint32(max(largest, np.uint32(float32_bits(x[i]) & np.uint32(_ABSOLUTE))))
     return largest
 
 
@@ -59,18 +71,67 @@ def scale_of(largest, levels):
 
 
 @helper
-def _nearest(x, inverse, levels, codes):
-    top = np.float32(2) * levels
-    for i in range(x.size):
-        codes[i] = np.uint8(np.int32(min(max(np.rint(x[i] * inverse) + levels, np.float32(0)), top)))
+def inverse_of(largest, levels):
+    """Return the factor that brings a finite block into ``-levels .. levels``, rounding included: no code overflows."""
+    if largest < np.uint32(_TINY):
+        return np.float32(0)
+    top = bits_float32(largest)
+    inverse = levels / top
+    # Products are rounded monotonically: what holds for the largest holds for all.
+    return inverse if top * inverse <= levels else bits_float32(np.uint32(float32_bits(inverse) - np.uint32(1)))
 
 
 @helper
-def _stochastic(x, inverse, levels, codes, key):
-    top = np.float32(2) * levels
-    for i in range(x.size):
-        code = np.floor(x[i] * inverse + uniform(key, i)) + levels
-        codes[i] = np.uint8(np.int32(min(max(code, np.float32(0)), top)))
+def _low_byte(shifted):
+    return np.uint8(float32_bits(shifted) & np.uint32(255))
+
+
+@helper
+def _nearest(x, block, inverse, zero, codes):
+    for i in range(block):
+        codes[i] = _low_byte(x[i] * inverse + zero)
+
+
+@helper
+def _stochastic(x, block, inverse, zero, key, codes):
+    half = block // 2
+    a, b, low, high = x, pointer(x, half), codes, pointer(codes, half)
+    for j in range(half):
+        word = word_of_pair(key, j)
+        low[j] = _low_byte((a[j] * inverse + low_noise(word)) + zero)
+        high[j] = _low_byte((b[j] * inverse + high_noise(word)) + zero)
+
+
+@helper
+def _encode_block(x, block, bits, key, stochastic, codes, body):
+    """Write the codes of a whole block, by way of `codes` where they have to be packed; return its scale."""
+    levels, zero = np.float32((1 << (bits - 1)) - 1), np.float32(_MAGIC + (1 << (bits - 1)))
+    largest = largest_at(x, block)
+    inverse, target = inverse_of(largest, levels), body if bits == 8 else codes
+    if largest >= np.uint32(_INF):
+        for i in range(block):
+            target[i] = np.uint8(1 << (bits - 1))
+    elif stochastic:
+        _stochastic(x, block, inverse, zero, key, target)
+    else:
+        _nearest(x, block, inverse, zero, target)
+    if bits < 8:
+        pack_at(codes, block, bits, body)
+    return scale_of(largest, levels)
+
+
+@helper
+def _encode(x, out, block, bits, keys, first, stochastic, codes, last):
+    scales, record = out.view(np.float32), 4 + block * bits // 8
+    blocks, key = x.size // block, np.uint32(0)
+    last[: x.size - blocks * block] = x[blocks * block :]
+    for number in range(blocks + (blocks * block < x.size)):
+        begin, at = number * block, number * record
+        source = pointer(x, begin) if number < blocks else pointer(last, 0)
+        if stochastic:
+            key = block_key(keys, first + begin)
+        scale = _encode_block(source, block, bits, key, stochastic, pointer(codes, 0), pointer(out, at + 4))
+        scales[at // 4] = scale
 
 
 @kernel
@@ -84,63 +145,65 @@ def quantize(x, out, block, bits, keys, first, stochastic):
     first : int
         Number of the first element, which decides its random bits; a multiple of `block`.
     """
-    count, patterns = x.size, x.view(np.uint32)
-    scales = out.view(np.float32)
-    levels = np.float32((1 << (bits - 1)) - 1)
-    record = 4 + block * bits // 8
-    codes = np.zeros(block, np.uint8)
-    for number in range((count + block - 1) // block):
+    _encode(x, out, block, bits, keys, first, stochastic, np.empty(block, np.uint8), np.zeros(block, np.float32))
+
+
+@helper
+def _decode_plane(plane, run, place, mask, zero, scale, out, add):
+    place &= np.uint8(7)  # known to be small, shifts stay in narrow lanes
+    if add:
+        for j in range(run):
+            out[j] = out[j] + (np.float32(np.uint8(plane[j] >> place) & mask) - zero) * scale
+    else:
+        for j in range(run):
+            out[j] = (np.float32(np.uint8(plane[j] >> place) & mask) - zero) * scale
+
+
+@helper
+def _decode_block(body, block, bits, scale, codes, out, add):
+    """Decode the codes of a whole block; those of more than one plane are put together in `codes` before."""
+    zero, mask = np.float32(1 << (bits - 1)), np.uint8((1 << bits) - 1)
+    if bits & (bits - 1):
+        unpack_at(body, block, bits, codes)
+        _decode_plane(codes, block, np.uint8(0), mask, zero, scale, out, add)
+    else:
+        run = block * bits // 8
+        for place in range(8 // bits):
+            _decode_plane(body, run, np.uint8(place * bits), mask, zero, scale, pointer(out, place * run), add)
+
+
+@helper
+def _decode(packed, out, block, bits, add, codes, last):
+    scales, record, blocks = packed.view(np.uint32), 4 + block * bits // 8, out.size // block
+    for number in range(blocks + (blocks * block < out.size)):
         begin, at = number * block, number * record
-        end = min(count, begin + block)
-        scale = scale_of(largest_bits(patterns[begin:end]), levels)
-        scales[at // 4] = scale
-        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
-        body = out[at + 4 : at + record]
-        if end - begin < block or not scale > 0:
-            codes[:] = np.uint8(levels)
-        target = body if bits == 8 and end - begin == block else codes[: end - begin]
-        if scale > 0 and stochastic:
-            _stochastic(x[begin:end], inverse, levels, target, block_key(keys, first + begin))
-        elif scale > 0:
-            _nearest(x[begin:end], inverse, levels, target)
-        else:
-            target[:] = np.uint8(levels)
-        if bits < 8:
-            pack(codes, bits, body)
-        elif end - begin < block:
-            body[:] = codes
-
-
-@helper
-def _decode(codes, levels, scale, out):
-    for i in range(out.size):
-        out[i] = (np.float32(codes[i]) - levels) * scale
-
-
-@helper
-def _decode_add(codes, levels, scale, out):
-    for i in range(out.size):
-        out[i] += (np.float32(codes[i]) - levels) * scale
+        if not is_scale(scales[at // 4]):
+            return False
+        scale, body = bits_float32(scales[at // 4]), pointer(packed, at + 4)
+        whole = number < blocks
+        target = pointer(out, begin) if whole else pointer(last, 0)
+        _decode_block(body, block, bits, scale, pointer(codes, 0), target, add and whole)
+    for i in range(blocks * block, out.size):
+        out[i] = out[i] + last[i - blocks * block] if add else last[i - blocks * block]
+    return True
 
 
 @kernel
 def dequantize(packed, out, block, bits, add):
-    """Decode uint8 `packed` of shape (`wire_nbytes`,) into float32 `out` of shape (count,), or add it there."""
-    count, scales = out.size, packed.view(np.float32)
-    levels = np.float32((1 << (bits - 1)) - 1)
-    record = 4 + block * bits // 8
-    room = np.empty(block, np.uint8)
-    for number in range((count + block - 1) // block):
-        begin, at = number * block, number * record
-        codes = packed[at + 4 : at + record]
-        if bits < 8:
-            unpack(codes, bits, room)
-            codes = room
-        target = out[begin : min(count, begin + block)]
-        if add:
-            _decode_add(codes, levels, scales[at // 4], target)
-        else:
-            _decode(codes, levels, scales[at // 4], target)
+    """Decode uint8 `packed` of shape (`wire_nbytes`,) into float32 `out` of shape (count,), or add it there.
+
+    Returns
+    -------
+    bool
+        False as soon as a scale is no finite number that is not negative, nor NOT_FINITE; `out` is then undefined.
+    """
+    return _decode(packed, out, block, bits, add, np.empty(block, np.uint8), np.empty(block, np.float32))
+
+
+@helper
+def is_scale(pattern):
+    """Say whether these are the bits of a finite number that is not negative, or NOT_FINITE."""
+    return pattern < np.uint32(_INF) or pattern == np.uint32(NOT_FINITE)
 
 
 @kernel
@@ -148,7 +211,6 @@ def scales_are_right(packed, record):
     """Say whether every scale is a finite number that is not negative, or NOT_FINITE."""
     patterns = packed.view(np.uint32)
     for number in range(packed.size // record):
-        pattern = patterns[number * record // 4]
-        if pattern >= np.uint32(_INF) and pattern != np.uint32(NOT_FINITE):
+        if not is_scale(patterns[number * record // 4]):
             return False
     return True

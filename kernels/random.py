@@ -8,11 +8,13 @@ mixing function is C. Wellons' hash prospector's with two multiplications, which
 
 import numpy as np
 
+from .bits import bits_float32
 from .jit import helper
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _TO_UNIT = np.float32(2.0**-24)
+_MID = np.float32(1.5)
 
 
 def key(seed: int, rank: int, step: int) -> np.ndarray:
@@ -65,3 +67,18 @@ def unit(word):
 def uniform(block, index):
     """Return element `index` of a block: a float32 in [0, 1), a multiple of 2^-24."""
     return unit(word(block, index))
+
+
+@helper
+def low_noise(bits):
+    """Return a float32 between -1/2 and 1/2, an odd multiple of 2^-17: added before rounding to a whole number.
+
+    There are 2^16 such numbers, as many below 0 as above; 1/2 itself is not one of them, so that no tie arises.
+    """
+    return bits_float32(np.uint32(np.uint32(bits << np.uint32(7)) & np.uint32(0x7FFF80)) | np.uint32(0x3F800040)) - _MID
+
+
+@helper
+def high_noise(bits):
+    """Return another, from the other bits."""
+    return bits_float32(np.uint32(np.uint32(bits >> np.uint32(9)) & np.uint32(0x7FFF80)) | np.uint32(0x3F800040)) - _MID

@@ -68,6 +68,5 @@ class Integers(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = quantize.record_nbytes(self.block, self.bits)
-        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        quantize.dequantize(payload, out, self.block, self.bits, add)
+        right = quantize.dequantize(payload, out, self.block, self.bits, add)
+        require(right, payload, out, "a scale is not a finite number")
