@@ -53,8 +53,14 @@ def largest_at(x, count):
     """Return the bits of the largest |x| of `count` float32 at a pointer, as `largest_bits` does."""
     largest = np.uint32(0)
     for i in range(count):
-        largest = np.uint32(max(largest, np.uint32(float32_bits(x[i]) & np.uint32(_ABSOLUTE))))
+        largest = larger(largest, x[i])
     return largest
+
+
+@helper
+def larger(largest, x):
+    """Return the larger of some bits and those of |x|, in 32-bit lanes."""
+    return np.uint32(max(largest, np.uint32(float32_bits(x) & np.uint32(_ABSOLUTE))))
 
 
 @helper
@@ -72,8 +78,8 @@ def scale_of(largest, levels):
 
 @helper
 def inverse_of(largest, levels):
-    """Return the factor that brings a finite block into ``-levels .. levels``, rounding included: no code overflows."""
-    if largest < np.uint32(_TINY):
+    """Return the factor that brings a block into ``-levels .. levels``, rounding included: no code overflows."""
+    if largest < np.uint32(_TINY) or largest >= np.uint32(_INF):
         return np.float32(0)
     top = bits_float32(largest)
     inverse = levels / top
@@ -82,56 +88,92 @@ def inverse_of(largest, levels):
 
 
 @helper
-def _low_byte(shifted):
-    return np.uint8(float32_bits(shifted) & np.uint32(255))
+def _nearest(x, ahead, block, inverse, zero, codes):
+    """Round a block, one code a byte; like the three below, return what `largest_at` does for the block ahead.
 
-
-@helper
-def _nearest(x, block, inverse, zero, codes):
+    So the vector unit works on a block in the first cache while the next one comes from memory.
+    """
+    largest = np.uint32(0)
     for i in range(block):
-        codes[i] = _low_byte(x[i] * inverse + zero)
+        codes[i] = np.uint8(float32_bits(x[i] * inverse + zero) & np.uint32(255))
+        largest = larger(largest, ahead[i])
+    return largest
 
 
 @helper
-def _stochastic(x, block, inverse, zero, key, codes):
-    half = block // 2
-    a, b, low, high = x, pointer(x, half), codes, pointer(codes, half)
+def _nearest_nibbles(x, ahead, block, inverse, zero, body):
+    half, largest = block // 2, np.uint32(0)
+    y, ahead_of_y = pointer(x, half), pointer(ahead, half)
+    for j in range(half):
+        low, high = float32_bits(x[j] * inverse + zero), float32_bits(y[j] * inverse + zero)
+        body[j] = np.uint8(np.uint32(low | np.uint32(high << np.uint32(4))) & np.uint32(255))
+        largest = larger(larger(largest, ahead[j]), ahead_of_y[j])
+    return largest
+
+
+@helper
+def _stochastic(x, ahead, block, inverse, zero, key, codes):
+    half, largest = block // 2, np.uint32(0)
+    y, ahead_of_y, codes_of_y = pointer(x, half), pointer(ahead, half), pointer(codes, half)
     for j in range(half):
         word = word_of_pair(key, j)
-        low[j] = _low_byte((a[j] * inverse + low_noise(word)) + zero)
-        high[j] = _low_byte((b[j] * inverse + high_noise(word)) + zero)
+        low = float32_bits((x[j] * inverse + low_noise(word)) + zero)
+        high = float32_bits((y[j] * inverse + high_noise(word)) + zero)
+        codes[j], codes_of_y[j] = np.uint8(low & np.uint32(255)), np.uint8(high & np.uint32(255))
+        largest = larger(larger(largest, ahead[j]), ahead_of_y[j])
+    return largest
 
 
 @helper
-def _encode_block(x, block, bits, key, stochastic, codes, body):
-    """Write the codes of a whole block, by way of `codes` where they have to be packed; return its scale."""
-    levels, zero = np.float32((1 << (bits - 1)) - 1), np.float32(_MAGIC + (1 << (bits - 1)))
-    largest = largest_at(x, block)
-    inverse, target = inverse_of(largest, levels), body if bits == 8 else codes
-    if largest >= np.uint32(_INF):
-        for i in range(block):
-            target[i] = np.uint8(1 << (bits - 1))
-    elif stochastic:
-        _stochastic(x, block, inverse, zero, key, target)
+def _stochastic_nibbles(x, ahead, block, inverse, zero, key, body):
+    half, largest = block // 2, np.uint32(0)
+    y, ahead_of_y = pointer(x, half), pointer(ahead, half)
+    for j in range(half):
+        word = word_of_pair(key, j)
+        low = float32_bits((x[j] * inverse + low_noise(word)) + zero)
+        high = float32_bits((y[j] * inverse + high_noise(word)) + zero)
+        body[j] = np.uint8(np.uint32(low | np.uint32(high << np.uint32(4))) & np.uint32(255))
+        largest = larger(larger(largest, ahead[j]), ahead_of_y[j])
+    return largest
+
+
+@helper
+def _encode_block(x, ahead, block, bits, inverse, key, stochastic, codes, body):
+    """Write the codes of a whole block, by way of `codes` where a code is not whole planes of 8 or 4 bits."""
+    zero = np.float32(_MAGIC + (1 << (bits - 1)))
+    target = body if bits == 8 else codes
+    if bits == 4:
+        if stochastic:
+            return _stochastic_nibbles(x, ahead, block, inverse, zero, key, body)
+        return _nearest_nibbles(x, ahead, block, inverse, zero, body)
+    if stochastic:
+        largest = _stochastic(x, ahead, block, inverse, zero, key, target)
     else:
-        _nearest(x, block, inverse, zero, target)
+        largest = _nearest(x, ahead, block, inverse, zero, target)
     if bits < 8:
         pack_at(codes, block, bits, body)
-    return scale_of(largest, levels)
+    return largest
 
 
 @helper
 def _encode(x, out, block, bits, keys, first, stochastic, codes, last):
-    scales, record = out.view(np.float32), 4 + block * bits // 8
-    blocks, key = x.size // block, np.uint32(0)
-    last[: x.size - blocks * block] = x[blocks * block :]
-    for number in range(blocks + (blocks * block < x.size)):
+    levels, scales, record = np.float32((1 << (bits - 1)) - 1), out.view(np.float32), 4 + block * bits // 8
+    whole = x.size // block
+    blocks, key, zeros = whole + (whole * block < x.size), np.uint32(0), pointer(last, block)
+    last[: x.size - whole * block] = x[whole * block :]
+    source = pointer(x, 0) if whole else pointer(last, 0)
+    largest = largest_at(source, block)
+    for number in range(blocks):
         begin, at = number * block, number * record
-        source = pointer(x, begin) if number < blocks else pointer(last, 0)
+        ahead = pointer(x, begin + block) if number + 1 < whole else pointer(last, 0)
+        scales[at // 4], inverse = scale_of(largest, levels), inverse_of(largest, levels)
         if stochastic:
             key = block_key(keys, first + begin)
-        scale = _encode_block(source, block, bits, key, stochastic, pointer(codes, 0), pointer(out, at + 4))
-        scales[at // 4] = scale
+        source = source if largest < np.uint32(_INF) else zeros
+        largest = _encode_block(
+            source, ahead, block, bits, inverse, key, stochastic, pointer(codes, 0), pointer(out, at + 4)
+        )
+        source = ahead
 
 
 @kernel
@@ -145,7 +187,7 @@ def quantize(x, out, block, bits, keys, first, stochastic):
     first : int
         Number of the first element, which decides its random bits; a multiple of `block`.
     """
-    _encode(x, out, block, bits, keys, first, stochastic, np.empty(block, np.uint8), np.zeros(block, np.float32))
+    _encode(x, out, block, bits, keys, first, stochastic, np.empty(block, np.uint8), np.zeros(2 * block, np.float32))
 
 
 @helper
