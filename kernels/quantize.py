@@ -156,24 +156,39 @@ def _encode_block(x, ahead, block, bits, inverse, key, stochastic, codes, body):
 
 
 @helper
-def _encode(x, out, block, bits, keys, first, stochastic, codes, last):
-    levels, scales, record = np.float32((1 << (bits - 1)) - 1), out.view(np.float32), 4 + block * bits // 8
-    whole = x.size // block
-    blocks, key, zeros = whole + (whole * block < x.size), np.uint32(0), pointer(last, block)
-    last[: x.size - whole * block] = x[whole * block :]
-    source = pointer(x, 0) if whole else pointer(last, 0)
-    largest = largest_at(source, block)
-    for number in range(blocks):
-        begin, at = number * block, number * record
-        ahead = pointer(x, begin + block) if number + 1 < whole else pointer(last, 0)
-        scales[at // 4], inverse = scale_of(largest, levels), inverse_of(largest, levels)
+def _encode(x, count, out, scales, block, bits, keys, first, stochastic, codes, last):
+    """Encode with pointers only; `last` is the last block, if it is not whole, and zeros of another's length."""
+    levels, record = np.float32((1 << (bits - 1)) - 1), 4 + block * bits // 8
+    whole, key, zeros = count // block, np.uint32(0), pointer(last, block)
+    for i in range(count - whole * block):
+        last[i] = x[whole * block + i]
+    source = x if whole > 0 else last
+    following = pointer(x, block) if whole > 1 else last
+    largest, next_largest = largest_at(source, block), largest_at(following, block)
+    for number in range(whole + (whole * block < count)):
+        # Two blocks ahead, so that nothing waits for the largest of the lanes and the divisions.
+        ahead = pointer(x, (number + 2) * block) if number + 2 < whole else last
+        at, inverse = number * record, inverse_of(largest, levels)
         if stochastic:
-            key = block_key(keys, first + begin)
-        source = source if largest < np.uint32(_INF) else zeros
-        largest = _encode_block(
-            source, ahead, block, bits, inverse, key, stochastic, pointer(codes, 0), pointer(out, at + 4)
-        )
-        source = ahead
+            key = block_key(keys, first + number * block)
+        scales[at // 4] = scale_of(largest, levels)
+        finite = source if largest < np.uint32(_INF) else zeros
+        largest = next_largest
+        next_largest = _encode_block(finite, ahead, block, bits, inverse, key, stochastic, codes, pointer(out, at + 4))
+        source, following = following, ahead
+
+
+@helper
+def _quantize(x, out, scales, block, bits, keys, first, stochastic, codes, last):
+    a, b, c, d, e, f = (
+        pointer(x, 0),
+        pointer(out, 0),
+        pointer(scales, 0),
+        pointer(keys, 0),
+        pointer(codes, 0),
+        pointer(last, 0),
+    )
+    _encode(a, x.size, b, c, block, bits, d, first, stochastic, e, f)
 
 
 @kernel
@@ -187,7 +202,8 @@ def quantize(x, out, block, bits, keys, first, stochastic):
     first : int
         Number of the first element, which decides its random bits; a multiple of `block`.
     """
-    _encode(x, out, block, bits, keys, first, stochastic, np.empty(block, np.uint8), np.zeros(2 * block, np.float32))
+    codes, last = np.empty(block, np.uint8), np.zeros(2 * block, np.float32)
+    _quantize(x, out, out.view(np.float32), block, bits, keys, first, stochastic, codes, last)
 
 
 @helper
@@ -215,19 +231,24 @@ def _decode_block(body, block, bits, scale, codes, out, add):
 
 
 @helper
-def _decode(packed, out, block, bits, add, codes, last):
-    scales, record, blocks = packed.view(np.uint32), 4 + block * bits // 8, out.size // block
-    for number in range(blocks + (blocks * block < out.size)):
-        begin, at = number * block, number * record
+def _decode(packed, scales, out, count, block, bits, add, codes, last):
+    """Decode with pointers only; `last` has room for a last block that is not whole."""
+    record, whole = 4 + block * bits // 8, count // block
+    for number in range(whole + (whole * block < count)):
+        at = number * record
         if not is_scale(scales[at // 4]):
             return False
-        scale, body = bits_float32(scales[at // 4]), pointer(packed, at + 4)
-        whole = number < blocks
-        target = pointer(out, begin) if whole else pointer(last, 0)
-        _decode_block(body, block, bits, scale, pointer(codes, 0), target, add and whole)
-    for i in range(blocks * block, out.size):
-        out[i] = out[i] + last[i - blocks * block] if add else last[i - blocks * block]
+        scale, target = bits_float32(scales[at // 4]), pointer(out, number * block) if number < whole else last
+        _decode_block(pointer(packed, at + 4), block, bits, scale, codes, target, add and number < whole)
+    for i in range(whole * block, count):
+        out[i] = out[i] + last[i - whole * block] if add else last[i - whole * block]
     return True
+
+
+@helper
+def _dequantize(packed, scales, out, block, bits, add, codes, last):
+    a, b, c, d, e = pointer(packed, 0), pointer(scales, 0), pointer(out, 0), pointer(codes, 0), pointer(last, 0)
+    return _decode(a, b, c, out.size, block, bits, add, d, e)
 
 
 @kernel
@@ -239,7 +260,8 @@ def dequantize(packed, out, block, bits, add):
     bool
         False as soon as a scale is no finite number that is not negative, nor NOT_FINITE; `out` is then undefined.
     """
-    return _decode(packed, out, block, bits, add, np.empty(block, np.uint8), np.empty(block, np.float32))
+    codes, last = np.empty(block, np.uint8), np.empty(block, np.float32)
+    return _dequantize(packed, packed.view(np.uint32), out, block, bits, add, codes, last)
 
 
 @helper
