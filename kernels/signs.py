@@ -1,88 +1,127 @@
 """One bit an element: its sign, and for each block the mean of |x|.
 
-A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale, a float32, and the bits, packed as
-`planes.py` says; 1 is for x < 0. The last block is filled with plus signs, which do not count for its scale.
+A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale, a float32, and the sign bits, packed as
+`planes.py` says, 1 for minus. The last block is filled with zeros, which do not count for its scale.
 (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.)
 """
 
 import numpy as np
 
-from .bits import bits_float32
+from .bits import bits_float32, float32_bits, pointer
 from .jit import helper, kernel
-from .planes import pack, unpack
-from .quantize import NOT_FINITE, largest_bits
+from .quantize import NOT_FINITE, is_scale
 
-_INF = 0x7F800000
-_LANES = 16
+_SIGN, _ABSOLUTE = 0x80000000, 0x7FFFFFFF
 
 
 @helper
-def _mean_of_absolutes(patterns):
-    """Return the mean of |x| in float64, added in lanes so that vector units can do it."""
-    sums = np.zeros(_LANES, np.float64)
-    whole = patterns.size // _LANES * _LANES
-    for begin in range(0, whole, _LANES):
-        part = patterns[begin : begin + _LANES]
-        for lane in range(_LANES):
-            sums[lane] += np.float64(bits_float32(np.uint32(part[lane] & np.uint32(0x7FFFFFFF))))
+def _bit(x, place):
+    return np.uint32(np.uint32(float32_bits(x) >> np.uint32(31 - place)) & np.uint32(1 << place))
+
+
+@helper
+def _absolute(x):
+    return np.float64(bits_float32(np.uint32(float32_bits(x) & np.uint32(_ABSOLUTE))))
+
+
+@helper
+def _pack_signs(x, run, out, sums):
+    """Pack the signs of eight runs, each bit of a byte from another one, and add their |x| in float64."""
+    a, b, c, d = x, pointer(x, run), pointer(x, 2 * run), pointer(x, 3 * run)
+    x = pointer(x, 4 * run)
+    e, f, g, h = x, pointer(x, run), pointer(x, 2 * run), pointer(x, 3 * run)
+    for j in range(run):
+        low = np.uint32(_bit(a[j], 0) | _bit(b[j], 1) | _bit(c[j], 2) | _bit(d[j], 3))
+        high = np.uint32(_bit(e[j], 4) | _bit(f[j], 5) | _bit(g[j], 6) | _bit(h[j], 7))
+        out[j] = np.uint8(np.uint32(low | high) & np.uint32(255))
+        left = (_absolute(a[j]) + _absolute(b[j])) + (_absolute(c[j]) + _absolute(d[j]))
+        sums[j] = left + ((_absolute(e[j]) + _absolute(f[j])) + (_absolute(g[j]) + _absolute(h[j])))
+
+
+@helper
+def _total(sums, count):
+    """Return their sum, by halves as long as those fill vectors."""
+    while count > 16 and count % 2 == 0:
+        count //= 2
+        other = pointer(sums, count)
+        for j in range(count):
+            sums[j] = sums[j] + other[j]
     total = np.float64(0)
-    for lane in range(_LANES):
-        total += sums[lane]
-    for i in range(whole, patterns.size):
-        total += np.float64(bits_float32(np.uint32(patterns[i] & np.uint32(0x7FFFFFFF))))
-    return total / patterns.size
+    for j in range(count):
+        total += sums[j]
+    return total
 
 
 @helper
-def _signs(x, codes):
-    for i in range(x.size):
-        codes[i] = np.uint8(x[i] < 0)
+def _encode(x, count, out, scales, block, sums, last):
+    """Encode with pointers only; `last` is the last block, if it is not whole, and zeros."""
+    record, whole = 4 + block // 8, count // block
+    for i in range(count - whole * block):
+        last[i] = x[whole * block + i]
+    for number in range(whole + (whole * block < count)):
+        source, at = pointer(x, number * block) if number < whole else last, number * record
+        _pack_signs(source, block // 8, pointer(out, at + 4), sums)
+        mean = np.float32(_total(sums, block // 8) / min(block, count - number * block))
+        # Numbers do not add up to inf in float64: if the mean is not finite, an element is not.
+        finite = mean < np.float32(np.inf)
+        scales[at // 4] = float32_bits(mean) if finite else np.uint32(NOT_FINITE)
+
+
+@helper
+def _encode_arrays(x, out, scales, block, sums, last):
+    a, b, c, d, e = pointer(x, 0), pointer(out, 0), pointer(scales, 0), pointer(sums, 0), pointer(last, 0)
+    _encode(a, x.size, b, c, block, d, e)
 
 
 @kernel
 def encode(x, out, block):
     """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes."""
-    count, patterns, scales = x.size, x.view(np.uint32), out.view(np.float32)
-    record = 4 + block // 8
-    codes = np.zeros(block, np.uint8)
-    for number in range((count + block - 1) // block):
-        begin, at = number * block, number * record
-        end = min(count, begin + block)
-        if largest_bits(patterns[begin:end]) >= np.uint32(_INF):
-            scales[at // 4] = bits_float32(np.uint32(NOT_FINITE))
-        else:
-            scales[at // 4] = np.float32(_mean_of_absolutes(patterns[begin:end]))
-        if end - begin < block:
-            codes[:] = np.uint8(0)
-        _signs(x[begin:end], codes[: end - begin])
-        pack(codes, 1, out[at + 4 : at + record])
+    _encode_arrays(x, out, out.view(np.uint32), block, np.empty(block // 8), np.zeros(block, np.float32))
 
 
 @helper
-def _decode(codes, scale, out):
-    twice = np.float32(2) * scale
-    for i in range(out.size):
-        out[i] = scale - np.float32(codes[i]) * twice
+def _decode_run(body, run, place, scale, out, add):
+    up = np.uint32(31 - place) & np.uint32(31)
+    if add:
+        for j in range(run):
+            sign = np.uint32(np.uint32(np.uint32(body[j]) << up) & np.uint32(_SIGN))
+            out[j] = out[j] + bits_float32(np.uint32(sign | scale))
+    else:
+        for j in range(run):
+            sign = np.uint32(np.uint32(np.uint32(body[j]) << up) & np.uint32(_SIGN))
+            out[j] = bits_float32(np.uint32(sign | scale))
 
 
 @helper
-def _decode_add(codes, scale, out):
-    twice = np.float32(2) * scale
-    for i in range(out.size):
-        out[i] += scale - np.float32(codes[i]) * twice
+def _decode(packed, scales, out, count, block, add, last):
+    """Decode with pointers only; `last` has room for a last block that is not whole."""
+    record, whole, run = 4 + block // 8, count // block, block // 8
+    for number in range(whole + (whole * block < count)):
+        at = number * record
+        scale = scales[at // 4]
+        if not is_scale(scale):
+            return False
+        body, target = pointer(packed, at + 4), pointer(out, number * block) if number < whole else last
+        for place in range(8):
+            _decode_run(body, run, place, scale, pointer(target, place * run), add and number < whole)
+    for i in range(whole * block, count):
+        out[i] = out[i] + last[i - whole * block] if add else last[i - whole * block]
+    return True
+
+
+@helper
+def _decode_arrays(packed, scales, out, block, add, last):
+    a, b, c, d = pointer(packed, 0), pointer(scales, 0), pointer(out, 0), pointer(last, 0)
+    return _decode(a, b, c, out.size, block, add, d)
 
 
 @kernel
 def decode(packed, out, block, add):
-    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there."""
-    count, scales = out.size, packed.view(np.float32)
-    record = 4 + block // 8
-    codes = np.empty(block, np.uint8)
-    for number in range((count + block - 1) // block):
-        begin, at = number * block, number * record
-        unpack(packed[at + 4 : at + record], 1, codes)
-        target = out[begin : min(count, begin + block)]
-        if add:
-            _decode_add(codes, scales[at // 4], target)
-        else:
-            _decode(codes, scales[at // 4], target)
+    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there.
+
+    Returns
+    -------
+    bool
+        False as soon as a scale is no finite number that is not negative, nor NOT_FINITE; `out` is then undefined.
+    """
+    return _decode_arrays(packed, packed.view(np.uint32), out, block, add, np.empty(block, np.float32))

@@ -18,7 +18,7 @@ from mpicoll.kernels import planes, quantize, signs
 class Sign(Compressor):
     """The sign of every element, times the mean of |x| in its block: biased, to be used with error feedback.
 
-    Zero counts as positive. A block with NaN or inf arrives as NaN, all of it.
+    Zeros count as what their sign says. A block with NaN or inf arrives as NaN, all of it.
     """
 
     needs_feedback: ClassVar[bool] = True
@@ -52,6 +52,4 @@ class Sign(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = quantize.record_nbytes(self.block, 1)
-        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        signs.decode(payload, out, self.block, add)
+        require(signs.decode(payload, out, self.block, add), payload, out, "a scale is not a finite number")
