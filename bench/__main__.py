@@ -66,7 +66,7 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
     many, few = len(_MANY_SIZES), len(_FEW_SIZES)
     rest = ["--collective", *others, "--sizes", *_FEW_SIZES, "--algorithms", "auto", "plan"]
     in_place = ["--collective", "allreduce", "--sizes", *_FEW_SIZES, "--in-place", "--algorithms", "auto", "plan"]
-    kernels = ["--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
+    kernels = ["--only", "reducers", "--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:

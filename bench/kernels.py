@@ -1,8 +1,9 @@
-"""The reducers against NumPy and against a copy: ``python -m bench.kernels``.
+"""The reducers and compressors against NumPy and against a copy: ``python -m bench.kernels``.
 
 One process, one core. ``out`` says where the result goes: to a new array, or over one of the operands. ``ours`` is
 NumPy's time over ours, ``copy`` the time of `numpy.copyto` over NumPy's: a copy touches two streams of memory, a
 reduction three, so that long vectors are as fast as memory lets them be from about two thirds of the copy's speed on.
+``of_copy`` (``--long``) is the share of the copy's bandwidth; for compressors see :mod:`bench.compression_kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from bench import harness
+from bench import compression_kernels, harness
 from bench.operations import NUMPY as UFUNCS
 from bench.options import make_parser
 from bench.records import COPY, NUMPY, Case
@@ -85,8 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", nargs="+", choices=("new", "a", "b"), default=["new", "a"], help="default: %(default)s"
     )
+    codecs = compression_kernels.specifications()
+    parser.add_argument(
+        "--codec", nargs="*", metavar="NAME", help="compressors, such as int4:block=128 (default: all of those known)"
+    )
+    parser.add_argument("--only", choices=("reducers", "codecs"), help="leave the others out")
     arguments = parser.parse_args(argv)
-    contests = list(_contests(arguments))
+    contests: list[Callable[[], harness.Contest]] = []
+    if arguments.only != "codecs":
+        contests += _contests(arguments)
+    if arguments.only != "reducers":
+        chosen = codecs if arguments.codec is None else arguments.codec
+        contests += compression_kernels.contests(chosen, arguments.sizes)
     return harness.run("bench.kernels", arguments, contests, argv, MPI.Intracomm(MPI.COMM_SELF))
 
 

@@ -12,6 +12,8 @@ from bench.intervals import Key
 from bench.records import ASIDE, COPY, ERROR, NUMPY, PAYLOAD, PLAN, Case, Result, Run, baseline
 from mpicoll.schedules.cost import bus_factor
 
+SHARES = ("of_copy", "of_read")
+"""Details that the long table shows: bytes touched a second over those of a copy, and a reading pass over the time."""
 Contenders = Mapping[str, Sequence[Result]]
 
 
@@ -175,7 +177,11 @@ def _wrong(rows: Iterable[Contenders]) -> int:
 
 def _long(rows: Mapping[int, Contenders]) -> Iterator[list[str]]:
     """Yield a line for each contender: percentiles over all launches, bandwidths, and the ratio with its bounds."""
-    yield ["size", "contender", "median us", "p5", "p95", "p99", "algbw GB/s", "busbw GB/s", "ratio", "wrong"]
+    shares = [
+        name for name in SHARES if any(name in r.detail for row in rows.values() for rs in row.values() for r in rs)
+    ]
+    columns = ["size", "contender", "median us", "p5", "p95", "p99", "algbw GB/s", "busbw GB/s", "ratio", "wrong"]
+    yield columns + [share.replace("_", " ") for share in shares]
     for nbytes, row in sorted(rows.items()):
         base = baseline(row)
         for name, results in row.items():
@@ -194,4 +200,5 @@ def _long(rows: Mapping[int, Contenders]) -> Iterator[list[str]]:
                 f"{busbw:.3f}",
                 ratio,
                 str(_wrong([{name: results}])),
+                *(f"{results[0].detail[share]:.0%}" if share in results[0].detail else "" for share in shares),
             ]

@@ -1,24 +1,24 @@
 """float32 to shorter floating-point types and back, as whole vectors."""
 
 from .bits import bfloat16_to_float32, float16_to_float32, float32_to_bfloat16, float32_to_float16
-from .jit import kernel
+from .jit import BOOL, FLOATS, HALVES, kernel_for
 
 
-@kernel
+@kernel_for(FLOATS, HALVES)
 def to_float16(x, out):
     """Round float32 `x` to float16, as uint16 `out` of the same shape."""
     for i in range(x.size):
         out[i] = float32_to_float16(x[i])
 
 
-@kernel
+@kernel_for(FLOATS, HALVES)
 def to_bfloat16(x, out):
     """Round float32 `x` to bfloat16, as uint16 `out` of the same shape."""
     for i in range(x.size):
         out[i] = float32_to_bfloat16(x[i])
 
 
-@kernel
+@kernel_for(HALVES, FLOATS, BOOL)
 def from_float16(halves, out, add):
     """Widen float16, given as uint16, into float32 `out`, or add it there."""
     if add:
@@ -29,7 +29,7 @@ def from_float16(halves, out, add):
             out[i] = float16_to_float32(halves[i])
 
 
-@kernel
+@kernel_for(HALVES, FLOATS, BOOL)
 def from_bfloat16(halves, out, add):
     """Widen bfloat16, given as uint16, into float32 `out`, or add it there."""
     if add:

@@ -2,6 +2,7 @@
 
 `kernel` is for functions that Python calls: compiled once a signature and cached on disk. `helper` is for the scalar
 functions and loops inside them: compiled into each kernel that uses them, never cached by themselves.
+`kernel_for` is a kernel that `python -m mpicoll.kernels.warmup` compiles.
 `short_kernel` is a kernel that does not let go of the interpreter lock, for calls that take less time than that would.
 `native` is for functions that C code calls by their address.
 `uncached_kernel` is for functions that are made while the program runs.
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import cfunc, config, njit
+from numba import cfunc, config, njit, types
 from numba.core.caching import FunctionCache
 from numba.extending import register_jitable
 
@@ -42,6 +43,11 @@ _SHARED_FILES = (
     "sparse.py",
 )
 
+FLOATS, BYTES, HALVES, WORDS = types.float32[::1], types.uint8[::1], types.uint16[::1], types.uint32[::1]
+INT, FLOAT, BOOL = types.int64, types.float64, types.boolean
+"""What compressors give their kernels."""
+
+_beforehand: list[tuple[Callable, tuple]] = []
 _compile_lock = threading.Lock()
 _warned: set[str] = set()
 
@@ -57,6 +63,27 @@ def kernel(function: Callable) -> Callable:
 def short_kernel(function: Callable) -> Callable:
     """Do so for a function that runs for microseconds: other threads of the process wait meanwhile."""
     return _cached(function, {**_FLAGS, "nogil": False})
+
+
+def kernel_for(*signature: Any) -> Callable[[Callable], Callable]:
+    """Make a `kernel` that `compile_beforehand` compiles for these Numba types; for others it compiles when called."""
+
+    def make(function: Callable) -> Callable:
+        dispatcher = kernel(function)
+        _beforehand.append((dispatcher, signature))
+        return dispatcher
+
+    return make
+
+
+def compile_beforehand() -> int:
+    """Compile every `kernel_for` of the modules that are imported, or load it from the cache; return their number."""
+    if config.DISABLE_JIT:
+        return 0
+    for dispatcher, signature in _beforehand:
+        with _compile_lock:
+            dispatcher.compile(signature)
+    return len(_beforehand)
 
 
 def _cached(function: Callable, flags: dict[str, Any]) -> Callable:

@@ -15,9 +15,9 @@ scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The l
 import numpy as np
 
 from .bits import bits_float32, float32_bits, pointer
-from .jit import helper, kernel
+from .jit import BOOL, BYTES, FLOATS, INT, WORDS, helper, kernel, kernel_for
 from .planes import pack_at, unpack_at
-from .random import block_key, high_noise, low_noise, word_of_pair
+from .random import block_key, high_noise, low_noise, word
 
 NOT_FINITE = 0x7FC00000
 """The scale of a block that holds NaN or inf, as bits."""
@@ -116,9 +116,9 @@ def _stochastic(x, ahead, block, inverse, zero, key, codes):
     half, largest = block // 2, np.uint32(0)
     y, ahead_of_y, codes_of_y = pointer(x, half), pointer(ahead, half), pointer(codes, half)
     for j in range(half):
-        word = word_of_pair(key, j)
-        low = float32_bits((x[j] * inverse + low_noise(word)) + zero)
-        high = float32_bits((y[j] * inverse + high_noise(word)) + zero)
+        both = word(key, j)
+        low = float32_bits((x[j] * inverse + low_noise(both)) + zero)
+        high = float32_bits((y[j] * inverse + high_noise(both)) + zero)
         codes[j], codes_of_y[j] = np.uint8(low & np.uint32(255)), np.uint8(high & np.uint32(255))
         largest = larger(larger(largest, ahead[j]), ahead_of_y[j])
     return largest
@@ -129,9 +129,9 @@ def _stochastic_nibbles(x, ahead, block, inverse, zero, key, body):
     half, largest = block // 2, np.uint32(0)
     y, ahead_of_y = pointer(x, half), pointer(ahead, half)
     for j in range(half):
-        word = word_of_pair(key, j)
-        low = float32_bits((x[j] * inverse + low_noise(word)) + zero)
-        high = float32_bits((y[j] * inverse + high_noise(word)) + zero)
+        both = word(key, j)
+        low = float32_bits((x[j] * inverse + low_noise(both)) + zero)
+        high = float32_bits((y[j] * inverse + high_noise(both)) + zero)
         body[j] = np.uint8(np.uint32(low | np.uint32(high << np.uint32(4))) & np.uint32(255))
         largest = larger(larger(largest, ahead[j]), ahead_of_y[j])
     return largest
@@ -191,7 +191,7 @@ def _quantize(x, out, scales, block, bits, keys, first, stochastic, codes, last)
     _encode(a, x.size, b, c, block, bits, d, first, stochastic, e, f)
 
 
-@kernel
+@kernel_for(FLOATS, BYTES, INT, INT, WORDS, INT, BOOL)
 def quantize(x, out, block, bits, keys, first, stochastic):
     """Encode float32 `x` of shape (count,) into uint8 `out` of shape (`wire_nbytes`,), aligned to 4 bytes.
 
@@ -251,7 +251,7 @@ def _dequantize(packed, scales, out, block, bits, add, codes, last):
     return _decode(a, b, c, out.size, block, bits, add, d, e)
 
 
-@kernel
+@kernel_for(BYTES, FLOATS, INT, INT, BOOL)
 def dequantize(packed, out, block, bits, add):
     """Decode uint8 `packed` of shape (`wire_nbytes`,) into float32 `out` of shape (count,), or add it there.
 
@@ -275,6 +275,7 @@ def scales_are_right(packed, record):
     """Say whether every scale is a finite number that is not negative, or NOT_FINITE."""
     patterns = packed.view(np.uint32)
     for number in range(packed.size // record):
-        if not is_scale(patterns[number * record // 4]):
+        pattern = patterns[number * record // 4]
+        if pattern >= np.uint32(_INF) and pattern != np.uint32(NOT_FINITE):
             return False
     return True

@@ -8,7 +8,7 @@ A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale,
 import numpy as np
 
 from .bits import bits_float32, float32_bits, pointer
-from .jit import helper, kernel
+from .jit import BOOL, BYTES, FLOATS, INT, helper, kernel_for
 from .quantize import NOT_FINITE, is_scale
 
 _SIGN, _ABSOLUTE = 0x80000000, 0x7FFFFFFF
@@ -73,7 +73,7 @@ def _encode_arrays(x, out, scales, block, sums, last):
     _encode(a, x.size, b, c, block, d, e)
 
 
-@kernel
+@kernel_for(FLOATS, BYTES, INT)
 def encode(x, out, block):
     """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes."""
     _encode_arrays(x, out, out.view(np.uint32), block, np.empty(block // 8), np.zeros(block, np.float32))
@@ -115,7 +115,7 @@ def _decode_arrays(packed, scales, out, block, add, last):
     return _decode(a, b, c, out.size, block, add, d)
 
 
-@kernel
+@kernel_for(BYTES, FLOATS, INT, BOOL)
 def decode(packed, out, block, add):
     """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there.
 

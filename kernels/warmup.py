@@ -10,8 +10,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import config, types
 
-from . import atomics, calls, shared
+from . import atomics, calls, casts, quantize, shared, signs
+from .jit import compile_beforehand
 from .reduce import DTYPES, OPS, reducer
+
+WITH_KERNELS = (casts, quantize, signs)
+"""Modules whose kernels are made by `jit.kernel_for`: being imported here is what has them compiled."""
 
 
 def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:
@@ -67,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compile all kernels; say how many reducers there are and how long those took."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     _warmup_shared()
+    begin = time.perf_counter()
+    others = compile_beforehand()
+    print(f"{others} kernels of compressors ready in {time.perf_counter() - begin:.1f} s")
     count, seconds = warmup(progress=True)
     print(f"{count} reducers ready in {seconds:.1f} s")
 
