@@ -65,8 +65,11 @@ def _take(plane, run, place, mask, shift, codes):
 
 @helper
 def pack_at(codes, count, bits, out):
-    """Pack `count` uint8 codes below ``2**bits``, bits below 8, into ``count * bits // 8`` bytes; both are pointers."""
+    """Pack `count` uint8 codes below ``2**bits`` into ``count * bits // 8`` bytes; both are pointers."""
     shift, at = 0, 0
+    if bits & 8:
+        for j in range(count):
+            out[j] = codes[j]
     if bits & 4:
         _put_fours(codes, count // 2, np.uint8(0), out)
         shift, at = 4, count // 2
@@ -81,7 +84,7 @@ def pack_at(codes, count, bits, out):
 def unpack_at(packed, count, bits, codes):
     """Undo `pack_at`."""
     shift, at = 0, 0
-    for width in (4, 2, 1):
+    for width in (8, 4, 2, 1):
         if bits & width:
             run, mask = count * width // 8, np.uint8((1 << width) - 1)
             for place in range(8 // width):
@@ -92,7 +95,7 @@ def unpack_at(packed, count, bits, codes):
 
 @helper
 def pack(codes, bits, out):
-    """Pack uint8 codes below ``2**bits``, bits below 8, into ``codes.size * bits // 8`` bytes."""
+    """Pack uint8 codes below ``2**bits`` into ``codes.size * bits // 8`` bytes."""
     pack_at(pointer(codes, 0), codes.size, bits, pointer(out, 0))
 
 

@@ -19,6 +19,7 @@ EXTRA = [
     "int5:64",
     "int2:rounding=stochastic:block=96",
     "sign:block=32",
+    "sign:block=96",
     "fp8:rounding=stochastic",
     "e5m2:32:rounding=stochastic",
     "qsgd:127:bucket=32",
@@ -205,3 +206,24 @@ def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
 def test_wrong_specifications_say_what_is_wrong(spec: object, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         compressor(spec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("block", [32, 96, 1024])
+def test_the_scale_of_signs_is_the_mean_of_the_block(block: int) -> None:
+    x = np.random.default_rng(block).standard_normal(3 * block + 5).astype(np.float32)
+    y = decode(compressor(f"sign:{block}"), encode(compressor(f"sign:{block}"), x), x.size)
+    for begin in range(0, x.size, block):
+        part = slice(begin, begin + block)
+        np.testing.assert_allclose(y[part], np.sign(x[part]) * np.abs(x[part]).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("scale", [2.0**-118, 1.0, 1e38, 3.4e38])
+def test_no_code_overflows(bits: int, scale: float) -> None:
+    x = (np.random.default_rng(bits).uniform(-1, 1, (200, 64)) * scale).astype(np.float32)
+    x[:, 5] = np.abs(x).max(1)
+    x[:, 40] = -x[:, 5]
+    for rounding in ("nearest", "stochastic"):
+        codec = compressor(f"int{bits}:64:rounding={rounding}")
+        y = decode(codec, encode(codec, x.ravel()), x.size).reshape(x.shape)
+        np.testing.assert_allclose(y[:, [5, 40]], x[:, [5, 40]], rtol=1e-6)
