@@ -150,12 +150,12 @@ class GradientSynchronizer:
         long, short = _runs([*sizes, int(self.average)], -(-dense_bytes // self.dtype.itemsize))
         if self.compression is None:
             return
-        made = self.compression
-        self._compressed = [
-            _Bucket(data, ErrorFeedback(made) if self.error_feedback else made)
-            for run in long
-            for data in _cut(self._buffer[run], length)
+        made = self.compression.shaped(shapes)
+        ends_of_buckets = [
+            (start, min(start + length, run.stop)) for run in long for start in range(run.start, run.stop, length)
         ]
+        parts = [(self._buffer[start:stop], made.part(start, stop)) for start, stop in ends_of_buckets]
+        self._compressed = [_Bucket(data, ErrorFeedback(part) if self.error_feedback else part) for data, part in parts]
         # Short parameters and the weight travel together, in memory of their own.
         self._short = [self._buffer[run] for run in short]
         self._together = zeros(sum(map(len, self._short)), self.dtype)

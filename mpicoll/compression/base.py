@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -61,6 +62,10 @@ class Compressor(ABC):
     def granularity(self) -> int:
         """See the class."""
         return 1
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]]) -> Compressor:
+        """Return what compresses a vector that begins with arrays of these shapes, one after the other."""
+        return self
 
     def part(self, start: int, stop: int) -> Compressor:
         """Return what compresses elements ``start`` to ``stop - 1`` of a vector, where the whole is cut."""

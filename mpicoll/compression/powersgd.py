@@ -78,6 +78,10 @@ class PowerSGD(SummedCompressor):
             shapes = f"<{len(self.shapes)}, hash {hash(self.shapes) & 0xFFFFFFFF:08x}>"
         return f"PowerSGD(rank={self.rank}, rows={self.rows}, shapes={shapes})"
 
+    def shaped(self, shapes: Sequence[Shape]) -> PowerSGD:
+        """Return it with these shapes, unless it has shapes or rows already."""
+        return self if self.rows or self.shapes else PowerSGD(self.rank, 0, tuple(shapes))
+
     def part(self, start: int, stop: int) -> PowerSGD:
         """Return what compresses elements ``start`` to ``stop - 1`` of the vector: of its matrices the whole rows."""
         if not self.shapes:

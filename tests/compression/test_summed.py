@@ -154,6 +154,8 @@ def test_parts_of_shapes() -> None:
     assert codec.part(40, 50).shapes == ((0,),)
     assert len(codec.part(40, 50).rounds(10, 2)) == 1
     assert PowerSGD().part(3, 4) == PowerSGD()
+    assert PowerSGD(3).shaped([(4, 5)]) == PowerSGD(3, shapes=((4, 5),))
+    assert PowerSGD(rows=2).shaped([(4, 5)]) == PowerSGD(rows=2)
 
 
 def test_more_shapes_than_elements() -> None:
