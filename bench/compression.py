@@ -44,6 +44,7 @@ DEFAULT = (
     "oktopk:0.01",
     "randomk:0.01",
     "powersgd:4",
+    "auto:int8",
 )
 """Measured if they are registered."""
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -80,7 +81,7 @@ class Compressed:
         import numpy as np
         from mpi4py import MPI
 
-        codec = compressor(spec.removeprefix("auto:"))
+        codec = compressor(_candidate(spec))
         payload, out = np.empty(codec.wire_nbytes(self.given.size), np.uint8), np.empty_like(self.given)
         length = codec.compress(self.given, payload, Key(rank=self.comm.rank))
         codec.decompress(payload[:length], out)
@@ -119,6 +120,10 @@ class Compressed:
         """Nothing is held."""
 
 
+def _candidate(spec: str) -> str:
+    return spec.removeprefix("auto:")
+
+
 def _rms(x: np.ndarray) -> float:
     import numpy as np
 
@@ -136,9 +141,9 @@ def specifications(wanted: Sequence[str]) -> list[str]:
     there = names()
     if ALL in wanted:
         return list(there)
-    chosen = list(wanted) or [spec for spec in DEFAULT if spec.partition(":")[0] in there]
+    chosen = list(wanted) or [spec for spec in DEFAULT if _candidate(spec).partition(":")[0] in there]
     for spec in chosen:
-        compressor(spec.removeprefix("auto:"))
+        compressor(_candidate(spec))
     return chosen
 
 

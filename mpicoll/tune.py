@@ -161,7 +161,8 @@ def _crossover(
             if not low or not high:
                 break
             nbytes = round((low * high) ** 0.5 / 1024) * 1024
-        x, y = (np.ones(nbytes // 4, np.float32) for _ in range(2))
+        x = np.random.default_rng(comm.rank).standard_normal(nbytes // 4, np.float32)
+        y = np.zeros_like(x)
         ways = {"dense": partial(comm.Allreduce, x, y), "packed": partial(comm.Allreduce, x, y, compression=spec)}
         found[nbytes] = {name: timing.median for name, timing in compare(plain, ways, seconds).items()}
     low, high = _bounds(found)

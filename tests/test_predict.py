@@ -342,5 +342,7 @@ def test_crossovers_on_the_command_line(cache: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert main(["predict", "ring", "--compression", "int8"]) == 2
     assert "without an algorithm" in capsys.readouterr().err
+    assert main(["predict", "--compression", "topk:0.01"]) == 2
+    assert "tune measures it" in capsys.readouterr().err
     assert main(["predict", "--compression", "int88"]) == 2
     assert "'int88' is not one of" in capsys.readouterr().err

@@ -98,6 +98,15 @@ def test_what_pays_is_compressed(apart: Intracomm, spec: str, monkeypatch: pytes
     assert clock.calls == measured
 
 
+@pytest.mark.mpi(min_size=2)
+def test_in_place(apart: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1.0, 0.8)
+    x = given(apart.rank, COUNT)
+    apart.Allreduce(MPI.IN_PLACE, x, compression="auto")
+    assert clock.calls > 0
+    np.testing.assert_array_equal(x, summed(apart, "int8"))
+
+
 @pytest.mark.mpi(min_size=3)
 def test_between_nodes_with_several_ranks(nodes: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, 1.0, 0.5)

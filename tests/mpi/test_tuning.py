@@ -13,7 +13,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm, tune
-from mpicoll.collectives import tables
+from mpicoll.collectives import payoff, tables
+from mpicoll.collectives.payoff import Span
 from mpicoll.collectives.select import Rule
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -77,13 +78,16 @@ def test_native_may_be_the_best(folder: Path, comm: Intracomm) -> None:
         lambda text: text.replace("1024", "1000"),
         lambda text: text.replace('"format": 1', '"format": 99'),
         lambda text: text.replace('"cores": ', '"cores": 9'),
+        lambda text: text.replace('"int8"', '"int88"'),
+        lambda text: text.replace("65536", "-1"),
     ],
-    ids=["cut", "list", "name", "boundary", "format", "machine"],
+    ids=["cut", "list", "name", "boundary", "format", "machine", "compressor", "length"],
 )
 def test_a_bad_table_costs_one_warning(folder: Path, comm: Intracomm, damage: object) -> None:
     assert callable(damage)
     if comm.rank == 0:
-        path = tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"),)})
+        spans = {"int8": Span(65536, 65536)}
+        path = tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"),)}, spans)
         path.write_text(damage(path.read_text()))
     comm.Barrier()
     with warnings.catch_warnings(record=True) as caught:
@@ -106,6 +110,23 @@ def test_tune_keeps_what_it_finds(folder: Path, comm: Intracomm, capsys: pytest.
     (path,) = folder.glob("tuning-*")
     assert set(tables.parse(path.read_text(), tables.facts(comm.channel))[0]) == {"allreduce", "bcast"}
     assert ("shipped choice" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+def test_tune_finds_where_compressors_pay(folder: Path, comm: Intracomm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--compression", "int8", "fp16", "--max-mb", "0", "--seconds", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert ("int8 does not pay on this node" in shown or "int8 pays from" in shown) == (comm.rank == 0)
+    tables._read.clear()
+    comm.Barrier()
+    tuned = fresh()
+    spans = payoff.remembered(tuned.channel)
+    assert set(spans) == {"int8", "fp16"}
+    numbers = np.array([min(bound, 1e12) for span in spans.values() for bound in span])
+    least, most = np.empty_like(numbers), np.empty_like(numbers)
+    MPI.Intracomm(comm).Allreduce(numbers, least, MPI.MIN)
+    MPI.Intracomm(comm).Allreduce(numbers, most, MPI.MAX)
+    np.testing.assert_array_equal(least, most)
+    tuned.Free()
 
 
 def test_wrong_options_end_alike_on_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
