@@ -111,10 +111,10 @@ def _walk(tensors: Tensors, size: int, rank: int) -> Iterator[tuple[str, Layout,
 
 
 def _walk_pieces(name: str, pieces: Sequence[Piece]) -> Iterator[tuple[str, Layout, list[np.ndarray]]]:
+    if not isinstance(pieces, (list, tuple)) or not all(isinstance(piece, Piece) for piece in pieces):
+        raise TypeError(f"tensor {name}: neither Piece, Whole, PerRank nor a list of Piece")
     if not pieces:
         return
-    if not all(isinstance(piece, Piece) for piece in pieces):
-        raise TypeError(f"tensor {name}: neither Piece, Whole, PerRank nor a list of Piece")
     arrays = [_checked(name, piece.array) for piece in pieces]
     dtype, total = arrays[0].dtype, pieces[0].total
     for piece, array in zip(pieces, arrays, strict=True):
