@@ -162,9 +162,9 @@ class _Sum:
             memory.local = _moved(memory.local, 1 / _LOCAL_STEP)
         return found
 
-    def reduce(self) -> None:
+    def add_up(self) -> None:
         """Add up the own region."""
-        self.regions.reduce(self.region())
+        self.regions.add_up(self.region())
 
     def region(self) -> np.ndarray:
         """Return the own part of the result."""
@@ -218,7 +218,7 @@ def _again(work: _Sum) -> tuple[Stage, ...]:
     own = work.results[work.channel.rank]
 
     def give() -> None:
-        work.reduce()
+        work.add_up()
         work.give(max(work.memory.common, 1) - 1, 0)
 
     program.exchange(to_all(work.channel, own, work.results), give)
@@ -291,7 +291,7 @@ def _exact(work: _Sum, *, cut: bool) -> tuple[Stage, ...]:
         total(search.cuts)
         program.call(search.cut)
     program.exchange(work.regions.messages(), work.regions.encode)
-    program.call(work.reduce)
+    program.call(work.add_up)
     for digit, bins in enumerate(search.bins):
         program.call(partial(search.count, digit))
         total(bins)

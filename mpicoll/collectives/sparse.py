@@ -203,7 +203,7 @@ class Regions:
             part, region = slice(cuts[rank], cuts[rank + 1]), self.of(rank)
             payload.encode(indices[part], values[part], region.start, region.stop - region.start)
 
-    def reduce(self, out: np.ndarray) -> None:
+    def add_up(self, out: np.ndarray) -> None:
         """Add up this rank's region, in rank order, in `out`."""
         for rank, payload in enumerate(self._incoming):
             payload.decode(out, add=rank > 0)
@@ -220,7 +220,7 @@ def _split(selection: Selection, select: Callable[[], None], y: np.ndarray, allo
     indices, values = allocate(room, np.dtype(np.uint32)), allocate(room, np.dtype(np.float32))
 
     def middle() -> None:
-        regions.reduce(y[region])
+        regions.add_up(y[region])
         found = sparse.compact(y[region], indices, values)
         own.encode(indices[:found], values[:found], 0, region.stop - region.start)
 

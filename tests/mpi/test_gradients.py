@@ -53,7 +53,7 @@ def test_what_is_owed_arrives_later(comm: Intracomm) -> None:
         arrived += sync.flat
         given += sum(gradient(rank, step, sync.flat.size).astype(np.float64) for rank in range(comm.size))
     owed = np.zeros(sync.flat.size)
-    first, middle, last = (all_owed(comm, bucket.feedback) for bucket in sync._compressed)
+    first, middle, last = (all_owed(comm, feedback) for _, feedback in sync._feedback())
     owed[:2000], owed[2050:5050], owed[5057:7457] = first, middle, last
     np.testing.assert_allclose(arrived + owed, given, atol=1e-3)
 
@@ -103,3 +103,26 @@ def test_wrong_settings_of_one_rank_are_told(comm: Intracomm) -> None:
     dtype = "float64" if comm.rank == 0 else "float32"
     with pytest.raises((ValueError, MpicollError), match="float64" if comm.rank == 0 else "rank 0 refused"):
         GradientSynchronizer(SHAPES, comm=comm, compression="int8", dtype=dtype)
+
+
+@pytest.mark.parametrize("spec", [None, "sign:block=32", "fp16", "topk:0.1"])
+def test_buckets_under_way_while_others_are_computed(comm: Intracomm, spec: str | None) -> None:
+    make = {"comm": comm, "compression": spec, "average": spec != "fp16", "bucket_bytes": 6000}
+    blocking, overlapped = (GradientSynchronizer(SHAPES, **make) for _ in range(2))
+    for step in range(3):
+        given = gradient(comm.rank, step, blocking.flat.size)
+        blocking.flat[:] = overlapped.flat[:] = given
+        compress = step != 1
+        blocking.synchronize(compress=compress)
+        for first in (given.size - 5, 4000, 4000, 2020, 0):
+            overlapped.start(first, compress=compress)
+        overlapped.wait()
+        np.testing.assert_array_equal(overlapped.flat, blocking.flat)
+        assert overlapped.calls == blocking.calls
+    if comm.size > 1:
+        assert overlapped.sent_nbytes > 0
+    overlapped.start(given.size - 5)
+    with pytest.raises(RuntimeError, match="before start"):
+        overlapped.wait()
+    overlapped.start(0)
+    overlapped.wait()

@@ -249,7 +249,13 @@ def failing(real, error, when):
 
 
 FAILURES = {
-    "full disk on rank 1": (tensorfile, "write", "rank-0001", OSError(errno.ENOSPC, "No space", "x"), "rank 1: x: No space"),
+    "full disk on rank 1": (
+        tensorfile,
+        "write",
+        "rank-0001",
+        OSError(errno.ENOSPC, "No space", "x"),
+        "rank 1: x: No space",
+    ),
     "fsync on rank 2": (store.folders, "sync", "rank-0002", OSError(errno.EIO, "I/O error", "f"), "rank 2: f: I/O"),
     "no memory on rank 1": (tensorfile, "write", "rank-0001", MemoryError(), "rank 1: not enough memory"),
     "manifest": (store.folders, "write_durably", "manifest", OSError(errno.EDQUOT, "quota", "m"), "rank 0: m: quota"),

@@ -181,8 +181,10 @@ def huge_manifest(folder):
     return "manifest.json", "more than a manifest can have"
 
 
-CHANGES = [missing, no_manifest, extra, of_another_step, of_another_rank, manifest_of_another_step, link,
-           linked_manifest, linked_folder, pipe, folder_in_place, file_in_place, empty, pickled, huge_manifest]  # fmt: skip
+CHANGES = [
+    missing, no_manifest, extra, of_another_step, of_another_rank, manifest_of_another_step, link, linked_manifest,
+    linked_folder, pipe, folder_in_place, file_in_place, empty, pickled, huge_manifest,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -197,7 +199,7 @@ def test_a_changed_folder_is_refused(run, change, size):
 def test_where_none_is_good_the_newest_is_named(run):
     for step in (1, 2):
         missing(run / f"step-0000000{step}")
-    with pytest.raises(CheckpointError, match="step-00000002.*nor can any of 1 older"):
+    with pytest.raises(CheckpointError, match=r"step-00000002.*nor can any of 1 older"):
         results(2, lambda comm: open_checkpoint(run, comm, patience=0, fallback=True))
 
 

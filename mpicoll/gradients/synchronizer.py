@@ -7,45 +7,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
-from mpicoll.compression import Compressor, ErrorFeedback, compressor
-from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.gradients import options
+from mpicoll.gradients.sums import Sum, Sums
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
 """Shorter parameters, such as biases, are not worth compressing."""
-_REFUSED = bytes(32)
-_DTYPES = ("float32", "float64")
-
-
-def differing_ranks(comm: MPI.Intracomm, digest: bytes) -> tuple[int, ...]:
-    """Return the ranks whose `digest` is not the one that most ranks have; empty where all agree.
-
-    Collective over `comm`: every rank must call it with 32 bytes, and every rank gets the same answer. Where two
-    digests are equally common, that of the lower rank counts as right.
-    """
-    return _outvoted(_gather_digests(comm, digest))
-
-
-def _gather_digests(comm: MPI.Intracomm, digest: bytes) -> list[bytes]:
-    own = np.frombuffer(digest, dtype=np.uint8, count=32)
-    table = np.empty((comm.Get_size(), 32), dtype=np.uint8)
-    comm.Allgather(own.copy(), table)
-    return [row.tobytes() for row in table]
-
-
-def _outvoted(digests: list[bytes]) -> tuple[int, ...]:
-    winner = max(digests, key=digests.count) if len(set(digests)) > 1 else digests[0]
-    return tuple(rank for rank, digest in enumerate(digests) if digest != winner)
 
 
 class GradientSynchronizer:
@@ -121,16 +98,18 @@ class GradientSynchronizer:
         self.average = average
         self.calls, self.nbytes, self.sent_nbytes, self.seconds = 0, 0, 0, 0.0
         problem: Exception | None = None
-        digest = _REFUSED
+        digest = options.REFUSED
         try:
-            _check_options(bucket_bytes, dense_bytes)
-            shapes, self.dtype = _layout(parameters_or_shapes, dtype)
-            self.compression, self.error_feedback = _compression(compression, error_feedback, comm, self.dtype)
+            options.check_options(bucket_bytes, dense_bytes)
+            shapes, self.dtype = options.checked_layout(parameters_or_shapes, dtype)
+            self.compression, self.error_feedback = options.checked_compression(
+                compression, error_feedback, comm, self.dtype
+            )
             facts = (shapes, self.dtype.str, int(bucket_bytes), int(dense_bytes), bool(average))
-            digest = _digest(*facts, self.compression, self.error_feedback)
+            digest = options.digest(*facts, self.compression, self.error_feedback)
         except (TypeError, ValueError) as error:
             problem = error
-        _agree(comm, digest, problem)
+        options.agree(comm, digest, problem)
         self._allocate(shapes, bucket_bytes, dense_bytes)
 
     def _allocate(self, shapes: list[tuple[int, ...]], bucket_bytes: int, dense_bytes: int) -> None:
@@ -146,19 +125,28 @@ class GradientSynchronizer:
             for start, size, shape in zip(ends, sizes, shapes, strict=False)
         ]
         length = max(1, bucket_bytes // self.dtype.itemsize)
-        self.buckets = _cut(self._buffer, length)
-        long, short = _runs([*sizes, int(self.average)], -(-dense_bytes // self.dtype.itemsize))
-        if self.compression is None:
-            return
-        made = self.compression.shaped(shapes)
-        ends_of_buckets = [
-            (start, min(start + length, run.stop)) for run in long for start in range(run.start, run.stop, length)
+        self._dense = _cut(self._buffer, slice(0, len(self._buffer)), length)
+        self._packed, self._together = self._dense, self._buffer[:0]
+        self._short: list[np.ndarray] = []
+        self._under_way: Sums | None = None
+        self._sums: dict[bool, Sums] = {}
+        if self.compression is not None:
+            self._pack(self.compression.shaped(shapes), sizes, length, -(-dense_bytes // self.dtype.itemsize), zeros)
+
+    def _pack(self, made: Compressor, sizes: list[int], length: int, least: int, zeros: Any) -> None:
+        """Choose what is compressed: neighbours of at least `least` elements, `length` together at most."""
+        long, short = _runs([*sizes, int(self.average)], least)
+        cut = [bucket for run in long for bucket in _cut(self._buffer, run, length)]
+        parts = [made.part(bucket.start, bucket.start + bucket.data.size) for bucket in cut]
+        self._packed = [
+            bucket._replace(compression=ErrorFeedback(part) if self.error_feedback else part)
+            for bucket, part in zip(cut, parts, strict=True)
         ]
-        parts = [(self._buffer[start:stop], made.part(start, stop)) for start, stop in ends_of_buckets]
-        self._compressed = [_Bucket(data, ErrorFeedback(part) if self.error_feedback else part) for data, part in parts]
         # Short parameters and the weight travel together, in memory of their own.
         self._short = [self._buffer[run] for run in short]
         self._together = zeros(sum(map(len, self._short)), self.dtype)
+        if self._together.size:
+            self._packed.append(Sum(0, self._together))
 
     def synchronize(self, weight: float = 1.0, *, compress: bool = True) -> None:
         """Replace the gradients with their mean (or sum) over all ranks, in place.
@@ -182,43 +170,96 @@ class GradientSynchronizer:
         """
         start = time.perf_counter()
         self._weigh(weight)
-        if self.compression is None or not compress:
-            self._add_up(self.buckets)
-        else:
-            self._add_up_compressed()
+        self._gather_short(compress)
+        for bucket in self._packed if compress else self._dense:
+            before = self._messages_nbytes()
+            if bucket.compression is None:
+                self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM)
+            else:
+                assert isinstance(self.comm, Intracomm)
+                self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM, compression=bucket.compression)
+            self._count_sent([bucket], before)
+        self._end(compress)
+        self.seconds += time.perf_counter() - start
+
+    def start(self, first: int = 0, *, compress: bool = True) -> None:
+        """Say that the gradients from element `first` of `flat` on are there: begin to add up what is complete.
+
+        Call it during the backward pass with falling `first`, the same on all ranks, then :meth:`wait`; the gradients
+        must not be touched in between. All ranks' gradients count equally. Operations move on whenever one is started
+        or waited for: on ranks with a core each the network is at work while they compute.
+
+        Parameters
+        ----------
+        compress
+            As for :meth:`synchronize`; the same in all calls of a step.
+        """
+        start = time.perf_counter()
+        compress = compress and self.compression is not None
+        if self._under_way is None:
+            self._under_way = self._sums_for(compress)
+            self._sent_before = self._messages_nbytes()
+            self._weigh(1.0)
+        if first == 0 and not self._under_way.all_begun:
+            self._gather_short(compress)
+        self._under_way.start(first)
+        self.seconds += time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Wait until everything is added up; everything must have been begun. Then it is as after `synchronize`.
+
+        Raises
+        ------
+        RuntimeError
+            If :meth:`start` has not been called for element 0.
+        """
+        start, sums = time.perf_counter(), self._under_way
+        if sums is None or not sums.all_begun:
+            raise RuntimeError("gradient synchronizer: wait() before start(0)")
+        sums.wait()
+        self._under_way = None
+        compress = sums is self._sums.get(True)
+        self._count_sent(self._packed if compress else self._dense, self._sent_before)
+        self._end(compress)
+        self.seconds += time.perf_counter() - start
+
+    def _sums_for(self, compress: bool) -> Sums:
+        if compress not in self._sums:
+            buckets = self._packed if compress else self._dense
+            self._sums[compress] = Sums(self.comm, sorted(buckets, key=lambda each: each.start, reverse=True))
+        return self._sums[compress]
+
+    def _gather_short(self, compress: bool) -> None:
+        if compress and self._together.size:
+            np.concatenate(self._short, out=self._together)
+
+    def _end(self, compress: bool) -> None:
+        start = 0
+        for data in self._short if compress else ():
+            data[:] = self._together[start : start + data.size]
+            start += data.size
         if self.average and (total := self._buffer[-1]) > 0:
             np.divide(self.flat, total, out=self.flat)
         self.calls += 1
         self.nbytes += self._buffer.nbytes
-        self.seconds += time.perf_counter() - start
 
-    def _add_up(self, buckets: Sequence[np.ndarray]) -> None:
-        size = self.comm.Get_size()
-        for bucket in buckets:
-            self.comm.Allreduce(MPI.IN_PLACE, bucket, MPI.SUM)
-            self.sent_nbytes += 2 * (size - 1) * bucket.nbytes // size
+    def _messages_nbytes(self) -> int:
+        return self.comm.channel.messages_nbytes if isinstance(self.comm, Intracomm) else 0
 
-    def _add_up_compressed(self) -> None:
-        comm = self.comm
-        assert isinstance(comm, Intracomm)
-        if self._together.size:
-            np.concatenate(self._short, out=self._together)
-            self._add_up([self._together])
-            start = 0
-            for data in self._short:
-                data[:] = self._together[start : start + data.size]
-                start += data.size
-        before = comm.channel.messages_nbytes
-        for data, compression in self._compressed:
-            comm.Allreduce(MPI.IN_PLACE, data, MPI.SUM, compression=compression)
-        self.sent_nbytes += comm.channel.messages_nbytes - before
+    def _count_sent(self, buckets: Sequence[Sum], before: int) -> None:
+        """Count what was sent for some buckets since messages had `before` bytes."""
+        if any(bucket.compression is not None for bucket in buckets):
+            self.sent_nbytes += self._messages_nbytes() - before
+        else:
+            size = self.comm.Get_size()
+            self.sent_nbytes += sum(2 * (size - 1) * bucket.data.nbytes // size for bucket in buckets)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of what this rank still owes, for its checkpoint; empty without error feedback."""
         return {
             f"{number}.{name}": array
-            for number, bucket in enumerate(self._with_feedback())
-            for name, array in bucket.feedback.state().items()
+            for number, (_, feedback) in enumerate(self._feedback())
+            for name, array in feedback.state().items()
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -229,20 +270,22 @@ class GradientSynchronizer:
         ValueError
             If it is of another layout or compression. Nothing is changed then.
         """
-        buckets = self._with_feedback()
-        parts: list[dict[str, np.ndarray]] = [{} for _ in buckets]
+        owed = self._feedback()
+        parts: list[dict[str, np.ndarray]] = [{} for _ in owed]
         for key, array in state.items():
             number, _, name = key.partition(".")
-            if not (number.isdecimal() and int(number) < len(buckets)):
-                raise ValueError(f"state: {key!r} is none of these {len(buckets)} buckets")
+            if not (number.isdecimal() and int(number) < len(owed)):
+                raise ValueError(f"state: {key!r} is none of these {len(owed)} buckets")
             parts[int(number)][name] = array
-        for bucket, part in zip(buckets, parts, strict=True):
-            bucket.feedback.check_state(part, bucket.data.size)
-        for bucket, part in zip(buckets, parts, strict=True):
-            bucket.feedback.load(part)
+        for (count, feedback), part in zip(owed, parts, strict=True):
+            feedback.check_state(part, count)
+        for (_, feedback), part in zip(owed, parts, strict=True):
+            feedback.load(part)
 
-    def _with_feedback(self) -> list[_Bucket]:
-        return self._compressed if self.compression is not None and self.error_feedback else []
+    def _feedback(self) -> list[tuple[int, ErrorFeedback]]:
+        """Return the count and the feedback of each bucket that has one."""
+        buckets = [(bucket.data.size, bucket.compression) for bucket in self._packed]
+        return [(count, each) for count, each in buckets if isinstance(each, ErrorFeedback)]
 
     def _weigh(self, weight: float) -> None:
         if not 0 <= weight < math.inf:
@@ -258,21 +301,10 @@ class GradientSynchronizer:
             np.multiply(self.flat, self.dtype.type(weight), out=self.flat)
 
 
-class _Bucket(NamedTuple):
-    """Gradients that one compressed Allreduce takes."""
-
-    data: np.ndarray
-    compression: Compressor | ErrorFeedback
-
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """The compression, which is known to be one with feedback."""
-        assert isinstance(self.compression, ErrorFeedback)
-        return self.compression
-
-
-def _cut(array: np.ndarray, length: int) -> list[np.ndarray]:
-    return [array[start : start + length] for start in range(0, len(array), length)]
+def _cut(buffer: np.ndarray, run: slice, length: int) -> list[Sum]:
+    """Return buckets of at most `length` elements."""
+    starts = range(run.start, run.stop, length)
+    return [Sum(start, buffer[start : min(start + length, run.stop)]) for start in starts]
 
 
 def _runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
@@ -287,75 +319,3 @@ def _runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
             kind.append(slice(start, start + size))
         start += size
     return runs
-
-
-def _check_options(bucket_bytes: int, dense_bytes: int) -> None:
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes: {bucket_bytes} is not a positive number of bytes")
-    if dense_bytes < 0:
-        raise ValueError(f"dense_bytes: {dense_bytes} is not a number of bytes of at least 0")
-
-
-def _compression(
-    given: str | Compressor | None, error_feedback: bool | None, comm: MPI.Intracomm, dtype: np.dtype
-) -> tuple[Compressor | None, bool]:
-    if error_feedback not in (None, True, False):
-        raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")
-    if given is None:
-        if error_feedback:
-            raise ValueError("error_feedback: True has no meaning without compression")
-        return None, False
-    made = compressor(given)
-    if not isinstance(comm, Intracomm):
-        raise TypeError(f"comm: compression={given!r} needs an mpicoll.Intracomm, not {comm!r}")
-    if dtype != np.float32:
-        raise ValueError(f"compression: {given!r} is for float32 gradients, not {dtype}")
-    if error_feedback and made.unbiased:
-        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
-    return made, made.needs_feedback if error_feedback is None else bool(error_feedback)
-
-
-def _layout(parameters_or_shapes: Sequence[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:
-    arrays = [item for item in parameters_or_shapes if isinstance(item, np.ndarray)]
-    if arrays and len(arrays) < len(parameters_or_shapes):
-        raise TypeError("parameters_or_shapes: give arrays or shapes, not both")
-    dtypes = {array.dtype for array in arrays} or {np.dtype(dtype or np.float32)}
-    if len(dtypes) > 1:
-        raise ValueError(f"parameters: one dtype is needed, these have {', '.join(sorted(map(str, dtypes)))}")
-    (found,) = dtypes
-    if dtype is not None and found != np.dtype(dtype):
-        raise ValueError(f"dtype: {np.dtype(dtype)} was asked for, the parameters are {found}")
-    if found.name not in _DTYPES or not found.isnative:
-        raise ValueError(f"dtype: gradients are {' or '.join(_DTYPES)} in native byte order, not {found}")
-    return [_shape(item) for item in parameters_or_shapes], found
-
-
-def _shape(item: Any) -> tuple[int, ...]:
-    shape = item.shape if isinstance(item, np.ndarray) else item
-    shape = tuple(int(extent) for extent in shape)
-    if any(extent < 0 for extent in shape):
-        raise ValueError(f"shape: {shape} has a negative extent")
-    return shape
-
-
-def _digest(*facts: Any) -> bytes:
-    return hashlib.sha256(repr(facts).encode()).digest()
-
-
-def _agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> None:
-    digests = _gather_digests(comm, digest)
-    if problem is not None:
-        raise problem
-    refused = [rank for rank, other in enumerate(digests) if other == _REFUSED]
-    if refused:
-        raise RemoteError(f"gradient synchronizer: rank {_listed(refused)} refused its arguments")
-    if differing := _outvoted(digests):
-        raise MismatchError(
-            f"gradient synchronizer: rank {_listed(differing)} differs from the others in parameter shapes, dtype, "
-            f"bucket_bytes, dense_bytes, average, compression or error_feedback"
-        )
-
-
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -1,0 +1,71 @@
+"""Sums of several buffers under way at once, begun as the buffers become complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor, ErrorFeedback
+
+_MOST_PERSISTENT = 32
+"""More buffers would take too many of a communicator's persistent operations; they are started anew each time."""
+
+
+class Sum(NamedTuple):
+    """A buffer to be replaced with its sum over the ranks, once all elements from `start` of the whole on are there."""
+
+    start: int
+    data: np.ndarray
+    compression: Compressor | ErrorFeedback | None = None
+
+
+class Sums:
+    """The sums of one step after the other; they begin in the order in which they are given.
+
+    Parameters
+    ----------
+    sums
+        With falling `start`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, sums: Sequence[Sum]) -> None:
+        self._starters = [_starter(comm, each, len(sums) <= _MOST_PERSISTENT) for each in sums]
+        self._starts = [each.start for each in sums]
+        self._requests: list[Any] = []
+
+    def start(self, first: int) -> None:
+        """Begin what is complete when all elements from `first` on are there; let the others move on."""
+        for request in self._requests[-1:]:
+            request.Test()
+        while len(self._requests) < len(self._starts) and self._starts[len(self._requests)] >= first:
+            self._requests.append(self._starters[len(self._requests)]())
+
+    @property
+    def all_begun(self) -> bool:
+        """Whether nothing is left to begin in this step."""
+        return len(self._requests) == len(self._starts)
+
+    def wait(self) -> None:
+        """Wait for all; the next step may then begin."""
+        for request in self._requests:
+            request.Wait()
+        self._requests.clear()
+
+
+def _starter(comm: MPI.Intracomm, each: Sum, persistent: bool) -> Callable[[], Any]:
+    """Return a function that begins a sum and returns its request."""
+    if not isinstance(comm, Intracomm):
+        return lambda: comm.Iallreduce(MPI.IN_PLACE, each.data, MPI.SUM)
+    if each.compression is not None or not persistent:
+        return lambda: comm.Iallreduce(MPI.IN_PLACE, each.data, MPI.SUM, compression=each.compression)
+    request = comm.Allreduce_init(MPI.IN_PLACE, each.data, MPI.SUM)
+
+    def start() -> Any:
+        request.Start()
+        return request
+
+    return start
