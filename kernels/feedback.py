@@ -9,9 +9,10 @@ _LARGEST = np.finfo(np.float32).max
 
 @kernel
 def add(x, residual):
-    """Add float32 `x` to `residual` of the same shape."""
+    """Add float32 `x` to `residual` of the same shape; what is not finite there counts as zero."""
     for i in range(x.size):
-        residual[i] += x[i]
+        owed = residual[i]
+        residual[i] = (owed if abs(owed) <= _LARGEST else np.float32(0)) + x[i]
 
 
 @kernel

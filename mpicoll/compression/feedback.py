@@ -51,9 +51,9 @@ class ErrorFeedback:
     without overflow: the two are then within a factor of two of each other, or one of them is zero (Sterbenz' lemma).
     With signs or stochastic rounding it is off by at most half a unit in the last place.
 
-    Elements of a residual that are not finite become zero after the step. NaN and inf in a vector, or sums beyond
-    float32, thus arrive once, as the compressor says, and do not come back with every later vector; what was owed to
-    their elements (those of their block, where that arrives as NaN) is lost.
+    Elements of a residual that are not finite become zero, before the next vector at the latest. NaN and inf in a
+    vector, or sums beyond float32, thus arrive once, as the compressor says, and do not come back with every later
+    vector; what was owed to their elements (those of their block, where that arrives as NaN) is lost.
 
     The residual is owed in the units in which vectors come. If they are gradients and the learning rate falls, what was
     owed is applied at the later, lower rate; multiply gradients with the rate before the sum where that matters.
@@ -152,7 +152,8 @@ class ErrorFeedback:
         the sum to one of them, or begin anew.
         """
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        found = {name: array.copy() for name, array in arrays.items() if array is not None}
+        zeros = {"nan": 0.0, "posinf": 0.0, "neginf": 0.0}
+        found = {name: np.nan_to_num(array, **zeros) for name, array in arrays.items() if array is not None}
         found |= {_MEMORY + name: array.copy() for name, array in self.memory.items()}
         return {**found, "steps": np.array(self.steps, np.int64)} if found else {}
 

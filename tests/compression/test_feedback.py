@@ -71,6 +71,15 @@ def test_what_is_not_finite_comes_once(spec: str, value: float) -> None:
     assert np.isfinite(send(feedback, vector(2))).all()
 
 
+def test_what_is_not_finite_and_was_not_sent_is_forgotten() -> None:
+    feedback, x = ErrorFeedback("topk"), vector(0)
+    feedback.compensate(np.where(np.arange(COUNT) % 3 == 0, np.float32(np.nan), x))
+    state = feedback.state()
+    assert (state["residual"][::3] == 0).all()
+    ErrorFeedback("topk").load(state)
+    np.testing.assert_array_equal(feedback.compensate(x), np.where(np.arange(COUNT) % 3 == 0, x, x + x))
+
+
 def test_too_large_for_float16_is_not_owed_for_ever() -> None:
     feedback = ErrorFeedback("fp16")
     assert np.isinf(send(feedback, np.full(8, 1e6, np.float32))).all()
