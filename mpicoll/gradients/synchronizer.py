@@ -80,6 +80,10 @@ class GradientSynchronizer:
     With error feedback a residual is owed in the units of what is added up, gradient times weight. Weights should keep
     their scale from step to step, as numbers of samples do; so should the learning rate, or what was owed at a high
     rate is applied at a low one (which a slow decay makes no worse than a residual that is a few steps old).
+
+    Momentum belongs before the sum: give each rank a velocity of its own and put that into the buffer. Behind it, what
+    was owed for long and comes at once is repeated by the momentum, and training with signs diverges; see
+    :class:`~mpicoll.train.optimizer.LocalMomentumSGD`.
     """
 
     def __init__(
