@@ -151,9 +151,8 @@ class ErrorFeedback:
         It is this rank's. On another number of ranks residuals have no owners: add all ranks' residuals up and give
         the sum to one of them, or begin anew.
         """
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        zeros = {"nan": 0.0, "posinf": 0.0, "neginf": 0.0}
-        found = {name: np.nan_to_num(array, **zeros) for name, array in arrays.items() if array is not None}
+        there = [name for name in _ARRAYS if getattr(self, name) is not None]
+        found = {name: np.nan_to_num(getattr(self, name), nan=0.0, posinf=0.0, neginf=0.0) for name in there}
         found |= {_MEMORY + name: array.copy() for name, array in self.memory.items()}
         return {**found, "steps": np.array(self.steps, np.int64)} if found else {}
 
