@@ -126,3 +126,12 @@ def test_buckets_under_way_while_others_are_computed(comm: Intracomm, spec: str 
         overlapped.wait()
     overlapped.start(0)
     overlapped.wait()
+
+
+def test_matrices_keep_their_shapes(comm: Intracomm) -> None:
+    sync = GradientSynchronizer(SHAPES, comm=comm, compression="powersgd:1")
+    rows, columns = np.arange(1, 41, dtype=np.float32), np.linspace(-1, 1, 50, dtype=np.float32)
+    sync.gradients[0][:] = (comm.rank + 1) * np.outer(rows, columns)
+    sync.synchronize()
+    np.testing.assert_allclose(sync.gradients[0], (comm.size + 1) / 2 * np.outer(rows, columns), atol=1e-3)
+    assert sync.sent_nbytes < sync.nbytes
