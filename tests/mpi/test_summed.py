@@ -40,7 +40,8 @@ def all_given(comm: Intracomm, count: int) -> np.ndarray:
 def test_ranks_hold_equal_bits_by_every_algorithm(comm: Intracomm, spec: str) -> None:
     for count in COUNTS:
         x = given(comm.rank, count)
-        for algorithm in ("summed", *ALGORITHMS["allreduce"]):
+        others = tuple(ALGORITHMS["allreduce"]) if count in (2, 5000) else ()
+        for algorithm in ("summed", *others):
             assert same_everywhere(comm, reduce(comm, x, compression=spec, algorithm=algorithm))
         assert (x == given(comm.rank, count)).all()
         comm.Allreduce(MPI.IN_PLACE, x, compression=spec, algorithm="summed")
@@ -50,7 +51,7 @@ def test_ranks_hold_equal_bits_by_every_algorithm(comm: Intracomm, spec: str) ->
 @pytest.mark.parametrize("spec", ["common", "common:16", "common:block=0", "common:block=64"])
 def test_codes_add_up_exactly_in_any_order(subcomm: Intracomm, spec: str) -> None:
     size, rank = subcomm.size, subcomm.rank
-    for count in COUNTS:
+    for count in (2, 5001):
         wanted = reduce(subcomm, given(rank, count), compression=spec)
         for algorithm in ALGORITHMS["allreduce"]:
             np.testing.assert_array_equal(
@@ -247,19 +248,29 @@ def test_too_many_ranks_are_refused(comm: Intracomm, monkeypatch: pytest.MonkeyP
 
 def test_ranks_may_start_persistent_operations_in_any_order(comm: Intracomm) -> None:
     x = given(comm.rank, 3000)
-    specs = [spec for spec in SPECS if not spec.startswith("fp16")]
+    specs = ["randomk:0.1", "powersgd", "common:rounding=stochastic"]
     ends = [np.zeros_like(x) for _ in specs]
-    plans = [
-        comm.Allreduce_init(x, y, compression=spec, algorithm="summed") for spec, y in zip(specs, ends, strict=True)
-    ]
-    for plan in plans if comm.rank % 2 else plans[::-1]:
-        plan.Start()
-    between = reduce(comm, x, compression="common:rounding=stochastic")
+    how = {"algorithm": "summed"}
+    plans = [comm.Allreduce_init(x, y, compression=spec, **how) for spec, y in zip(specs, ends, strict=True)]
+    for _ in range(2):
+        late = comm.rank % 2 == 0
+        if late:
+            between = reduce(comm, x, compression="randomk:0.1")
+        for plan in plans[::-1] if late else plans:
+            plan.Start()
+        if not late:
+            between = reduce(comm, x, compression="randomk:0.1")
+        for plan in plans:
+            plan.Wait()
+        for y in (between, *ends):
+            assert same_everywhere(comm, y)
+            assert np.isfinite(y).all()
+        # Ranks that drew different elements would find others than `k` of them.
+        assert np.count_nonzero(ends[0]) == np.count_nonzero(between) == 300
+        error = np.linalg.norm(ends[0][ends[0] != 0] / 10 - all_given(comm, 3000).sum(0)[ends[0] != 0])
+        assert error < 1e-3
     for plan in plans:
-        plan.Wait()
         plan.Free()
-    for y in (between, *ends):
-        assert same_everywhere(comm, y)
 
 
 def test_rounds_are_done_by_what_suits_their_length(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
