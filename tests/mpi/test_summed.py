@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll.compression.common
-from mpicoll import ErrorFeedback, Intracomm
+from mpicoll import ErrorFeedback, GradientSynchronizer, Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.program import Program
 from mpicoll.compression import Summed, compressor, names
@@ -326,6 +326,26 @@ def test_parameters_of_all_shapes(comm: Intracomm) -> None:
     np.testing.assert_allclose(y[1518:], exact[1518:], rtol=1e-5, atol=1e-5)
     for start, rows, columns in ((0, 40, 30), (1230, 8, 36)):
         assert np.linalg.matrix_rank(y[start : start + rows * columns].reshape(rows, columns), tol=1e-3) == 2
+
+
+def test_gradients_are_seen_by_their_shapes_and_go_on_from_a_checkpoint(comm: Intracomm) -> None:
+    shapes = [(60, 50), (7,), (40, 20, 2)]
+    first, second = (
+        GradientSynchronizer(shapes, comm=comm, compression="powersgd:2", bucket_bytes=10_000, dense_bytes=100)
+        for _ in range(2)
+    )
+    for step in range(3):
+        for sync in (first, second):
+            for number, gradient in enumerate(sync.gradients):
+                gradient[...] = given(comm.rank + 10 * step + number, gradient.size).reshape(gradient.shape)
+        if step == 2:
+            second.load(first.state())
+        first.synchronize()
+        # The first matrix is cut after 50 rows: a part of rank 2, and the rest.
+        assert np.linalg.matrix_rank(first.gradients[0][:50], tol=1e-4) == 2
+        assert same_everywhere(comm, first.flat)
+    second.synchronize()
+    np.testing.assert_array_equal(first.flat, second.flat)
 
 
 def test_shapes_of_another_vector_are_refused(comm: Intracomm) -> None:
