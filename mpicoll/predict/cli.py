@@ -118,7 +118,7 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
 
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
     """Return from where on each compressor pays: a line for each, a column for each number of ranks."""
-    from mpicoll.compression import Sparsifier, compressor, speed
+    from mpicoll.compression import Sparsifier, Summed, compressor, speed
     from mpicoll.predict.crossover import LONGEST, crossover, describe
 
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
@@ -127,8 +127,8 @@ def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> l
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:
         codec = compressor(spec)
-        if isinstance(codec, Sparsifier):
-            raise ValueError(f"--compression: how long sums of {spec} take depends on data; tune measures it")
+        if isinstance(codec, Sparsifier) or (isinstance(codec, Summed) and not codec.in_two_shots):
+            raise ValueError(f"--compression: {spec} is not summed in two shots, which is the model; tune measures it")
         wire = speed.known(codec)
         rows.append(describe(spec, wire, [crossover(machine, nodes, wire) for nodes in layouts]))
     every = [Case("allreduce", nodes, LONGEST) for nodes in layouts]
