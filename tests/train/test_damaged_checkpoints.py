@@ -181,10 +181,8 @@ def huge_manifest(folder):
     return "manifest.json", "more than a manifest can have"
 
 
-CHANGES = [
-    missing, no_manifest, extra, of_another_step, of_another_rank, manifest_of_another_step, link, linked_manifest,
-    linked_folder, pipe, folder_in_place, file_in_place, empty, pickled, huge_manifest,
-]  # fmt: skip
+CHANGES = [missing, no_manifest, extra, of_another_step, of_another_rank, manifest_of_another_step, link, pipe,
+           linked_manifest, linked_folder, folder_in_place, file_in_place, empty, pickled, huge_manifest]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,0 +1,127 @@
+"""Checkpoints written and read by real ranks, with a disk that is full for one of them."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.errors import CheckpointError
+from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.checkpoints import PerRank, Piece, Store, Tensors, Whole, open_checkpoint
+from mpicoll.train.sharding import part
+
+pytestmark = pytest.mark.mpi
+TOTAL = 100_003
+
+
+def state(comm: MPI.Intracomm, value: float) -> Tensors:
+    start, stop = part(TOTAL, comm.Get_size(), comm.Get_rank())
+    return {
+        "parameters": Whole(np.arange(TOTAL, dtype=np.float32) + np.float32(value)),
+        "velocity": Piece(np.arange(start, stop) * value, start, TOTAL),
+        "residual": PerRank(np.full(5, comm.Get_rank() + value)),
+    }
+
+
+def bits(tensors: Tensors) -> list[bytes]:
+    return [tensor.array.tobytes() for tensor in tensors.values() if not isinstance(tensor, (PerRank, list))]
+
+
+@pytest.fixture
+def folder(comm: Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    made = tempfile.mkdtemp(prefix="mpicoll-checkpoints-") if comm.rank == 0 else None
+    path = Path(share(comm, {"path": made} if made else None)["path"])
+    yield path / "run"
+    wait_politely(comm)
+    if made:
+        shutil.rmtree(path)
+
+
+def check(comm: MPI.Intracomm, folder: Path, step: int, old_size: int) -> None:
+    found = open_checkpoint(folder, comm)
+    tensors = state(comm, 0.0)
+    found.restore(tensors)
+    assert (found.step, found.size, found.facts) == (step, old_size, {"step": step})
+    assert bits(tensors) == bits(state(comm, step))
+    taken = range(comm.Get_rank(), old_size, comm.Get_size())
+    assert [array.tolist() for array in found.per_rank("residual")] == [[rank + step] * 5 for rank in taken]
+
+
+@pytest.mark.parametrize("kind", ["Intracomm", "MPI.Intracomm"])
+def test_a_round_trip_on_either_kind_of_communicator(comm: Intracomm, folder: Path, kind: str) -> None:
+    plain = MPI.COMM_WORLD.Dup()
+    on: MPI.Intracomm = comm if kind == "Intracomm" else plain
+    with Store(folder, on) as checkpoints:
+        for step in (3, 4):
+            checkpoints.save(step, state(on, step), {"step": step})
+    check(on, folder, 4, on.Get_size())
+    plain.Free()
+
+
+def test_other_numbers_of_ranks_read_what_some_wrote(subcomm: Intracomm, comm: Intracomm, folder: Path) -> None:
+    with Store(folder.with_name(f"{MPI.COMM_WORLD.rank - subcomm.rank}"), subcomm) as checkpoints:
+        checkpoints.save(7, state(subcomm, 7), {"step": 7})
+    wait_politely(comm)
+    first = int(share(comm, {"size": subcomm.size} if comm.rank == 0 else None)["size"])
+    check(comm, folder.with_name("0"), 7, first)
+    check(subcomm, folder.with_name("0"), 7, first)
+
+
+def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all(comm: Intracomm, folder: Path) -> None:
+    with Store(folder, comm) as checkpoints:
+        checkpoints.save(1, state(comm, 1), {"step": 1})
+        tensors, last = state(comm, 2), comm.size - 1
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if comm.rank == last:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            with pytest.raises(CheckpointError, match=f"rank {last}: .*File too large"):
+                checkpoints.save(2, tensors, {"step": 2})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert bits(tensors) == bits(state(comm, 2))
+        assert checkpoints.steps() == [1]
+        if comm.rank == 0:
+            assert sorted(path.name for path in folder.iterdir()) == [".lock", "step-00000001"]
+        check(comm, folder, 1, comm.size)
+        checkpoints.save(2, tensors, {"step": 2})
+    check(comm, folder, 2, comm.size)
+
+
+def test_damage_is_seen_by_all_and_the_one_before_is_used(comm: Intracomm, folder: Path) -> None:
+    with Store(folder, comm, patience=0) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state(comm, step), {"step": step})
+        last = folder / "step-00000002" / f"rank-{comm.size - 1:04d}.safetensors"
+        if comm.rank == 0:
+            data = bytearray(last.read_bytes())
+            data[-1] ^= 1
+            last.write_bytes(data)
+        wait_politely(comm)
+        with pytest.raises(CheckpointError, match=f"{last}: is not what was written"):
+            checkpoints.open()
+        found = checkpoints.open(fallback=True)
+        assert found.step == 1
+        assert [rejected.step for rejected in found.rejected] == [2]
+
+
+def test_ranks_that_disagree_are_told_so(comm: Intracomm, folder: Path) -> None:
+    if comm.size == 1:
+        pytest.skip("nobody to disagree with")
+    with Store(folder, comm) as checkpoints:
+        with pytest.raises(CheckpointError, match="must be one"):
+            checkpoints.save(comm.rank, {}, {})
+        with pytest.raises(CheckpointError, match="x: rank 1 has whole"):
+            checkpoints.save(1, {"x": Whole(np.zeros(3 + (comm.rank == 1)))}, {})
+        with pytest.raises(CheckpointError, match="another run"):
+            Store(folder, comm)
+        assert checkpoints.steps() == []
