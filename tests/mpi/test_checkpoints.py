@@ -24,6 +24,7 @@ TOTAL = 100_003
 
 def state(comm: MPI.Intracomm, value: float) -> Tensors:
     start, stop = part(TOTAL, comm.Get_size(), comm.Get_rank())
+    value = float(value)
     return {
         "parameters": Whole(np.arange(TOTAL, dtype=np.float32) + np.float32(value)),
         "velocity": Piece(np.arange(start, stop) * value, start, TOTAL),

@@ -373,7 +373,7 @@ def test_differences_are_listed_together_and_nothing_is_filled(tmp_path):
         "scalar: in the checkpoint, but not wanted",
         "replica: vector float32 (200, 300) in the checkpoint, vector float32 (200, 301) wanted",
         "scattered: vector int32 (103,) in the checkpoint, vector float32 (103,) wanted",
-        "residual: per_rank float32 () in the checkpoint, per_rank float64 () wanted",
+        "residual: per_rank float32 in the checkpoint, per_rank float64 wanted",
         "extra: not in the checkpoint",
     ):
         assert text in first

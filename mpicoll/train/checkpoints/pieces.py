@@ -175,8 +175,8 @@ def _merge_one(name: str, told: Sequence[Mapping[str, Layout]]) -> dict[str, Any
 
 
 def describe(layout: Layout) -> str:
-    """Return kind, dtype and shape for a message."""
-    return f"{layout.kind} {layout.dtype} {tuple(layout.shape)}"
+    """Return kind and dtype for a message, and the shape where ranks must have the same."""
+    return f"{layout.kind} {layout.dtype}" + (f" {tuple(layout.shape)}" if layout.kind != "per_rank" else "")
 
 
 def check_tiling(name: str, pieces: Sequence[Sequence[int]], total: int) -> None:

@@ -1,7 +1,7 @@
 """Kill a job at every call of the system that a save makes, one job a call, and look at what is left each time.
 
 A job is a forked process whose ranks are threads. It resumes from step 1, saves steps 2 and 3, and dies just before its
-n-th call. Whatever n is, the newest checkpoint must be whole, and a new job must be able to go on. Prints how many
+n-th call. Whatever n is, all checkpoints must be whole, and a new job must be able to go on. Prints how many
 calls there were, and how often each step was the newest afterwards.
 
 To be started with MPI4PY_RC_INITIALIZE=0: a forked process must not have MPI, and no rank here needs it.
@@ -96,15 +96,16 @@ def in_a_job_that_dies(folder: Path, due: int) -> bool:
 
 
 def newest(folder: Path) -> int:
-    """Check the newest checkpoint, on another number of ranks, and that a new job can go on; return its step."""
+    """Check all checkpoints, on another number of ranks, and that a new job can go on; return the newest's step."""
 
     def check(comm):
         with Store(folder, comm, patience=0) as checkpoints:
             assert not list(folder.glob(".step-*"))
-            found = checkpoints.open()
-            assert (found.read("whole") == found.step).all()
-            assert (found.read("pieces") == np.arange(TOTAL) * found.step).all()
-            assert found.facts == {"step": found.step}
+            for step in checkpoints.steps():
+                found = checkpoints.open(step)
+                assert (found.read("whole") == step).all()
+                assert (found.read("pieces") == np.arange(TOTAL) * step).all()
+                assert found.facts == {"step": step}
             old = found.step
             checkpoints.save(9, {"x": PerRank(np.zeros(1))}, {})
             assert checkpoints.steps() == [old, 9]
