@@ -9,6 +9,7 @@ To be started with MPI4PY_RC_INITIALIZE=0: a forked process must not have MPI, a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -60,6 +61,7 @@ class Killer:
     def install(self) -> None:
         for name in CALLS:
             setattr(os, name, self._counting(getattr(os, name)))
+        io.open = self._counting(io.open)
         write = tensorfile.write
 
         def in_halves(path, arrays):
@@ -91,7 +93,7 @@ def in_a_job_that_dies(folder: Path, due: int) -> bool:
         finally:
             os._exit(1)
     status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL), status
+    assert status in (0, signal.SIGKILL), f"status {status} at call {due}"
     return status == 0
 
 
