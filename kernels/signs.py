@@ -21,12 +21,12 @@ def _bit(x, place):
 
 @helper
 def _absolute(x):
-    return np.float64(bits_float32(np.uint32(float32_bits(x) & np.uint32(_ABSOLUTE))))
+    return bits_float32(np.uint32(float32_bits(x) & np.uint32(_ABSOLUTE)))
 
 
 @helper
 def _pack_signs(x, run, out, sums):
-    """Pack the signs of eight runs, each bit of a byte from another one, and add their |x| in float64."""
+    """Pack the signs of eight runs, each bit of a byte from another one, and add their |x|, in float32 by halves."""
     a, b, c, d = x, pointer(x, run), pointer(x, 2 * run), pointer(x, 3 * run)
     x = pointer(x, 4 * run)
     e, f, g, h = x, pointer(x, run), pointer(x, 2 * run), pointer(x, 3 * run)
@@ -48,7 +48,16 @@ def _total(sums, count):
             sums[j] = sums[j] + other[j]
     total = np.float64(0)
     for j in range(count):
-        total += sums[j]
+        total += np.float64(sums[j])
+    return total
+
+
+@helper
+def _exact_total(x, block):
+    """Return the sum of |x| of a block where float32 may not hold it; not finite if an element is not."""
+    total = np.float64(0)
+    for j in range(block):
+        total += np.float64(_absolute(x[j]))
     return total
 
 
@@ -61,8 +70,10 @@ def _encode(x, count, out, scales, block, sums, last):
     for number in range(whole + (whole * block < count)):
         source, at = pointer(x, number * block) if number < whole else last, number * record
         _pack_signs(source, block // 8, pointer(out, at + 4), sums)
-        mean = np.float32(_total(sums, block // 8) / min(block, count - number * block))
-        # Numbers do not add up to inf in float64: if the mean is not finite, an element is not.
+        total = _total(sums, block // 8)
+        if not total < np.inf:
+            total = _exact_total(source, block)
+        mean = np.float32(total / min(block, count - number * block))
         finite = mean < np.float32(np.inf)
         scales[at // 4] = float32_bits(mean) if finite else np.uint32(NOT_FINITE)
 
@@ -76,7 +87,7 @@ def _encode_arrays(x, out, scales, block, sums, last):
 @kernel_for(FLOATS, BYTES, INT)
 def encode(x, out, block):
     """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes."""
-    _encode_arrays(x, out, out.view(np.uint32), block, np.empty(block // 8), np.zeros(block, np.float32))
+    _encode_arrays(x, out, out.view(np.uint32), block, np.empty(block // 8, np.float32), np.zeros(block, np.float32))
 
 
 @helper
