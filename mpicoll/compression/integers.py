@@ -11,6 +11,9 @@ from mpicoll.compression.checks import require, require_block, require_rounding
 from mpicoll.compression.registry import register
 from mpicoll.kernels import planes, quantize
 
+_BLOCK, _PACKED_BLOCK = 512, 1024
+"""Without a setting, for 8 bits and for fewer: packing is quicker in longer blocks."""
+
 
 @register("int8", bits=8)
 @register("int7", bits=7)
@@ -25,14 +28,16 @@ class Integers(Compressor):
 
     An element is off by at most half a step with ``rounding="nearest"``, and by less than a step with
     ``"stochastic"``, which is right on average; a step is the block's largest |x| over ``2**(bits - 1) - 1``. A block
-    with NaN or inf arrives as NaN, all of it.
+    with NaN or inf arrives as NaN, all of it. ``block=0`` stands for 512 elements with 8 bits, 1024 with fewer.
     """
 
-    block: int = 512
+    block: int = 0
     rounding: str = "nearest"
     bits: int = 8
 
     def __post_init__(self) -> None:
+        if self.block == 0:
+            object.__setattr__(self, "block", _BLOCK if self.bits == 8 else _PACKED_BLOCK)
         require_block("block", self.block, planes.UNIT)
         require_rounding(self.rounding)
         if not 2 <= self.bits <= 8:
