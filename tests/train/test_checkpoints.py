@@ -4,6 +4,9 @@ import errno
 import os
 import random
 import re
+import sys
+import time
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +15,7 @@ from safetensors.numpy import load_file
 
 from mpicoll.errors import CheckpointError, MpicollError
 from mpicoll.train.checkpoints import PerRank, Piece, Store, Whole, open_checkpoint, store, tensorfile
-from mpicoll.train.failures import TrainingError
+from mpicoll.train.failures import CheckpointFailed, TrainingError
 from mpicoll.train.sharding import part
 from tests.threads import on_ranks, results
 
@@ -256,6 +259,7 @@ FAILURES = {
         OSError(errno.ENOSPC, "No space", "x"),
         "rank 1: x: No space",
     ),
+    "library on rank 2": (tensorfile, "write", "rank-0002", CheckpointFailed("f: too large"), "rank 2: f: too large"),
     "fsync on rank 2": (store.folders, "sync", "rank-0002", OSError(errno.EIO, "I/O error", "f"), "rank 2: f: I/O"),
     "no memory on rank 1": (tensorfile, "write", "rank-0001", MemoryError(), "rank 1: not enough memory"),
     "manifest": (store.folders, "write_durably", "manifest", OSError(errno.EDQUOT, "quota", "m"), "rank 0: m: quota"),
@@ -390,18 +394,24 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert load(tmp_path, 1, step=3, fallback=True) == [1]
 
 
-def test_a_file_that_shows_up_late_is_waited_for(tmp_path):
+def test_a_file_that_shows_up_late_is_waited_for(tmp_path, monkeypatch):
     save(tmp_path, 2, 1)
     path = tmp_path / "step-00000001" / "rank-0001.safetensors"
-    hidden = path.with_name(".hidden")
+    path.rename(path.with_name(".hidden"))
+    naps = []
 
-    def work(comm):
-        if comm.Get_rank() == 0:
-            path.rename(hidden)
-        comm.Ibarrier().Test()
-        if comm.Get_rank() == 2:
-            store.folders.time.sleep(0.2)
-            hidden.rename(path)
-        return open_checkpoint(tmp_path, comm, patience=20).step
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            path.with_name(".hidden").rename(path)
 
-    assert results(3, work) == [1] * 3
+    monkeypatch.setattr(store.folders, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    assert results(3, lambda comm: open_checkpoint(tmp_path, comm, patience=20).step) == [1] * 3
+    assert len(naps) == 3
+
+
+def test_without_the_library_a_run_does_not_even_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    for error in on_ranks(2, lambda comm: Store(tmp_path, comm)):
+        assert isinstance(error, CheckpointError)
+        assert "pip install" in str(error)
