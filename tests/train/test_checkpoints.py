@@ -383,6 +383,21 @@ def test_differences_are_listed_together_and_nothing_is_filled(tmp_path):
         assert text in first
 
 
+def test_what_ranks_had_need_not_be_wanted(tmp_path):
+    save(tmp_path, 2, 1)
+
+    def work(comm):
+        found = open_checkpoint(tmp_path, comm)
+        tensors = state(comm, 0)
+        del tensors["residual"]
+        found.restore(tensors)
+        assert found.per_rank_names == ["residual"]
+        assert found.vectors == ["replica", "scalar", "scattered", "velocity"]
+        return len(found.per_rank("residual"))
+
+    assert results(3, work) == [1, 1, 0]
+
+
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
     for options, message in (({}, "has no checkpoint"), ({"step": 3}, "has no checkpoint of step 3")):
         for error in on_ranks(2, lambda comm, options=options: open_checkpoint(tmp_path, comm, patience=0, **options)):

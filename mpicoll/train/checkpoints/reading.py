@@ -59,16 +59,22 @@ class Checkpoint:
         self._headers: dict[int, dict[str, Entry]] = {}
 
     @property
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self._manifest.tensors)
+    def vectors(self) -> list[str]:
+        """The names of what was saved as Whole or Piece."""
+        return [name for name, tensor in self._manifest.tensors.items() if tensor["kind"] == "vector"]
+
+    @property
+    def per_rank_names(self) -> list[str]:
+        """The names of what was saved as PerRank, on any rank."""
+        return [name for name, tensor in self._manifest.tensors.items() if tensor["kind"] == "per_rank"]
 
     # ---- collective -------------------------------------------------------------------------------------------------
 
     def check(self, tensors: Tensors) -> None:
         """Compare names, kinds, dtypes and shapes with those of tensors as they would be saved now. Collective.
 
-        Of a PerRank only the dtype is compared.
+        Of a PerRank only the dtype is compared, and those of the checkpoint need not be wanted: a new run may not know
+        yet what it will have.
 
         Raises
         ------
@@ -80,7 +86,7 @@ class Checkpoint:
 
         def join() -> None:
             wanted = {name for names, _ in told or [] for name in names}
-            found = [f"{name}: in the checkpoint, but not wanted" for name in self.names if name not in wanted]
+            found = [f"{name}: in the checkpoint, but not wanted" for name in self.vectors if name not in wanted]
             found += list(dict.fromkeys(text for _, differences in told or [] for text in differences))
             if found:
                 more = [f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else []
