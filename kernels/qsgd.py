@@ -1,7 +1,7 @@
 """QSGD: an element is rounded at random to a multiple of its bucket's L2 norm over the number of levels.
 
 The record is that of `quantize.py`, whose `dequantize` reads it: a scale, ``norm / levels``, and codes, here from
-``middle - levels`` to ``middle + levels`` with ``middle = 2**(bits - 1) - 1``.
+``middle - levels`` to ``middle + levels`` with ``middle = 2**(bits - 1)``.
 
 - Unbiased; the squared error is ``min(d / s^2, sqrt(d) / s) |x|^2`` on average at most (d elements, s levels).
 - The norm is computed in float64. One beyond the largest float32 is taken for that number: any norm that no element
@@ -59,7 +59,7 @@ def encode(x, out, bucket, bits, levels, keys, first):
         Number of the first element, which decides its random bits; a multiple of `bucket`.
     """
     count, scales, record = x.size, out.view(np.float32), 4 + bucket * bits // 8
-    middle = np.float32((1 << (bits - 1)) - 1)
+    middle = np.float32(1 << (bits - 1))
     codes, room = np.zeros(bucket, np.uint8), np.empty(bucket, np.float64)
     for number in range((count + bucket - 1) // bucket):
         begin, at = number * bucket, number * record
