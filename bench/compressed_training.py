@@ -116,26 +116,29 @@ def _config(task: str, variant: Variant, seed: int, arguments: argparse.Namespac
 def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome:
     """Train once; collective."""
     task, variant, config = run
+    from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
     from mpicoll.train.clock import Clock
     from mpicoll.train.data import load
-    from mpicoll.train.loop import Trainer
+    from mpicoll.train.mesh import make_mesh
     from mpicoll.train.report import Progress
-    from mpicoll.train.run import build_model, compile_kernels
+    from mpicoll.train.run import mean_traffic
+    from mpicoll.train.saving import Saver
 
     dataset = clouds() if task == "clouds" else load(config, comm)
     model = build_model(config, dataset)
     compile_kernels(model, dataset, comm, config.compression)
-    trainer = Trainer(config, comm, dataset, model, Clock())
-    trainer.train(Progress(config, 0, 1))
+    mesh = make_mesh(comm, config)
+    trainer = make_trainer(config, mesh, dataset, model, Clock())
+    trainer.train(Progress(config, 0, 1), Saver(config, mesh))
     tested = trainer.evaluate()
     trainer.check_replicas()
     assert tested is not None
-    sent, dense = trainer.nbytes()
+    traffic = mean_traffic(trainer.strategy.traffic(), comm)
     steps = trainer.total_steps
     seconds = trainer.clock.mean(comm).stepping / steps
-    ratio = dense / sent if sent else 1.0
+    ratio = traffic.dense / traffic.sent if traffic.sent else 1.0
     return Outcome(
-        task, variant.name, config.seed, steps, tested[1], trainer.epoch_losses, sent / steps, ratio, seconds
+        task, variant.name, config.seed, steps, tested[1], trainer.epoch_losses, traffic.sent / steps, ratio, seconds
     )
 
 

@@ -66,7 +66,11 @@ class GradientSynchronizer:
         Bytes that this rank has sent for them so far: of compressed buckets all messages; of others
         ``2 (size - 1) / size`` of their length, the least that an allreduce sends, even if through shared memory.
     seconds : float
-        Wall time that this rank has spent in :meth:`synchronize`, waiting for slower ranks included.
+        Wall time that this rank has spent in :meth:`synchronize`, :meth:`start` and :meth:`wait`, waiting for slower
+        ranks included.
+    under_way_seconds : float
+        Wall time from the first of these calls of a step to the end of the last; what exceeds `seconds` was spent on
+        something else meanwhile.
 
     Raises
     ------
@@ -100,7 +104,8 @@ class GradientSynchronizer:
     ) -> None:
         self.comm = comm
         self.average = average
-        self.calls, self.nbytes, self.sent_nbytes, self.seconds = 0, 0, 0, 0.0
+        self.calls, self.nbytes, self.sent_nbytes = 0, 0, 0
+        self.seconds, self.under_way_seconds = 0.0, 0.0
         problem: Exception | None = None
         digest = options.REFUSED
         try:
@@ -184,7 +189,9 @@ class GradientSynchronizer:
                 self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM, compression=bucket.compression)
             self._count_sent([bucket], before)
         self._end(compress)
-        self.seconds += time.perf_counter() - start
+        passed = time.perf_counter() - start
+        self.seconds += passed
+        self.under_way_seconds += passed
 
     def start(self, first: int = 0, *, compress: bool = True) -> None:
         """Say that the gradients from element `first` of `flat` on are there: begin to add up what is complete.
@@ -201,7 +208,7 @@ class GradientSynchronizer:
         start = time.perf_counter()
         compress = compress and self.compression is not None
         if self._under_way is None:
-            self._under_way = self._sums_for(compress)
+            self._under_way, self._began = self._sums_for(compress), start
             self._sent_before = self._messages_nbytes()
             self._weigh(1.0)
         if first == 0 and not self._under_way.all_begun:
@@ -225,7 +232,9 @@ class GradientSynchronizer:
         compress = sums is self._sums.get(True)
         self._count_sent(self._packed if compress else self._dense, self._sent_before)
         self._end(compress)
-        self.seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        self.seconds += end - start
+        self.under_way_seconds += end - self._began
 
     def _sums_for(self, compress: bool) -> Sums:
         if compress not in self._sums:

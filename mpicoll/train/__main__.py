@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from mpicoll.environment import launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, UnknownAlgorithm
-from mpicoll.train.config import HelpRequested, TrainConfig, parse
+from mpicoll.train.config import TrainConfig
 from mpicoll.train.environment import limit_threads
 from mpicoll.train.failures import TrainingError, UsageError
+from mpicoll.train.options import HelpRequested, parse
 from mpicoll.train.report import complain, say
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-PHASES = ("start-up", "data", "compute", "communication", "evaluation")
+PHASES = ("start-up", "data", "compute", "communication", "evaluation", "checkpoints")
 
 
 class Clock:

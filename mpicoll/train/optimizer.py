@@ -85,6 +85,19 @@ class MomentumSGD:
                 self._nesterov,
             )
 
+    def shared_state(self) -> dict[str, np.ndarray]:
+        """Return what is the same on all ranks that hold these parameters; the arrays in use."""
+        return {"velocity": self.velocity}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return what is this rank's alone: nothing."""
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return self.velocity.nbytes
+
 
 class LocalMomentumSGD:
     """The same on many ranks, with each rank's momentum kept apart, for gradients that lose much on their way.
@@ -115,10 +128,23 @@ class LocalMomentumSGD:
             self._decay[start:stop] *= decays
         self._momentum, self._nesterov = parameters.dtype.type(momentum), nesterov
 
-    def local(self, gradient: np.ndarray, scale: float) -> None:
-        """Replace ``scale * gradient`` of this rank with the velocity, in place."""
+    def local(self, gradient: np.ndarray, scale: float, start: int = 0) -> None:
+        """Replace ``scale * gradient`` of this rank, for the elements from `start` on, with the velocity, in place."""
         gradient *= gradient.dtype.type(scale)
-        self._push(self.velocity, gradient)
+        self._push(self.velocity[start : start + gradient.size], gradient)
+
+    def shared_state(self) -> dict[str, np.ndarray]:
+        """Return what is the same on all ranks, besides the parameters; the arrays in use."""
+        return {"decay_velocity": self._decay_velocity}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return what is this rank's alone; the arrays in use."""
+        return {"velocity": self.velocity}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return self.velocity.nbytes + self._decay_velocity.nbytes + self._decay.nbytes
 
     def step(self, total: np.ndarray, rate: float) -> None:
         """Move the parameters along ``-rate`` times the sum of all ranks' velocities and that of the decay."""

@@ -30,7 +30,7 @@ def complain(text: str) -> None:
 class Progress:
     """The progress bar, or nothing where it is not wanted, not rank 0's business, or tqdm is not installed."""
 
-    def __init__(self, config: TrainConfig, total: int, rank: int) -> None:
+    def __init__(self, config: TrainConfig, total: int, rank: int, done: int = 0) -> None:
         self._bar: Any = None
         if rank or config.quiet or not config.progress:
             return
@@ -40,7 +40,9 @@ class Progress:
             return
         tqdm.monitor_interval = 0  # no thread beside MPI
         interval = 0.1 if sys.stderr.isatty() else _PIPE_INTERVAL
-        self._bar = tqdm(total=total, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr)
+        self._bar = tqdm(
+            total=total, initial=done, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr
+        )
 
     def advance(self) -> None:
         """Note that a step is done."""

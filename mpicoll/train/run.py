@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -15,18 +18,19 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.gradients import differing_ranks
 from mpicoll.train import report
 from mpicoll.train.agreement import all_succeed, wait_politely
+from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.data import Dataset, load
+from mpicoll.train.data import load
 from mpicoll.train.environment import process_age
-from mpicoll.train.failures import DataError, UsageError
+from mpicoll.train.failures import UsageError
 from mpicoll.train.loop import Trainer
-from mpicoll.train.models import Flat, Model, convolutional, perceptron
-from mpicoll.train.optimizer import MomentumSGD
+from mpicoll.train.mesh import make_mesh
+from mpicoll.train.saving import Saver
+from mpicoll.train.strategy import Traffic
 
 
 def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
@@ -43,16 +47,52 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
     rank = comm.Get_rank()
     _check_same_config(config, comm)
     all_succeed(comm, lambda: report.check_writable([config.json, config.log_steps]) if rank == 0 else None)
-    dataset = load(config, comm)
-    model = build_model(config, dataset)
-    compile_kernels(model, dataset, comm, config.compression)
-    with np.errstate(all="ignore"):  # a loss that is not finite is found, and reported once
-        trainer = Trainer(config, comm, dataset, model, clock)
-        comm.Barrier()
-        clock.seconds["start-up"] = process_age()
-        result = _train(config, comm, trainer)
+    mesh = make_mesh(comm, config)
+    saver = Saver(config, mesh)
+    try:
+        dataset = load(config, comm)
+        model = build_model(config, dataset)
+        compile_kernels(model, dataset, comm, config.compression)
+        with np.errstate(all="ignore"):  # a loss that is not finite is found, and reported once
+            trainer = make_trainer(config, mesh, dataset, model, clock)
+            _resume(saver, trainer, config, rank)
+            comm.Barrier()
+            clock.seconds["start-up"] = process_age()
+            result = _train(config, comm, trainer, saver, model.parameter_count)
+    finally:
+        saver.close()
     _publish(config, result, trainer, rank)
     return result
+
+
+def _resume(saver: Saver, trainer: Trainer, config: TrainConfig, rank: int) -> None:
+    found = saver.resume(trainer)
+    if rank or config.quiet or config.resume == "no":
+        return
+    if found is None:
+        report.say(f"{config.checkpoint}: no checkpoint yet, training begins")
+        return
+    for rejected in found.rejected:
+        report.complain(f"passed over: {rejected.reason}")
+    report.say(f"going on after step {found.step} of {trainer.total_steps}, from {config.checkpoint}")
+
+
+@contextlib.contextmanager
+def _stopping_on_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Let SIGTERM end the run after the step at hand; a second one ends the process."""
+
+    def stop(number: int, frame: object) -> None:
+        trainer.tally.ask_to_stop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
@@ -61,64 +101,22 @@ def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
         raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
 
 
-def build_model(config: TrainConfig, dataset: Dataset) -> Model:
-    """Return the model that `config` names, of the size that the data set needs.
-
-    Raises
-    ------
-    DataError
-        If the samples are no images and the model needs some.
-    """
-    if config.model != "conv":
-        return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
-    if dataset.image_shape is None or min(dataset.image_shape[:2]) < 2:
-        raise DataError(f"--model conv needs images of at least 2 x 2, {config.dataset} has none")
-    return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
-
-
-def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compression: str | None) -> None:
-    """Compile the model's kernels or load them from Numba's cache; rank 0 first, so that the others find them there."""
-    _prepare_numba()
-    if comm.Get_rank() == 0:
-        _touch_kernels(model, dataset, compression)
-    wait_politely(comm)
-    if comm.Get_rank() != 0:
-        _touch_kernels(model, dataset, compression)
-    wait_politely(comm)
-
-
-def _prepare_numba() -> None:
-    """Import what Numba imports before its first kernel: it takes longest, and ranks can do it side by side."""
-    with contextlib.suppress(ImportError, AttributeError):  # not part of its public interface; it would do so later
-        from numba.core.registry import cpu_target
-
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
-
-
-def _touch_kernels(model: Model, dataset: Dataset, compression: str | None) -> None:
-    x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
-    parameters = model.initial(0)
-    gradient = np.zeros_like(parameters)
-    model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
-    MomentumSGD(parameters, momentum=0).step(gradient, 0.0)
-    if compression is not None:
-        feedback = ErrorFeedback(compression)
-        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)
-
-
-def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[str, Any]:
-    progress = report.Progress(config, trainer.total_steps, comm.Get_rank())
+def _train(
+    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer, saver: Saver, parameter_count: int
+) -> dict[str, Any]:
+    progress = report.Progress(config, trainer.total_steps, comm.Get_rank(), trainer.first_step)
     began = time.perf_counter()
     try:
-        trainer.train(progress)
+        with _stopping_on_sigterm(trainer):
+            trainer.train(progress, saver)
     finally:
         progress.close()
     seconds = time.perf_counter() - began
     tested = trainer.evaluate()
     digest = trainer.check_replicas()
     clock = trainer.clock.mean(comm)
-    sent, dense = trainer.nbytes()
+    traffic = mean_traffic(trainer.strategy.traffic(), comm)
+    taken = max(1, len(trainer.records) - trainer.first_step)
     first_step = np.array([trainer.seconds_to_first_step])
     comm.Allreduce(MPI.IN_PLACE, first_step, MPI.MAX)
     return {
@@ -129,17 +127,28 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer) -> dict[s
         "seconds_to_first_step": float(first_step[0]),
         "communication_share": clock.communication_share,
         "ranks": comm.Get_size(),
-        "steps": trainer.total_steps,
-        "sent_nbytes_per_step": sent / trainer.total_steps,
-        "compression_ratio": dense / sent if sent else None,
-        "error_feedback": trainer.error_feedback,
-        "parameter_count": len(trainer.parameters),
+        "steps": len(trainer.records),
+        "stopped": trainer.stopped,
+        "resumed_after": trainer.first_step,
+        "sent_nbytes_per_step": traffic.sent / taken,
+        "compression_ratio": traffic.dense / traffic.sent if traffic.sent else None,
+        "overlap": 1 - traffic.waited / traffic.under_way if traffic.under_way else None,
+        "error_feedback": any(name.startswith("owed.") for name in trainer.strategy.own_state()),
+        "nbytes": trainer.strategy.nbytes(),
+        "parameter_count": parameter_count,
         "parameters_sha256": digest,
         "training_seconds": seconds,
         "seconds": clock.seconds,
         "config": asdict(config),
         "versions": _versions(),
     }
+
+
+def mean_traffic(own: Traffic, comm: MPI.Intracomm) -> Traffic:
+    """Return the mean over all ranks. Collective."""
+    sums = np.array(own)
+    comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    return Traffic(*(sums / comm.Get_size()).tolist())
 
 
 def _versions() -> dict[str, str]:

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from mpicoll.train.config import HelpRequested, Synthetic, TrainConfig, parse, parse_synthetic
+from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
 from mpicoll.train.failures import UsageError
+from mpicoll.train.options import HelpRequested, parse
 
 
 def test_no_options_are_the_defaults():

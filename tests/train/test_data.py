@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.train.config import parse
 from mpicoll.train.data import load
 from mpicoll.train.failures import DataError
+from mpicoll.train.options import parse
 
 
 def open_set(*options):

@@ -1,0 +1,81 @@
+"""From the options to what a run is made of: model, place in the mesh, engine and strategy."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import ErrorFeedback, Intracomm
+from mpicoll.train.agreement import wait_politely
+from mpicoll.train.clock import Clock
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.data import Dataset
+from mpicoll.train.engine import OneAfterTheOther
+from mpicoll.train.failures import DataError
+from mpicoll.train.loop import Trainer
+from mpicoll.train.mesh import Mesh
+from mpicoll.train.models import Flat, Model, convolutional, perceptron
+from mpicoll.train.optimizer import MomentumSGD
+from mpicoll.train.strategy import Replicated
+
+
+def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock) -> Trainer:
+    """Return this rank's trainer. Collective over the mesh."""
+    parameters = model.initial(config.seed)
+    mesh.world.Bcast(parameters)
+    overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
+    strategy = Replicated(model, parameters, mesh.data, config, overlap=overlap)
+    return Trainer(config, mesh, dataset, OneAfterTheOther(model), strategy, clock)
+
+
+def _between_hosts(comm: MPI.Intracomm) -> bool:
+    """Say whether messages between some of these ranks go by a network; the same on all of them."""
+    return isinstance(comm, Intracomm) and (comm.channel.apart or comm.channel.cluster is not None)
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> Model:
+    """Return the model that `config` names, of the size that the data set needs.
+
+    Raises
+    ------
+    DataError
+        If the samples are no images and the model needs some.
+    """
+    if config.model != "conv":
+        return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
+    if dataset.image_shape is None or min(dataset.image_shape[:2]) < 2:
+        raise DataError(f"--model conv needs images of at least 2 x 2, {config.dataset} has none")
+    return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
+
+
+def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compression: str | None) -> None:
+    """Compile the model's kernels or load them from Numba's cache; rank 0 first, so that the others find them there."""
+    _prepare_numba()
+    if comm.Get_rank() == 0:
+        _touch_kernels(model, dataset, compression)
+    wait_politely(comm)
+    if comm.Get_rank() != 0:
+        _touch_kernels(model, dataset, compression)
+    wait_politely(comm)
+
+
+def _prepare_numba() -> None:
+    """Import what Numba imports before its first kernel: it takes longest, and ranks can do it side by side."""
+    with contextlib.suppress(ImportError, AttributeError):  # not part of its public interface; it would do so later
+        from numba.core.registry import cpu_target
+
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+
+
+def _touch_kernels(model: Model, dataset: Dataset, compression: str | None) -> None:
+    x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
+    parameters = model.initial(0)
+    gradient = np.zeros_like(parameters)
+    model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
+    MomentumSGD(parameters, momentum=0).step(gradient, 0.0)
+    if compression is not None:
+        feedback = ErrorFeedback(compression)
+        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)

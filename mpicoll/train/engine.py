@@ -1,0 +1,51 @@
+"""How the samples of a step go through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mpicoll.train.models import Model
+from mpicoll.train.strategy import Strategy
+
+Part = tuple[np.ndarray, np.ndarray]
+"""Features, (rows, features), and labels, (rows,) of int64."""
+
+
+class Engine(Protocol):
+    """What takes samples and leaves gradients with a strategy."""
+
+    def gradients(
+        self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
+    ) -> tuple[float, int]:
+        """Compute the gradients of all parts, which count `scale` times; return summed loss and hits of this rank.
+
+        Every rank that shares the model calls it with as many parts; a part may have no rows.
+        """
+
+    def loss(self, strategy: Strategy, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """Return summed loss and hits; on one of the ranks that share the model's layers, zeros on the others."""
+
+
+class OneAfterTheOther:
+    """The whole model on this rank, part after part; an :class:`Engine`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def gradients(
+        self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
+    ) -> tuple[float, int]:
+        """See :class:`Engine`."""
+        loss, correct = 0.0, 0
+        for number, (x, y) in enumerate(parts):
+            strategy.begin(scale, last=number == len(parts) - 1, compress=compress)
+            found = self._model.loss_and_gradient(strategy, x, y, add=number > 0)
+            loss, correct = loss + found[0], correct + found[1]
+        return loss, correct
+
+    def loss(self, strategy: Strategy, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """See :class:`Engine`."""
+        return self._model.loss(strategy, x, y)

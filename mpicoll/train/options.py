@@ -1,0 +1,291 @@
+"""The command line of a training run. No MPI; NumPy only where ``--compression`` is given, to see whether it exists."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from mpicoll import __version__
+from mpicoll.train.config import DTYPES, FEEDBACK, MODELS, SCHEDULES, SHARDINGS, TrainConfig, parse_synthetic
+from mpicoll.train.failures import UsageError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_HIDDEN = (256, 128)
+_FILTERS = 16
+_MICROBATCHES = 4
+_LATER = ("hidden", "filters", "microbatches", "resume")
+"""Their defaults depend on other options."""
+_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
+
+_DESCRIPTION = """\
+Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
+added up by mpicoll, and all ranks hold the same model, bit for bit. A run gives the same loss curve on any number of
+ranks, up to rounding."""
+
+_EPILOG = """\
+data sets (files are read as data only, never unpickled):
+  digits               8 x 8 images of digits, from scikit-learn
+  DIRECTORY            the four IDX files of MNIST and its relatives, gzipped or not
+  FILE.npz             arrays x_train, y_train, x_test, y_test; or x and y, which are split
+  FILE.npy             samples by row, mapped into memory; needs --labels
+  synthetic:N[xF][xC]  N samples, F features (64), C classes (10), computed when they are used
+  Unsigned bytes are divided by 255, other numbers are taken as they are.
+
+examples:
+  mpirun -n 8 python -m mpicoll.train
+  mpirun -n 8 python -m mpicoll.train --model conv --epochs 10 --json result.json
+  mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
+  mpirun -n 8 python -m mpicoll.train --dataset ~/mnist --algorithm ring --epochs 5
+  mpirun -n 8 python -m mpicoll.train --compression sign --warmup-dense 100
+  mpirun -n 8 python -m mpicoll.train --dataset x.npy --labels y.npy --model logistic"""
+
+
+class HelpRequested(Exception):
+    """Not an error: the user asked for a text, which is the message."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _integer(least: int) -> Any:
+    def convert(text: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return convert
+
+
+def _real(least: float, below: float = math.inf, *, open_start: bool = False) -> Any:
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value < below) or (open_start and value == least):
+            start = "above" if open_start else "of at least"
+            end = "" if below == math.inf else f" and below {below:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {start} {least:g}{end}")
+        return value
+
+    return convert
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of widths such as 64 or 128,64")
+    return tuple(int(width) for width in text.split(","))
+
+
+def _nbytes(text: str) -> int:
+    match = re.fullmatch(r"([1-9]\d{0,12})([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 65536, 64K or 4M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("--dataset", metavar="NAME", help="what to learn, see below (default: %(default)s)")
+    group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy, integers from 0")
+    group.add_argument(
+        "--test-fraction", type=_real(0, 1), metavar="X", help="part that is held out for testing, chosen by --seed, "
+        "where the data set has no test part of its own (default: %(default)s)"
+    )  # fmt: skip
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", choices=MODELS, help="multilayer perceptron, logistic regression, or 3 x 3 "
+                       "convolution, ReLU, pooling and a dense layer (default: %(default)s)")  # fmt: skip
+    group.add_argument("--hidden", type=_widths, default=None, metavar="N[,N...]",
+                       help=f"widths of the hidden layers of mlp (default: {','.join(map(str, _HIDDEN))})")  # fmt: skip
+    group.add_argument("--filters", type=_integer(1), default=None, metavar="N",
+                       help=f"filters of conv (default: {_FILTERS})")  # fmt: skip
+    group.add_argument("--dtype", choices=DTYPES, help="of parameters and gradients (default: %(default)s)")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--epochs", type=_integer(1), metavar="N", help="passes over the data (default: %(default)s)")
+    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end before")
+    group.add_argument("--batch", type=_integer(1), metavar="N",
+                       help="samples a step, all ranks together (default: %(default)s)")  # fmt: skip
+    group.add_argument("--lr", type=_real(0), metavar="X", help="learning rate at its highest (default: %(default)s)")
+    group.add_argument("--momentum", type=_real(0, 1), metavar="X", help="0 for none (default: %(default)s)")
+    group.add_argument("--nesterov", action="store_true", help="look ahead along the momentum")
+    group.add_argument("--weight-decay", type=_real(0), metavar="X",
+                       help="L2 penalty, added to the gradient of weights but not of biases "
+                       "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--warmup", type=_integer(0), metavar="STEPS",
+                       help="steps over which the learning rate rises from 0 (default: %(default)s)")  # fmt: skip
+    group.add_argument("--schedule", choices=SCHEDULES, help="what the learning rate does then: fall to 0 along a "
+                       "cosine, stay, or fall to a tenth at one half and again at three quarters of the run "
+                       "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches a step: gradients are added up "
+                       "over the ranks after the last one only (default: %(default)s)")  # fmt: skip
+    group.add_argument("--clip", type=_real(0, open_start=True), metavar="X",
+                       help="scale gradients down to this norm where theirs is larger (default: never)")  # fmt: skip
+    group.add_argument("--seed", type=_integer(0), metavar="N",
+                       help="decides initial weights, order and split (default: %(default)s)")  # fmt: skip
+
+
+def _add_communication(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("communication")
+    group.add_argument("--algorithm", metavar="NAME", help="how gradients are added up: auto, native (the MPI "
+                       "library), ring, ...; `python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
+    group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
+                       help="the most that one Allreduce takes, such as 64K or 4M (default: 4M)")  # fmt: skip
+    group.add_argument("--compression", metavar="SPEC", help="how gradients (float32) are compressed on their way: "
+                       "fp16, int8, int4:block=128, sign, ... (default: not at all)")  # fmt: skip
+    group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether what compression loses is kept and "
+                       "comes with the next step; auto: if the compressor needs it (default: %(default)s)")  # fmt: skip
+    group.add_argument("--warmup-dense", type=_integer(0), metavar="STEPS",
+                       help="steps before compression begins (default: %(default)s)")  # fmt: skip
+    group.add_argument("--timeout", type=_real(0, open_start=True), metavar="SECONDS",
+                       help="how long a collective waits for a rank (default: %(default)s)")  # fmt: skip
+
+
+def _add_sharing(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sharing the work")
+    group.add_argument("--shard", choices=SHARDINGS, help="what is divided among the replicas, where each "
+                       "would hold it: the optimizer's state; gradients too; parameters too "
+                       "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--tensor", type=_integer(1), metavar="N",
+                       help="ranks that share every layer (default: %(default)s)")  # fmt: skip
+    group.add_argument("--pipeline", type=_integer(1), metavar="N", help="groups of ranks that share the layers, each "
+                       "with some of them (default: %(default)s)")  # fmt: skip
+    group.add_argument("--microbatches", type=_integer(1), metavar="N",
+                       help="parts in which a rank's samples go through a pipeline (default: 4 with one)")  # fmt: skip
+    group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
+                       "computed; auto: between hosts (default: %(default)s)")  # fmt: skip
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument("--checkpoint", metavar="FOLDER", help="write checkpoints there, of which the last two are kept")
+    group.add_argument("--checkpoint-every", type=_integer(1), metavar="STEPS",
+                       help="how often (default: after every epoch)")  # fmt: skip
+    group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="go on from the "
+                       "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
+                       "damaged")  # fmt: skip
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", metavar="FILE", help="write results, options and versions")
+    group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy")
+    group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    group.add_argument("-h", "--help", action="store_true", help="print this text")
+    group.add_argument("--version", action="store_true", help="print the version")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m mpicoll.train",
+        usage="mpirun -n RANKS python -m mpicoll.train [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    for add in (_add_data, _add_model, _add_training, _add_communication, _add_sharing, _add_checkpoints, _add_output):
+        add(parser)
+    parser.set_defaults(**{name: value for name, value in _DEFAULTS.items() if name not in _LATER})
+    return parser
+
+
+def parse(argv: Sequence[str]) -> TrainConfig:
+    """Read the command line.
+
+    Raises
+    ------
+    UsageError
+        If an option is unknown, out of range, or contradicts another one; the message is one line.
+    HelpRequested
+        If ``--help`` or ``--version`` was given; the message is the text to print.
+    """
+    parser = _parser()
+    options = vars(parser.parse_args(argv))
+    if options.pop("help"):
+        raise HelpRequested(parser.format_help().rstrip())
+    if options.pop("version"):
+        raise HelpRequested(f"mpicoll {__version__}")
+    _check_model(options)
+    _check_data(options)
+    _check_compression(options)
+    _check_sharing(options)
+    _check_checkpoints(options)
+    if options["nesterov"] and not options["momentum"]:
+        raise UsageError("--nesterov needs a --momentum above 0")
+    return TrainConfig(**options)
+
+
+def _check_model(options: dict[str, Any]) -> None:
+    model = options["model"]
+    if options["hidden"] is not None and model != "mlp":
+        raise UsageError(f"--hidden is for --model mlp, not {model}")
+    if options["filters"] is not None and model != "conv":
+        raise UsageError(f"--filters is for --model conv, not {model}")
+    options["hidden"] = options["hidden"] or (_HIDDEN if model == "mlp" else ())
+    options["filters"] = options["filters"] or (_FILTERS if model == "conv" else 0)
+
+
+def _check_data(options: dict[str, Any]) -> None:
+    dataset, labels = options["dataset"], options["labels"]
+    if dataset.endswith(".npy") and labels is None:
+        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
+    if labels is not None and not dataset.endswith(".npy"):
+        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
+    if dataset.startswith("synthetic"):
+        parse_synthetic(dataset)
+
+
+def _check_compression(options: dict[str, Any]) -> None:
+    spec, feedback = options["compression"], options["error_feedback"]
+    if spec is None:
+        if feedback != "auto" or options["warmup_dense"]:
+            name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
+            raise UsageError(f"{name} has no meaning without --compression")
+        return
+    from mpicoll.compression import compressor
+
+    try:
+        made = compressor(spec)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    if options["dtype"] != "float32":
+        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
+    if feedback == "on" and made.unbiased:
+        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+
+
+def _check_sharing(options: dict[str, Any]) -> None:
+    sharded, pipeline = options["shard"] != "none", options["pipeline"]
+    if sharded and options["compression"] is not None:
+        raise UsageError(f"--compression is for --shard none, not {options['shard']}")
+    if options["microbatches"] is not None and pipeline == 1:
+        raise UsageError("--microbatches has no meaning without --pipeline")
+    if options["microbatches"] is None:
+        options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
+    if options["model"] == "conv" and options["tensor"] * pipeline > 1:
+        raise UsageError("--tensor and --pipeline are for --model mlp, not conv")
+    if pipeline > 1 and options["model"] == "mlp" and pipeline > len(options["hidden"]) + 1:
+        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
+    if pipeline > 1 and options["model"] == "logistic":
+        raise UsageError("--pipeline is for --model mlp, not logistic")
+
+
+def _check_checkpoints(options: dict[str, Any]) -> None:
+    for name in ("checkpoint_every", "resume"):
+        if options[name] is not None and options["checkpoint"] is None:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
+    options["resume"] = options["resume"] or "no"

@@ -1,0 +1,225 @@
+"""How the ranks of a run share out its work: what every way of doing so can do, and the plainest one.
+
+A step is: the gradients of the batch, of which each rank takes some samples, in one part or several; their sum over the
+ranks; an update. A strategy says where parameters, gradients and the optimiser's state live, and when they are sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.gradients import GradientSynchronizer
+from mpicoll.train.checkpoints import Tensors, Whole
+from mpicoll.train.config import FEEDBACK, TrainConfig
+from mpicoll.train.layers import Arrays
+from mpicoll.train.models import Flat, Model, Storage
+from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD
+
+
+class Traffic(NamedTuple):
+    """What a rank has sent so far, in bytes, and how long that took, in seconds.
+
+    Attributes
+    ----------
+    sent, dense
+        Bytes sent, and those of plain allreduces of the same gradients.
+    under_way, waited
+        From the first message of a step to the last, and the part of it in which nothing was computed.
+    """
+
+    sent: float = 0.0
+    dense: float = 0.0
+    under_way: float = 0.0
+    waited: float = 0.0
+
+
+class Strategy(Storage, Protocol):
+    """One rank's part; the model uses it as its :class:`~mpicoll.train.models.Storage`.
+
+    Collective over the ranks that hold the same model between them: construction and every method but `nbytes`.
+    """
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """Say that the gradients of a part of the step's samples come; they count `scale` times.
+
+        With `last` they complete the step's own ones and may be sent, compressed or as they are.
+        """
+
+    def reduce(self) -> None:
+        """Add the gradients up over the ranks, or wait until that is done."""
+
+    def update(self, rate: float, clip: float | None) -> float:
+        """Take the step; return the norm of all gradients.
+
+        Parameters
+        ----------
+        clip
+            Gradients whose norm is larger are scaled down to it; None leaves them, and the norm may then be NaN.
+        """
+
+    def digest(self) -> bytes:
+        """Return 32 bytes that are the same on all ranks if all is well."""
+
+    def tensors(self) -> Tensors:
+        """Return the state, for a checkpoint or to be filled from one: the arrays in use."""
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return what belongs to this rank alone, such as residuals; copies."""
+
+    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `own_state` returned."""
+
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes that this rank holds for ``"parameters"``, ``"gradients"`` and ``"optimizer"``."""
+
+    def traffic(self) -> Traffic:
+        """Return what was sent so far."""
+
+
+def norm_of(squares: float) -> float:
+    """Return the square root; inf and NaN stay what they are."""
+    return math.sqrt(squares) if squares >= 0 else math.nan
+
+
+def sum_of_squares(x: np.ndarray) -> float:
+    """Return the sum of squares of a vector, added up in float64."""
+    return float(np.einsum("i,i->", x, x, dtype=np.float64))
+
+
+def clipping(norm: float, clip: float | None) -> float:
+    """Return the factor that brings gradients of that norm down to `clip`; 1 if they are below it, or not finite."""
+    return clip / norm if clip is not None and clip < norm < math.inf else 1.0
+
+
+class Replicated:
+    """Every rank holds everything; gradients are added up in buckets by Allreduce; a :class:`Strategy`.
+
+    With ``overlap`` a bucket is on its way while the gradients of lower layers are computed. Where compression loses
+    much, each rank's velocity is sent in place of its gradients (:class:`~mpicoll.train.optimizer.LocalMomentumSGD`),
+    which are then clipped before, each rank's own at ``clip / sqrt(size)``. (Lin et al., "Deep gradient
+    compression", ICLR 2018, section 3.2.)
+
+    Parameters
+    ----------
+    parameters : (model.parameter_count,) of model.dtype
+        The same on all ranks of `comm`; updated in place.
+    overlap
+        Whether gradients are sent while others are computed.
+    """
+
+    def __init__(
+        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool
+    ) -> None:
+        self._vector, self._bounds = parameters, model.layout.bounds
+        self._size, self._clip = comm.Get_size(), config.clip
+        self.sync = GradientSynchronizer(
+            model.shapes,
+            comm=comm,
+            compression=config.compression,
+            error_feedback=FEEDBACK[config.error_feedback],
+            bucket_bytes=config.bucket_bytes,
+            average=False,
+            dtype=model.dtype,
+        )
+        compressor = self.sync.compression
+        self._local = self.sync.error_feedback or (compressor is not None and compressor.needs_feedback)
+        self._overlap = overlap and not (self._local and config.clip is not None)
+        self._optimizer = (LocalMomentumSGD if self._local else MomentumSGD)(
+            parameters,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            spans=model.layout.decayed(0, model.parameter_count),
+        )
+        self._flat = Flat(model.layout, parameters, self.sync.flat)
+        self._scale, self._last, self._compress = 1.0, True, True
+
+    # ---- Storage ----------------------------------------------------------------------------------------------------
+
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._flat.parameters(layer)
+
+    def release(self, layer: int) -> None:
+        """See :class:`~mpicoll.train.models.Storage`."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._flat.gradients(layer)
+
+    def complete(self, layer: int) -> None:
+        """Send what is complete now, if this is the time."""
+        if self._overlap and self._last:
+            start, stop = self._bounds[layer], self._bounds[layer + 1]
+            self._take_velocity(start, stop)
+            self.sync.start(start, compress=self._compress)
+
+    # ---- Strategy ---------------------------------------------------------------------------------------------------
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """See :class:`Strategy`."""
+        self._scale, self._last, self._compress = scale, last, compress
+
+    def reduce(self) -> None:
+        """See :class:`Strategy`."""
+        if self._overlap:
+            self.sync.wait()
+            return
+        if self._local and self._clip is not None:
+            self._scale *= clipping(self._own_norm(), self._clip / math.sqrt(self._size))
+        self._take_velocity(0, self._vector.size)
+        self.sync.synchronize(compress=self._compress)
+
+    def _own_norm(self) -> float:
+        return self._scale * norm_of(sum_of_squares(self.sync.flat))
+
+    def _take_velocity(self, start: int, stop: int) -> None:
+        if isinstance(self._optimizer, LocalMomentumSGD):
+            self._optimizer.local(self.sync.flat[start:stop], self._scale, start)
+
+    def update(self, rate: float, clip: float | None) -> float:
+        """See :class:`Strategy`."""
+        if isinstance(self._optimizer, LocalMomentumSGD):
+            self._optimizer.step(self.sync.flat, rate)
+            return math.nan
+        norm = self._own_norm() if clip is not None else math.nan
+        self._optimizer.step(self.sync.flat, rate, self._scale * clipping(norm, clip))
+        return norm
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the parameters."""
+        return hashlib.sha256(self._vector.data).digest()
+
+    def tensors(self) -> Tensors:
+        """See :class:`Strategy`."""
+        shared = self._optimizer.shared_state()
+        return {"parameters": Whole(self._vector), **{name: Whole(array) for name, array in shared.items()}}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """See :class:`Strategy`."""
+        own = {f"optimizer.{name}": array.copy() for name, array in self._optimizer.own_state().items()}
+        return own | {f"owed.{name}": array for name, array in self.sync.state().items()}
+
+    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+        """See :class:`Strategy`."""
+        self.sync.load({name[len("owed.") :]: array for name, array in state.items() if name.startswith("owed.")})
+        for name, array in self._optimizer.own_state().items():
+            array[...] = state[f"optimizer.{name}"]
+
+    def nbytes(self) -> dict[str, int]:
+        """See :class:`Strategy`."""
+        return {
+            "parameters": self._vector.nbytes,
+            "gradients": self.sync.flat.nbytes,
+            "optimizer": self._optimizer.nbytes,
+        }
+
+    def traffic(self) -> Traffic:
+        """See :class:`Strategy`."""
+        sync, size = self.sync, self._size
+        return Traffic(sync.sent_nbytes, 2 * (size - 1) * sync.nbytes / size, sync.under_way_seconds, sync.seconds)
