@@ -50,7 +50,7 @@ def _gloo(comm: MPI.Intracomm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: str
     if operator is None:
         return None
     if not torch.distributed.is_initialized():
-        _start_gloo(comm)
+        start_gloo(comm)
     try:
         tensor = torch.from_numpy(recvbuf)
     except TypeError:  # an element type that PyTorch does not have
@@ -63,7 +63,7 @@ def _gloo(comm: MPI.Intracomm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: str
     return call
 
 
-def _start_gloo(comm: MPI.Intracomm) -> None:
+def start_gloo(comm: MPI.Intracomm) -> None:
     """Let gloo's ranks find each other through a file, which therefore must be on a disk that all hosts see."""
     import torch
 

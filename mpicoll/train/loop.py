@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -19,12 +20,24 @@ from mpicoll.train.failures import ReplicasDiffer
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.optimizer import learning_rate
 from mpicoll.train.report import Progress
-from mpicoll.train.saving import Saver
 from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
 from mpicoll.train.strategy import Strategy
 from mpicoll.train.tally import MOST_STEPS, StepRecord, Tally
 
 _EVALUATION_ROWS = 1024
+
+
+class Saving(Protocol):
+    """What is told of the course of the training, and may save it; collective."""
+
+    def after_step(self, trainer: Trainer, steps: int) -> None:
+        """So many steps are done."""
+
+    def after_epoch(self, trainer: Trainer, steps: int) -> None:
+        """So are they, and with them an epoch."""
+
+    def save(self, trainer: Trainer, steps: int) -> None:
+        """They are, and the run ends early."""
 
 
 class Trainer:
@@ -75,7 +88,7 @@ class Trainer:
         stepping = self.clock.stepping
         return self.samples_seen / stepping if stepping else 0.0
 
-    def train(self, progress: Progress, saver: Saver) -> None:
+    def train(self, progress: Progress, saver: Saving) -> None:
         """Take all steps that are left.
 
         Raises
@@ -104,7 +117,7 @@ class Trainer:
         count, batch = self._dataset.train.count, self._config.step_batch
         return min(count - step % self.steps_per_epoch * batch, batch)
 
-    def _train_epoch(self, epoch: int, steps: range, progress: Progress, saver: Saver) -> None:
+    def _train_epoch(self, epoch: int, steps: range, progress: Progress, saver: Saving) -> None:
         config, mesh, count = self._config, self._mesh, self._dataset.train.count
         with self.clock.spent_on("data"):
             order = epoch_order(count, config.seed, epoch)

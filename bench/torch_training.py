@@ -1,0 +1,108 @@
+"""The benchmark's training run in PyTorch: DistributedDataParallel over gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench import others
+from mpicoll.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from bench.training import Outcome
+    from mpicoll.train.data import Dataset, Samples
+
+
+def is_there() -> bool:
+    """Say whether PyTorch is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
+    """Train once with the options' model, order, batch, learning rates and initial weights; collective."""
+    import torch
+
+    from bench.training import GOAL, TORCH, Outcome
+    from mpicoll.train.data import load
+    from mpicoll.train.optimizer import learning_rate
+    from mpicoll.train.sharding import batch_of_rank, epoch_order, steps_per_epoch
+
+    torch.set_num_threads(1)
+    dataset = load(config, comm)
+    plain = _model(config, dataset)
+    model = _distributed(plain, comm)
+    groups = [
+        {"params": [p for p in plain.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in plain.parameters() if p.ndim == 1]},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    per_epoch = steps_per_epoch(dataset.train.count, config.batch)
+    total = min(config.epochs * per_epoch, config.steps or config.epochs * per_epoch)
+    seconds, samples, goal = 0.0, 0, None
+    for step in range(total):
+        began = time.perf_counter()
+        if step % per_epoch == 0:
+            order = epoch_order(dataset.train.count, config.seed, step // per_epoch)
+        indices, count = batch_of_rank(order, step % per_epoch, config.batch, comm.Get_size(), comm.Get_rank())
+        x, y = _batch(dataset.train, indices, dataset.feature_count)
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
+        (loss * (comm.Get_size() / count)).backward()  # gradients are averaged over ranks
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, total, config.lr, config.warmup, config.schedule)
+        optimizer.step()
+        seconds, samples = seconds + time.perf_counter() - began, samples + count
+        if (step + 1) % per_epoch == 0 and dataset.test.count and goal is None:
+            goal = seconds if _accuracy(plain, dataset) >= GOAL else None
+    accuracy = _accuracy(plain, dataset) if dataset.test.count else None
+    return Outcome(task, TORCH, comm.Get_size(), samples / seconds, goal, accuracy)
+
+
+def _model(config: TrainConfig, dataset: Dataset) -> Any:
+    """Return the perceptron with the same initial weights as ours."""
+    import torch
+
+    from mpicoll.train.assemble import build_model
+    from mpicoll.train.models import Flat
+
+    ours = build_model(config, dataset)
+    storage, layers = Flat(ours.layout, ours.initial(config.seed)), []
+    for number in range(len(ours.layers)):
+        weight, bias = storage.parameters(number)
+        layer = torch.nn.Linear(*weight.shape)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight.T)))
+            layer.bias.copy_(torch.from_numpy(bias))
+        layers += [layer, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _distributed(model: Any, comm: MPI.Intracomm) -> Any:
+    import torch
+
+    if comm.Get_size() == 1:
+        return model
+    if not torch.distributed.is_initialized():
+        others.start_gloo(comm)
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def _batch(samples: Samples, indices: np.ndarray, features: int) -> tuple[Any, Any]:
+    import torch
+
+    x, y = np.empty((len(indices), features), np.float32), np.empty(len(indices), np.int64)
+    samples.fill(indices, x, y)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def _accuracy(model: Any, dataset: Dataset) -> float:
+    import torch
+
+    x, y = _batch(dataset.test, np.arange(dataset.test.count), dataset.feature_count)
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).float().mean())
