@@ -18,16 +18,24 @@ from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.models import Flat, Model, convolutional, perceptron
 from mpicoll.train.optimizer import MomentumSGD
-from mpicoll.train.strategy import Replicated
+from mpicoll.train.sharded import Sharded
+from mpicoll.train.strategy import Replicated, Strategy
 
 
 def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock) -> Trainer:
     """Return this rank's trainer. Collective over the mesh."""
     parameters = model.initial(config.seed)
     mesh.world.Bcast(parameters)
-    overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
-    strategy = Replicated(model, parameters, mesh.data, config, overlap=overlap)
+    strategy = _strategy(config, mesh, model, parameters)
     return Trainer(config, mesh, dataset, OneAfterTheOther(model), strategy, clock)
+
+
+def _strategy(config: TrainConfig, mesh: Mesh, model: Model, parameters: np.ndarray) -> Strategy:
+    if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
+        return Sharded(model, parameters, mesh.data, config, overlap=config.overlap != "off")
+    overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
+    made = Replicated if config.shard == "none" else Sharded
+    return made(model, parameters, mesh.data, config, overlap=overlap)
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:

@@ -1,0 +1,160 @@
+"""Strategies in which the ranks share the optimiser's state, then gradients, then parameters.
+
+The stages of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC20,
+section 5); the third is known as fully sharded data parallelism too (Zhao et al., "PyTorch FSDP", VLDB 2023).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.train.checkpoints import Tensors
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.holders import (
+    ChunkedGradients,
+    ChunkedParameters,
+    Gradients,
+    Parameters,
+    WholeGradients,
+    WholeParameters,
+    pieces,
+)
+from mpicoll.train.layers import Arrays
+from mpicoll.train.models import Model
+from mpicoll.train.optimizer import MomentumSGD
+from mpicoll.train.strategy import Traffic, clipping, norm_of, sum_of_squares
+from mpicoll.train.units import Division
+
+
+class Sharded:
+    """Each rank updates its chunk of every unit of layers; a :class:`~mpicoll.train.strategy.Strategy`.
+
+    Layers are grouped into units of at least ``config.bucket_bytes``, the last one apart. With Psi parameters of K
+    bytes, P ranks and U parameters in the largest unit a rank holds at most, in bytes,
+
+    ==============  ============  ================  ==========
+    config.shard    parameters    gradients         optimizer
+    ==============  ============  ================  ==========
+    ``none``        K Psi         K Psi             K Psi
+    ``optimizer``   K Psi         K Psi             K Psi / P
+    ``gradients``   K Psi         K (Psi / P + U)   K Psi / P
+    ``parameters``  K(Psi/P+2U)   K (Psi / P + U)   K Psi / P
+    ==============  ============  ================  ==========
+
+    and up to P - 1 elements a unit more, since blocks are equally long; U in place of 2U without overlap. A rank sends
+    ``2 (P - 1) / P`` of the bytes of the gradients a step, as an allreduce does; with ``parameters`` up to
+    ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
+    are still there. With accumulation, chunked gradients are added up after each part, and chunked parameters gathered
+    for each.
+
+    Parameters
+    ----------
+    parameters : (model.parameter_count,) of model.dtype
+        The same on all ranks of `comm`; copied.
+    config
+        Its `shard` is not ``"none"``.
+    overlap
+        With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether a unit
+        comes while the one before is used.
+    """
+
+    def __init__(
+        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool
+    ) -> None:
+        self._division = division = Division(model, comm, config.bucket_bytes)
+        chunked = config.shard == "parameters"
+        self._parameters: Parameters = (
+            ChunkedParameters(division, parameters, ahead=overlap) if chunked else WholeParameters(division, parameters)
+        )
+        self._gradients: Gradients = (
+            WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
+        )
+        self._optimizers = [
+            MomentumSGD(
+                chunk,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                weight_decay=config.weight_decay,
+                spans=model.layout.decayed(own.start, own.stop),
+            )
+            for own, chunk in zip(division.own, self._parameters.own, strict=True)
+        ]
+        self._scale, self._last, self._steps = 1.0, True, 0
+
+    # ---- Storage ----------------------------------------------------------------------------------------------------
+
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._parameters.arrays(layer)
+
+    def release(self, layer: int) -> None:
+        """See :class:`~mpicoll.train.models.Storage`; the buffer is taken when another unit needs it."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._gradients.arrays(layer)
+
+    def complete(self, layer: int) -> None:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        self._gradients.complete(layer, last=self._last)
+
+    # ---- Strategy ---------------------------------------------------------------------------------------------------
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """See :class:`~mpicoll.train.strategy.Strategy`; nothing is compressed."""
+        self._scale, self._last = scale, last
+
+    def reduce(self) -> None:
+        """See :class:`~mpicoll.train.strategy.Strategy`."""
+        self._gradients.finish()
+        self._steps += 1
+
+    def update(self, rate: float, clip: float | None) -> float:
+        """See :class:`~mpicoll.train.strategy.Strategy`."""
+        norm = self._norm() if clip is not None else math.nan
+        scale = self._scale * clipping(norm, clip)
+        self._parameters.before_update()
+        for optimizer, gradient in zip(self._optimizers, self._gradients.own, strict=True):
+            optimizer.step(gradient, rate, scale)
+        self._gradients.forget()
+        self._parameters.after_update()
+        return norm
+
+    def _norm(self) -> float:
+        squares = np.array([sum(map(sum_of_squares, self._gradients.own))])
+        with self._division.meter.waiting():
+            self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
+        return self._scale * norm_of(float(squares[0]))
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the parameters, or where they are in chunks that of the ranks' SHA-256."""
+        return self._parameters.digest()
+
+    def tensors(self) -> Tensors:
+        """See :class:`~mpicoll.train.strategy.Strategy`; the names are those of Replicated."""
+        velocity = pieces(self._division, [optimizer.velocity for optimizer in self._optimizers])
+        return {"parameters": self._parameters.entry(), "velocity": velocity}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return nothing: all state is shared."""
+        return {}
+
+    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+        """Take nothing."""
+
+    def nbytes(self) -> dict[str, int]:
+        """See :class:`~mpicoll.train.strategy.Strategy`; the most that there is at a time, as the table above says."""
+        return {
+            "parameters": self._parameters.nbytes,
+            "gradients": self._gradients.nbytes,
+            "optimizer": sum(optimizer.nbytes for optimizer in self._optimizers),
+        }
+
+    def traffic(self) -> Traffic:
+        """See :class:`~mpicoll.train.strategy.Strategy`; evaluation, which gathers parameters too, included."""
+        division = self._division
+        dense = 2 * (division.size - 1) / division.size * division.count * division.dtype.itemsize * self._steps
+        return division.meter.traffic(dense)
