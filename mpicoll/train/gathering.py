@@ -44,7 +44,7 @@ class Gathering:
                 division.comm.Allgather(self._blocks[number], self._targets[number])
             self._held[place] = number
         self._finish(place)
-        return self._targets[number][: division.units[number].count]
+        return self._targets[number][: division.units[number].length]
 
     def prepare(self, number: int) -> None:
         """Begin to gather a unit, if there is one of that number, so that `use` need not wait as long."""

@@ -13,6 +13,9 @@ from mpicoll.train.gathering import Gathering
 from mpicoll.train.layers import Arrays
 from mpicoll.train.units import Division
 
+_MOST_UNDER_WAY = 2
+"""A nonblocking Reduce_scatter may need as much memory as the unit has."""
+
 
 class Parameters(Protocol):
     """Parameters of which this rank updates its chunks.
@@ -143,7 +146,9 @@ class WholeGradients:
         number = division.unit_of(layer)
         if self._overlap and last and layer == division.units[number].layers[0]:
             with division.meter.waiting(division.sent_nbytes(division.units[number])):
-                for request in self._requests[-1:]:
+                if len(self._requests) == _MOST_UNDER_WAY:
+                    self._requests.pop(0).Wait()
+                for request in self._requests:
                     request.Test()
                 self._requests.append(self._start(number))
 
@@ -241,7 +246,8 @@ class ChunkedGradients:
     def __init__(self, division: Division) -> None:
         self._division = division
         self._buffer = division.zeros(max(map(division.padded, division.units)))
-        self.own = [np.zeros(own.stop - own.start, division.dtype) for own in division.own]
+        self._blocks = [division.zeros(unit.block) for unit in division.units]
+        self.own = [block[: own.stop - own.start] for own, block in zip(division.own, self._blocks, strict=True)]
         self._filled = [False] * len(self.own)
 
     def arrays(self, layer: int) -> Arrays:
@@ -258,14 +264,13 @@ class ChunkedGradients:
         unit = division.units[number]
         if layer != unit.layers[0]:
             return
-        buffer, own = self._buffer[: division.padded(unit)], self.own[number]
-        buffer[unit.count :] = 0
+        buffer, sums = self._buffer[: division.padded(unit)], self._blocks[number]
+        buffer[unit.length :] = 0
+        into = np.empty_like(sums) if self._filled[number] else sums
         with division.meter.waiting(division.sent_nbytes(unit)):
-            division.comm.Reduce_scatter_block(MPI.IN_PLACE, buffer, MPI.SUM)
+            division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
         if self._filled[number]:
-            own += buffer[: own.size]
-        else:
-            own[:] = buffer[: own.size]
+            sums += into
         self._filled[number] = True
 
     def finish(self) -> None:
@@ -278,4 +283,4 @@ class ChunkedGradients:
     @property
     def nbytes(self) -> int:
         """See :class:`Gradients`."""
-        return self._buffer.nbytes + sum(chunk.nbytes for chunk in self.own)
+        return self._buffer.nbytes + sum(block.nbytes for block in self._blocks)

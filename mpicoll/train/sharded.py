@@ -44,8 +44,11 @@ class Sharded:
     ``parameters``  K(Psi/P+2U)   K (Psi / P + U)   K Psi / P
     ==============  ============  ================  ==========
 
-    and up to P - 1 elements a unit more, since blocks are equally long; U in place of 2U without overlap. A rank sends
-    ``2 (P - 1) / P`` of the bytes of the gradients a step, as an allreduce does; with ``parameters`` up to
+    and up to P - 1 elements a unit more, since blocks are equally long; U in place of 2U without overlap. Beside that,
+    collectives take memory while they run: K U / P for ``optimizer`` on one node, some units with overlap or by
+    messages.
+
+    A rank sends ``2 (P - 1) / P`` of the bytes of the gradients a step, as an allreduce does; with ``parameters`` up to
     ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
     are still there. With accumulation, chunked gradients are added up after each part, and chunked parameters gathered
     for each.

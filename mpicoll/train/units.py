@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     block: int
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         """Elements of the unit."""
         return self.stop - self.start
 

@@ -7,6 +7,8 @@ communicator, so that what a failed one leaves in flight cannot disturb the next
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.train.agreement import share, wait_politely
 
 WORLD = MPI.COMM_WORLD
 TIMEOUT = 20.0
@@ -80,6 +83,17 @@ def comm(verdicts: MPI.Intracomm) -> Iterator[mpicoll.Intracomm]:
     plain = WORLD.Dup()
     yield mpicoll.Intracomm(plain, timeout=TIMEOUT)
     plain.Free()
+
+
+@pytest.fixture
+def folder(comm: mpicoll.Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see and that does not exist yet."""
+    made = tempfile.mkdtemp(prefix="mpicoll-") if comm.rank == 0 else None
+    path = Path(share(comm, {"path": made} if made else None)["path"])
+    yield path / "run"
+    wait_politely(comm)
+    if made:
+        shutil.rmtree(path)
 
 
 def _groups() -> list[tuple[int, ...]]:

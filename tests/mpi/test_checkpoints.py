@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +31,6 @@ def state(comm: MPI.Intracomm, value: float) -> Tensors:
 
 def bits(tensors: Tensors) -> list[bytes]:
     return [tensor.array.tobytes() for tensor in tensors.values() if not isinstance(tensor, (PerRank, list))]
-
-
-@pytest.fixture
-def folder(comm: Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = tempfile.mkdtemp(prefix="mpicoll-checkpoints-") if comm.rank == 0 else None
-    path = Path(share(comm, {"path": made} if made else None)["path"])
-    yield path / "run"
-    wait_politely(comm)
-    if made:
-        shutil.rmtree(path)
 
 
 def check(comm: MPI.Intracomm, folder: Path, step: int, old_size: int) -> None:
