@@ -141,7 +141,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--algorithm", metavar="NAME", help="how gradients are added up: auto, native (the MPI "
                        "library), ring, ...; `python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
-                       help="the most that one Allreduce takes, such as 64K or 4M (default: 4M)")  # fmt: skip
+                       help="the most that one Allreduce takes, such as 64K or 4M; with --shard, the least that layers "
+                       "which travel together have (default: 4M)")  # fmt: skip
     group.add_argument("--compression", metavar="SPEC", help="how gradients (float32) are compressed on their way: "
                        "fp16, int8, int4:block=128, sign, ... (default: not at all)")  # fmt: skip
     group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether what compression loses is kept and "
@@ -164,7 +165,8 @@ def _add_sharing(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--microbatches", type=_integer(1), metavar="N",
                        help="parts in which a rank's samples go through a pipeline (default: 4 with one)")  # fmt: skip
     group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
-                       "computed; auto: between hosts (default: %(default)s)")  # fmt: skip
+                       "computed; auto: between hosts; no effect with --shard gradients; with --shard parameters, "
+                       "whether layers come while others are used; auto: yes (default: %(default)s)")  # fmt: skip
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:

@@ -65,8 +65,8 @@ class Run:
         found = np.zeros((2, total), self.model.dtype)
         for row, name in enumerate(("parameters", "velocity")):
             entry: Any = self.strategy.tensors()[name]
-            if not isinstance(entry, list):
-                found[row] = entry.array / self.comm.size
+            if not isinstance(entry, list) and self.comm.rank == 0:
+                found[row] = entry.array
             for piece in entry if isinstance(entry, list) else []:
                 assert piece.total == total
                 found[row, piece.start : piece.start + piece.array.size] = piece.array

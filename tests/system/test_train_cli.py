@@ -206,3 +206,32 @@ def test_gradient_synchronizer_weighs_and_refuses_on_all_ranks():
     done = launch(3, "-c", GRADIENTS)
     assert done.stderr == ""
     assert done.stdout.count("fine") == 3
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_sharing_gives_the_same_curve_and_takes_less_memory(tmp_path, shard):
+    curves, results = {}, {}
+    for kind in ("none", shard):
+        log, path = tmp_path / f"{kind}.csv", tmp_path / f"{kind}.json"
+        options = (
+            f"--shard {kind} --epochs 2 --hidden 96,96,96,96 --bucket-bytes 20K --clip 1 --accumulate 2 --dtype float64"
+        )
+        train(3, *options.split(), "--log-steps", str(log), "--json", str(path))
+        curves[kind] = np.loadtxt(log, delimiter=",", skiprows=1)[:, 3:]
+        results[kind] = json.loads(path.read_text())
+    np.testing.assert_allclose(curves[shard], curves["none"], rtol=1e-6)
+    assert results[shard]["test_accuracy"] == results["none"]["test_accuracy"] > 0.8
+    held = {kind: sum(result["nbytes"].values()) for kind, result in results.items()}
+    assert held[shard] < 0.8 * held["none"]
+
+
+def test_a_run_goes_on_with_another_sharing_on_other_ranks(tmp_path):
+    options = ["--dtype", "float64", "--bucket-bytes", "20K", "--schedule", "constant", "--json", str(tmp_path / "r")]
+    train(2, *options, "--steps", "30")
+    expected = json.loads((tmp_path / "r").read_text())
+    for size, kind, steps in [(2, "none", 10), (3, "parameters", 20), (1, "gradients", 25), (2, "optimizer", 30)]:
+        kept = ["--checkpoint", str(tmp_path / "run"), "--resume", "--steps", str(steps), "--shard", kind]
+        train(size, *options, *kept)
+    found = json.loads((tmp_path / "r").read_text())
+    assert found["resumed_after"] == 25
+    assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-9)
