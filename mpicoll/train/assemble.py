@@ -12,30 +12,39 @@ from mpicoll.train.agreement import wait_politely
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.data import Dataset
-from mpicoll.train.engine import OneAfterTheOther
+from mpicoll.train.engine import Engine, OneAfterTheOther
 from mpicoll.train.failures import DataError
 from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.models import Flat, Model, convolutional, perceptron
 from mpicoll.train.optimizer import MomentumSGD
+from mpicoll.train.pipeline import Pipelined
+from mpicoll.train.portion import Portion
 from mpicoll.train.sharded import Sharded
 from mpicoll.train.strategy import Replicated, Strategy
 
 
 def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock) -> Trainer:
     """Return this rank's trainer. Collective over the mesh."""
-    parameters = model.initial(config.seed)
-    mesh.world.Bcast(parameters)
-    strategy = _strategy(config, mesh, model, parameters)
-    return Trainer(config, mesh, dataset, OneAfterTheOther(model), strategy, clock)
+    whole = model.initial(config.seed)
+    mesh.world.Bcast(whole)
+    portion = Portion(model, mesh, dataset.feature_count)
+    strategy = _make_strategy(config, mesh, portion, portion.cut(whole))
+    return Trainer(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, clock)
 
 
-def _strategy(config: TrainConfig, mesh: Mesh, model: Model, parameters: np.ndarray) -> Strategy:
-    if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
-        return Sharded(model, parameters, mesh.data, config, overlap=config.overlap != "off")
+def _make_engine(config: TrainConfig, mesh: Mesh, portion: Portion) -> Engine:
+    if mesh.pipeline is None:
+        return OneAfterTheOther(portion.model)
+    return Pipelined(portion.model, portion.inputs, mesh.pipeline, config.pipeline_schedule, config.timeout)
+
+
+def _make_strategy(config: TrainConfig, mesh: Mesh, portion: Portion, parameters: np.ndarray) -> Strategy:
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
+    if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
+        overlap = config.overlap != "off"
     made = Replicated if config.shard == "none" else Sharded
-    return made(model, parameters, mesh.data, config, overlap=overlap)
+    return made(portion.model, parameters, mesh.data, config, overlap=overlap, squares=portion.total_squares)
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:

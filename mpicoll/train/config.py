@@ -11,6 +11,7 @@ MODELS = ("mlp", "logistic", "conv")
 SCHEDULES = ("cosine", "constant", "step")
 DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
+PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 SHARDINGS = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -57,6 +58,8 @@ class TrainConfig:
         Ranks that share each layer, and groups of those that share the layers; the rest of the ranks are replicas.
     microbatches
         Parts in which a rank's samples go through the pipeline.
+    pipeline_schedule
+        When backward passes are taken: ``"1f1b"``, as soon as they can be, or ``"gpipe"``, behind all forward ones.
     checkpoint, checkpoint_every, resume
         The folder of checkpoints, after how many steps each is written (None: after every epoch), and whether to begin
         with the newest one: ``"no"``, ``"yes"``, or ``"fallback"`` to take an older one if that is damaged.
@@ -92,6 +95,7 @@ class TrainConfig:
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1
+    pipeline_schedule: str = "1f1b"
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: str = "no"

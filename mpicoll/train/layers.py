@@ -101,26 +101,32 @@ class Dense:
         self.shapes: tuple[Shape, ...] = ((inputs, outputs), (outputs,))
         self.decays: tuple[bool, ...] = (True, False)
         self.output: Shape = (outputs,)
-        self._relu = relu
+        self.relu = relu
 
     def initial(self, random: np.random.Generator, arrays: Arrays) -> None:
         """See :class:`Layer`."""
         weight = arrays[0]
-        weight[...] = random.standard_normal(weight.shape) * math.sqrt((1 + self._relu) / len(weight))
+        weight[...] = random.standard_normal(weight.shape) * math.sqrt((1 + self.relu) / len(weight))
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""
+        return self.finish(arrays, self.multiply(arrays, x, room))
+
+    def multiply(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
+        """Return ``x @ W``, the first half of `forward`."""
         room.x = x
-        out = room.rows("out", len(x), self.output, x.dtype)
-        np.matmul(x, arrays[0], out=out)
+        return np.matmul(x, arrays[0], out=room.rows("out", len(x), self.output, x.dtype))
+
+    def finish(self, arrays: Arrays, out: np.ndarray) -> np.ndarray:
+        """Add the bias, then ReLU, in place: the second half."""
         np.add(out, arrays[1], out=out)
-        return np.maximum(out, 0, out=out) if self._relu else out
+        return np.maximum(out, 0, out=out) if self.relu else out
 
     def backward(
         self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
     ) -> np.ndarray | None:
         """See :class:`Layer`."""
-        if self._relu:
+        if self.relu:
             out = room.rows("out", len(delta), self.output, delta.dtype)
             passed = room.rows("passed", len(delta), self.output, np.dtype(bool))
             np.multiply(delta, np.greater(out, 0, out=passed), out=delta)

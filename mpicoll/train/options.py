@@ -10,14 +10,23 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from mpicoll import __version__
-from mpicoll.train.config import DTYPES, FEEDBACK, MODELS, SCHEDULES, SHARDINGS, TrainConfig, parse_synthetic
+from mpicoll.train.config import (
+    DTYPES,
+    FEEDBACK,
+    MODELS,
+    PIPELINE_SCHEDULES,
+    SCHEDULES,
+    SHARDINGS,
+    TrainConfig,
+    parse_synthetic,
+)
 from mpicoll.train.failures import UsageError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _HIDDEN = (256, 128)
 _FILTERS = 16
 _MICROBATCHES = 4
-_LATER = ("hidden", "filters", "microbatches", "resume")
+_LATER = ("hidden", "filters", "microbatches", "pipeline_schedule", "resume")
 """Their defaults depend on other options."""
 _DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 
@@ -164,6 +173,8 @@ def _add_sharing(parser: argparse.ArgumentParser) -> None:
                        "with some of them (default: %(default)s)")  # fmt: skip
     group.add_argument("--microbatches", type=_integer(1), metavar="N",
                        help="parts in which a rank's samples go through a pipeline (default: 4 with one)")  # fmt: skip
+    group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="one forward and one backward pass in "
+                       "turn, or all forward passes first, which takes more memory (default: 1f1b)")  # fmt: skip
     group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
                        "computed; auto: between hosts; no effect with --shard gradients; with --shard parameters, "
                        "whether layers come while others are used; auto: yes (default: %(default)s)")  # fmt: skip
@@ -274,16 +285,16 @@ def _check_sharing(options: dict[str, Any]) -> None:
     sharded, pipeline = options["shard"] != "none", options["pipeline"]
     if sharded and options["compression"] is not None:
         raise UsageError(f"--compression is for --shard none, not {options['shard']}")
-    if options["microbatches"] is not None and pipeline == 1:
-        raise UsageError("--microbatches has no meaning without --pipeline")
+    for name in ("microbatches", "pipeline_schedule"):
+        if options[name] is not None and pipeline == 1:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")
+    options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
     if options["microbatches"] is None:
         options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
-    if options["model"] == "conv" and options["tensor"] * pipeline > 1:
-        raise UsageError("--tensor and --pipeline are for --model mlp, not conv")
-    if pipeline > 1 and options["model"] == "mlp" and pipeline > len(options["hidden"]) + 1:
+    if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
+        raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
+    if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
         raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
-    if pipeline > 1 and options["model"] == "logistic":
-        raise UsageError("--pipeline is for --model mlp, not logistic")
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpicoll.train.loop import Trainer
 
 _FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
-         "resume", "algorithm", "overlap", "bucket_bytes", "shard")  # fmt: skip
+         "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule")  # fmt: skip
 """Options that may differ between a run and one that goes on with it."""
 
 

@@ -25,7 +25,7 @@ from mpicoll.train.holders import (
 from mpicoll.train.layers import Arrays
 from mpicoll.train.models import Model
 from mpicoll.train.optimizer import MomentumSGD
-from mpicoll.train.strategy import Traffic, clipping, norm_of, sum_of_squares
+from mpicoll.train.strategy import Squares, Traffic, clipping, norm_of, squares_of
 from mpicoll.train.units import Division
 
 
@@ -62,11 +62,21 @@ class Sharded:
     overlap
         With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether a unit
         comes while the one before is used.
+    squares
+        What the norm for clipping is made of.
     """
 
     def __init__(
-        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool
+        self,
+        model: Model,
+        parameters: np.ndarray,
+        comm: MPI.Intracomm,
+        config: TrainConfig,
+        *,
+        overlap: bool,
+        squares: Squares = squares_of,
     ) -> None:
+        self._squares = squares
         self._division = division = Division(model, comm, config.bucket_bytes)
         chunked = config.shard == "parameters"
         self._parameters: Parameters = (
@@ -127,7 +137,8 @@ class Sharded:
         return norm
 
     def _norm(self) -> float:
-        squares = np.array([sum(map(sum_of_squares, self._gradients.own))])
+        starts = [own.start for own in self._division.own]
+        squares = np.array([self._squares(list(zip(starts, self._gradients.own, strict=True)))])
         with self._division.meter.waiting():
             self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
         return self._scale * norm_of(float(squares[0]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,15 @@ class Traffic(NamedTuple):
     dense: float = 0.0
     under_way: float = 0.0
     waited: float = 0.0
+
+
+Gradients = Sequence[tuple[int, np.ndarray]]
+"""Pieces of a vector of gradients, each with the number of its first element."""
+Squares = Callable[[Gradients], float]
+"""Adds up the squares of all gradients of the model, given this rank's; collective over the ranks that share a replica.
+
+What several of these ranks hold is counted once.
+"""
 
 
 class Strategy(Storage, Protocol):
@@ -91,6 +101,11 @@ def sum_of_squares(x: np.ndarray) -> float:
     return float(np.einsum("i,i->", x, x, dtype=np.float64))
 
 
+def squares_of(own: Gradients) -> float:
+    """Return the sum of squares: :data:`Squares` where nobody shares the model."""
+    return sum(sum_of_squares(piece) for _, piece in own)
+
+
 def clipping(norm: float, clip: float | None) -> float:
     """Return the factor that brings gradients of that norm down to `clip`; 1 if they are below it, or not finite."""
     return clip / norm if clip is not None and clip < norm < math.inf else 1.0
@@ -110,13 +125,22 @@ class Replicated:
         The same on all ranks of `comm`; updated in place.
     overlap
         Whether gradients are sent while others are computed.
+    squares
+        What the norm for clipping is made of.
     """
 
     def __init__(
-        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool
+        self,
+        model: Model,
+        parameters: np.ndarray,
+        comm: MPI.Intracomm,
+        config: TrainConfig,
+        *,
+        overlap: bool,
+        squares: Squares = squares_of,
     ) -> None:
         self._vector, self._bounds = parameters, model.layout.bounds
-        self._size, self._clip = comm.Get_size(), config.clip
+        self._size, self._clip, self._squares = comm.Get_size(), config.clip, squares
         self.sync = GradientSynchronizer(
             model.shapes,
             comm=comm,
@@ -176,7 +200,7 @@ class Replicated:
         self.sync.synchronize(compress=self._compress)
 
     def _own_norm(self) -> float:
-        return self._scale * norm_of(sum_of_squares(self.sync.flat))
+        return self._scale * norm_of(self._squares([(0, self.sync.flat)]))
 
     def _take_velocity(self, start: int, stop: int) -> None:
         if isinstance(self._optimizer, LocalMomentumSGD):
