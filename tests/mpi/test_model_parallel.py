@@ -1,0 +1,281 @@
+"""Layers that ranks share, and pipelines of them, against one rank that has the whole model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.assemble import build_model, make_trainer
+from mpicoll.train.clock import Clock
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.data import load
+from mpicoll.train.engine import OneAfterTheOther
+from mpicoll.train.failures import CheckpointFailed, ReplicasDiffer, UsageError
+from mpicoll.train.loop import Trainer
+from mpicoll.train.mesh import Mesh, make_mesh
+from mpicoll.train.models import Flat, Model, perceptron
+from mpicoll.train.pipeline import Pipelined, most_in_flight
+from mpicoll.train.portion import Portion
+from mpicoll.train.report import Progress
+from mpicoll.train.run import run
+from mpicoll.train.saving import Saver
+from mpicoll.train.sharding import part
+from mpicoll.train.strategy import Replicated, norm_of, sum_of_squares
+
+pytestmark = pytest.mark.mpi
+SHARES = [(2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 4), (2, 2), (4, 2), (2, 4)]
+WIDTHS = (6, 7, 5, 9, 4)
+CONFIG = TrainConfig(
+    dataset="synthetic:300x6x4",
+    hidden=WIDTHS[1:-1],
+    dtype="float64",
+    batch=24,
+    steps=50,
+    warmup=5,
+    lr=0.05,
+    microbatches=4,
+    progress=False,
+    quiet=True,
+)
+
+
+@pytest.fixture(params=SHARES, ids=lambda share: f"tensor{share[0]}-pipeline{share[1]}")
+def config(request: pytest.FixtureRequest, comm: Intracomm) -> TrainConfig:
+    tensor, pipeline = request.param
+    if comm.size % (tensor * pipeline):
+        pytest.skip("not with so many ranks")
+    return replace(CONFIG, tensor=tensor, pipeline=pipeline)
+
+
+@pytest.fixture
+def folder(comm: Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    made = tempfile.mkdtemp(prefix="mpicoll-mesh-") if comm.rank == 0 else None
+    path = Path(share(comm, {"path": made} if made else None)["path"])
+    yield path
+    wait_politely(comm)
+    if made:
+        shutil.rmtree(path)
+
+
+def batch(rows: int, features: int, classes: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return random.standard_normal((rows, features)), random.integers(0, classes, rows)
+
+
+def cut_in(x: np.ndarray, y: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(x[slice(*part(len(x), count, i))], y[slice(*part(len(x), count, i))]) for i in range(count)]
+
+
+class Place:
+    """One rank's part of a model of some widths, and the whole of it for comparison."""
+
+    def __init__(self, comm: Intracomm, config: TrainConfig, widths: tuple[int, ...] = WIDTHS) -> None:
+        self.mesh, self.whole = make_mesh(comm, config), perceptron(widths, config.dtype)
+        self.portion = Portion(self.whole, self.mesh, widths[0])
+        random = np.random.default_rng(1)
+        self.parameters = self.whole.initial(0) + 0.1 * random.standard_normal(self.whole.parameter_count)
+        self.own = self.portion.cut(self.parameters)
+        self.strategy = Replicated(
+            self.portion.model, self.own, self.mesh.data, config, overlap=True, squares=self.portion.total_squares
+        )
+        self.engine: Any = OneAfterTheOther(self.portion.model)
+        if self.mesh.pipeline is not None:
+            pipeline, schedule = self.mesh.pipeline, config.pipeline_schedule
+            self.engine = Pipelined(self.portion.model, self.portion.inputs, pipeline, schedule, config.timeout)
+
+    def replicas_parts(self, x: np.ndarray, y: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        return cut_in(*cut_in(x, y, self.mesh.replicas)[self.mesh.replica], count)
+
+    def told(self, found: tuple[float, int]) -> list[float]:
+        sums = np.array(found if self.mesh.speaks else (0, 0), np.float64)
+        self.mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        return sums.tolist()
+
+    def expected(self, x: np.ndarray, y: np.ndarray) -> tuple[tuple[float, int], np.ndarray]:
+        gradient = np.empty_like(self.parameters)
+        found = self.whole.loss_and_gradient(Flat(self.whole.layout, self.parameters, gradient), x, y)
+        return found, gradient
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("rows", "count"), [(29, 6), (3, 5), (0, 2), (17, 1)])
+def test_gradients_are_those_of_one_rank(
+    comm: Intracomm, config: TrainConfig, schedule: str, rows: int, count: int
+) -> None:
+    if config.pipeline == 1 and schedule == "gpipe":
+        pytest.skip("no pipeline")
+    place = Place(comm, replace(config, pipeline_schedule=schedule))
+    for seed in range(2):  # the second time with memory that has been used
+        x, y = batch(rows, WIDTHS[0], WIDTHS[-1], seed)
+        wanted, gradient = place.expected(x, y)
+        parts = place.replicas_parts(x, y, count)
+        found = place.engine.gradients(place.strategy, parts, 1.0, compress=True)
+        assert place.mesh.speaks or place.mesh.tensor is not None or found == (0.0, 0)
+        np.testing.assert_allclose(place.told(found), wanted, rtol=1e-12)
+        place.strategy.reduce()
+        np.testing.assert_allclose(place.strategy.sync.flat, place.portion.cut(gradient), rtol=1e-12, atol=1e-12)
+        clipped = place.strategy.update(0.0, 1.0)
+        assert clipped == pytest.approx(norm_of(sum_of_squares(gradient)), rel=1e-12)
+        tested = place.engine.loss(place.strategy, *place.replicas_parts(x, y, 1)[0])
+        np.testing.assert_allclose(place.told(tested), wanted, rtol=1e-12)
+    if isinstance(place.engine, Pipelined):
+        stage = place.mesh.pipeline.Get_rank()
+        assert place.engine.tapes == most_in_flight(schedule, stage, config.pipeline, count)
+
+
+def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -> None:
+    mesh, whole = make_mesh(comm, config), perceptron(WIDTHS, np.float64)
+    portion = Portion(whole, mesh, WIDTHS[0])
+    numbers = np.arange(whole.parameter_count, dtype=np.float64)
+    own = portion.cut(numbers)
+    held = np.zeros(whole.parameter_count)
+    held[own.astype(int)] = 1
+    comm.Allreduce(MPI.IN_PLACE, held, MPI.SUM)
+    assert held.min() >= mesh.replicas
+    by_two = sum(portion.total_squares(own[a:b], a) for a, b in itertools.pairwise([0, own.size // 3, own.size]))
+    assert portion.total_squares(own) == pytest.approx(by_two) == pytest.approx(sum_of_squares(numbers))
+
+
+def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
+    mesh, dataset = make_mesh(comm, config), load(config, comm)
+    return make_trainer(config, mesh, dataset, build_model(config, dataset), Clock()), mesh
+
+
+def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
+    trainer, mesh = make(comm, config)
+    trainer.train(Progress(config, trainer.total_steps, 1, 0), Saver(config, mesh))
+    return trainer, mesh
+
+
+@functools.cache
+def train_alone(config: TrainConfig) -> Trainer:
+    return train(Intracomm(MPI.COMM_SELF), config)[0]
+
+
+def common_arrays(model: Model, config: TrainConfig, mesh: Mesh, own: np.ndarray) -> np.ndarray:
+    portion = Portion(model, mesh, WIDTHS[0])
+    views = Flat(portion.model.layout, own)
+    arrays = [
+        array
+        for number, (_, _, common) in enumerate(portion._divided)
+        for array, same in zip(views.parameters(number), common, strict=True)
+        if same
+    ]
+    return np.concatenate([np.zeros(1, own.dtype), *map(np.ravel, arrays)])
+
+
+@pytest.mark.parametrize("more", [{}, {"clip": 0.3, "accumulate": 3, "batch": 7}, {"hidden": (9, 8), "overlap": "on"}])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_run_is_that_of_one_rank(comm: Intracomm, config: TrainConfig, more: dict[str, Any], dtype: str) -> None:
+    config = replace(config, dtype=dtype, **more)
+    if config.pipeline > len(config.hidden) + 1:
+        pytest.skip("more stages than layers")
+    alone = train_alone(replace(config, tensor=1, pipeline=1, microbatches=1))
+    trainer, mesh = train(comm, config)
+    losses = [[record.loss for record in of.records] for of in (alone, trainer)]
+    assert len(losses[0]) == 50
+    assert losses[0][-1] < losses[0][0]
+    exact = dtype == "float64"
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-11 if exact else 1e-6)
+    np.testing.assert_allclose(trainer.evaluate(), alone.evaluate(), rtol=1e-11 if exact else 1e-6)
+    assert len(trainer.check_replicas()) == 64
+    if mesh.tensor is not None:
+        own = trainer.strategy.tensors()["parameters"].array
+        whole = perceptron((WIDTHS[0], *config.hidden, WIDTHS[-1]), config.dtype)
+        mine = common_arrays(whole, config, mesh, own)
+        every = np.empty((config.tensor, mine.size), mine.dtype)
+        mesh.tensor.Allgather(mine, every)
+        assert all(row.tobytes() == mine.tobytes() for row in every)
+
+
+def test_a_replica_that_went_astray_is_named(comm: Intracomm, config: TrainConfig) -> None:
+    trainer, mesh = make(comm, config)
+    trainer.check_replicas()
+    if mesh.replicas < 3:
+        return
+    places = config.tensor * config.pipeline
+    if comm.rank == comm.size - places:
+        trainer.strategy.tensors()["parameters"].array[0] += 1
+    with pytest.raises(ReplicasDiffer, match=f"of rank {comm.size - places} differ"):
+        trainer.check_replicas()
+
+
+def test_a_run_goes_on_bit_for_bit_on_the_same_mesh_only(comm: Intracomm, config: TrainConfig, folder: Path) -> None:
+    config = replace(config, steps=10, schedule="constant", clip=1.0)
+    uninterrupted = run(config, comm)
+    config = replace(config, checkpoint=str(folder / "run"), resume="yes")
+    run(replace(config, steps=5), comm)
+    for name in ("tensor", "pipeline"):
+        if (was := getattr(config, name)) > 1:
+            with pytest.raises(CheckpointFailed, match=f"--{name} was {was}, is 1"):
+                run(replace(config, **{name: 1}), comm)
+    found = run(replace(config, pipeline_schedule="gpipe"), comm)
+    assert found["resumed_after"] == 5
+    assert found["parameters_sha256"] == uninterrupted["parameters_sha256"]
+
+
+def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig, folder: Path) -> None:
+    places = config.tensor * config.pipeline
+    if comm.size == places:
+        pytest.skip("one replica only")
+    config = replace(config, steps=10, schedule="constant")
+    uninterrupted = run(config, comm)
+    config = replace(config, checkpoint=str(folder / "run"), resume="yes")
+    run(replace(config, steps=5), comm)
+    one = comm.Split(comm.rank // places)
+    if comm.rank < places:
+        found = run(config, one)
+        assert found["resumed_after"] == 5
+        assert found["test_loss"] == pytest.approx(uninterrupted["test_loss"], rel=1e-9)
+    wait_politely(comm)
+
+
+def test_what_cannot_be_shared_is_refused_on_every_rank(comm: Intracomm) -> None:
+    shared = make_mesh(comm, replace(CONFIG, tensor=comm.size))
+    with pytest.raises(UsageError, match=f"--tensor {comm.size}: a layer of width {comm.size - 1} cannot be shared"):
+        Portion(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, 6)
+    staged = make_mesh(comm, replace(CONFIG, pipeline=comm.size))
+    with pytest.raises(UsageError, match=f"--pipeline {comm.size} needs as many layers, not {comm.size - 1}"):
+        Portion(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, 6)
+    with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: {comm.size} ranks cannot be"):
+        make_mesh(comm, replace(CONFIG, tensor=comm.size + 1))
+
+
+def test_a_silent_stage_is_named_in_time(comm: Intracomm) -> None:
+    place = Place(comm, replace(CONFIG, pipeline=comm.size, timeout=0.3), (6, *[5] * (comm.size - 1), 4))
+    rank, x = comm.rank, batch(5, 6, 4)
+    if rank > 0:
+        text = f"stage {rank} waited 0.3.* s for the activations of micro-batch 0 from stage {rank - 1}, in vain"
+        with pytest.raises(CollectiveTimeout, match=text) as caught:
+            place.engine.gradients(place.strategy, [x], 1.0, compress=True)
+        assert caught.value.missing_ranks == (rank - 1,)
+    comm.Barrier()
+
+
+def test_a_stage_that_takes_nothing_is_named_in_time(comm: Intracomm) -> None:
+    place = Place(comm, replace(CONFIG, pipeline=comm.size, timeout=0.3), (6, *[500] * (comm.size - 1), 4))
+    assert place.mesh.pipeline is not None
+    x, y = batch(1000, 6, 4)
+    if comm.rank == 0:
+        with pytest.raises(
+            CollectiveTimeout, match=r"stage 0 waited .* until stage 1 took the activations of micro-ba"
+        ):
+            place.engine.loss(place.strategy, x, y)
+    comm.Barrier()
+    if comm.rank == 1:
+        place.mesh.pipeline.Recv(np.empty((1000, 500)), 0)
+    comm.Barrier()
