@@ -51,6 +51,19 @@ def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
     assert curves[1][-1, 0] < curves[1][0, 0]
 
 
+def test_ranks_share_a_model_and_follow_the_same_loss_curve(tmp_path):
+    curves = []
+    for size, options in ((1, ""), (8, "--tensor 2 --pipeline 2"), (8, "--tensor 2 --pipeline 2 --accumulate 2")):
+        path, result = tmp_path / "curve.csv", tmp_path / "r.json"
+        batch = "32" if "accumulate" in options else "64"
+        files = ("--log-steps", str(path), "--json", str(result))
+        train(size, *options.split(), "--batch", batch, "--steps", "50", *files)
+        curves.append(np.loadtxt(path, delimiter=",", skiprows=1)[:, 3])
+    for curve in curves[1:]:
+        np.testing.assert_allclose(curve, curves[0], rtol=1e-5)
+    assert json.loads(result.read_text())["test_accuracy"] > 0.8
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_defaults_reach_97_percent_on_digits_with_eight_ranks(tmp_path, seed):
     path = tmp_path / "r.json"
@@ -96,6 +109,9 @@ def test_mapped_files_are_read_by_every_rank(tmp_path):
         ("--compression nonsense", 2, "is not one of fp16"),
         ("--dataset nowhere.npz", 1, "no such file"),
         ("--lr 1e30", 1, "the loss became"),
+        ("--tensor 2", 2, "--tensor 2 --pipeline 1: 3 ranks cannot be divided"),
+        ("--tensor 3 --hidden 2", 2, "--tensor 3: a layer of width 2 cannot be shared by 3 ranks"),
+        ("--pipeline 3 --hidden 9", 2, "--pipeline 3 needs as many layers; --hidden makes 2"),
     ],
 )
 def test_errors_are_one_line_and_one_status(options, status, message):
