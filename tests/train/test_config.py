@@ -62,6 +62,12 @@ def test_options_arrive():
         ("--compression int4:rounding=stochastic --error-feedback on", "unbiased"),
         ("--compression sign --error-feedback maybe", "--error-feedback"),
         ("--model tree", "--model"),
+        ("--microbatches 2", "--microbatches has no meaning without --pipeline"),
+        ("--pipeline-schedule gpipe --tensor 2", "--pipeline-schedule has no meaning without --pipeline"),
+        ("--pipeline-schedule zigzag --pipeline 2", "--pipeline-schedule"),
+        ("--pipeline 3 --hidden 8", "--pipeline 3 needs as many layers; --hidden makes 2"),
+        ("--tensor 2 --model logistic", "--tensor and --pipeline are for --model mlp, not logistic"),
+        ("--pipeline 2 --model conv", "--tensor and --pipeline are for --model mlp, not conv"),
         ("--dtype float16", "--dtype"),
         ("--epoch 3", "unrecognized"),
         ("--bogus", "unrecognized"),
@@ -91,6 +97,12 @@ def test_help_names_every_option_and_default():
 def test_compression_arrives():
     config = parse(["--compression", "sign:block=64", "--error-feedback", "off", "--warmup-dense", "5"])
     assert (config.compression, config.error_feedback, config.warmup_dense) == ("sign:block=64", "off", 5)
+
+
+def test_a_pipeline_has_micro_batches_and_a_schedule_by_default():
+    alone, shared = parse([]), parse(["--pipeline", "2"])
+    assert (alone.microbatches, shared.microbatches, shared.pipeline_schedule) == (1, 4, "1f1b")
+    assert parse(["--pipeline", "2", "--pipeline-schedule", "gpipe"]).pipeline_schedule == "gpipe"
 
 
 @pytest.mark.parametrize(
