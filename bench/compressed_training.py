@@ -120,7 +120,7 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome
     from mpicoll.train.clock import Clock
     from mpicoll.train.data import load
     from mpicoll.train.mesh import make_mesh
-    from mpicoll.train.report import Progress
+    from mpicoll.train.monitor import Monitor
     from mpicoll.train.run import mean_traffic
     from mpicoll.train.saving import Saver
 
@@ -129,17 +129,16 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome
     compile_kernels(model, dataset, comm, config.compression)
     mesh = make_mesh(comm, config)
     trainer = make_trainer(config, mesh, dataset, model, Clock())
-    trainer.train(Progress(config, 0, 1), Saver(config, mesh))
+    trainer.train(Monitor(config, 0, 1), Saver(config, mesh))
     tested = trainer.evaluate()
     trainer.check_replicas()
     assert tested is not None
     traffic = mean_traffic(trainer.strategy.traffic(), comm)
     steps = trainer.total_steps
     seconds = trainer.clock.mean(comm).stepping / steps
+    losses = [record.train_loss for record in trainer.epochs]
     ratio = traffic.dense / traffic.sent if traffic.sent else 1.0
-    return Outcome(
-        task, variant.name, config.seed, steps, tested[1], trainer.epoch_losses, traffic.sent / steps, ratio, seconds
-    )
+    return Outcome(task, variant.name, config.seed, steps, tested[1], losses, traffic.sent / steps, ratio, seconds)
 
 
 def _runs(arguments: argparse.Namespace) -> Iterator[tuple[str, Variant, TrainConfig]]:

@@ -14,6 +14,7 @@ FLOORS = {
     "mpicoll/errors.py": 1,
     "mpicoll/environment.py": 1,
     "mpicoll/units.py": 1,
+    "mpicoll/spans.py": 1,
     "mpicoll/schedules": 1,
     "mpicoll/compression": 2,
     "mpicoll/runtime": 2,
@@ -35,6 +36,7 @@ NOT_ALLOWED = {
     "mpicoll/compression": ("mpi4py", "numba"),
     "mpicoll/errors.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),
+    "mpicoll/spans.py": ("mpi4py", "numba"),
     "mpicoll/__main__.py": ("mpi4py", "numpy", "numba"),
 }
 EXCEPT = {"mpicoll/schedules/simulate.py": ("numpy",), "mpicoll/schedules/columns.py": ("numpy",)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll import spans
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 
@@ -36,13 +38,19 @@ class Sums:
         self._starters = [_starter(comm, each, len(sums) <= _MOST_PERSISTENT) for each in sums]
         self._starts = [each.start for each in sums]
         self._requests: list[Any] = []
+        self._began: dict[int, float] = {}  # those not seen to have ended, where that is wanted for a trace
 
     def start(self, first: int) -> None:
         """Begin what is complete when all elements from `first` on are there; let the others move on."""
-        for request in self._requests[-1:]:
-            request.Test()
-        while len(self._requests) < len(self._starts) and self._starts[len(self._requests)] >= first:
-            self._requests.append(self._starters[len(self._requests)]())
+        if spans.wanted():
+            self._note_ended()
+        else:
+            for request in self._requests[-1:]:
+                request.Test()
+        while (place := len(self._requests)) < len(self._starts) and self._starts[place] >= first:
+            if spans.wanted():
+                self._began[place] = time.perf_counter()
+            self._requests.append(self._starters[place]())
 
     @property
     def all_begun(self) -> bool:
@@ -51,9 +59,20 @@ class Sums:
 
     def wait(self) -> None:
         """Wait for all; the next step may then begin."""
-        for request in self._requests:
+        for place, request in enumerate(self._requests):
             request.Wait()
+            self._note_end(place)
         self._requests.clear()
+
+    def _note_ended(self) -> None:
+        for place in [place for place in self._began if self._requests[place].Test()]:
+            self._note_end(place)
+
+    def _note_end(self, place: int) -> None:
+        if place in self._began:
+            # Numbered as they stand in memory; the last one begins first.
+            number = len(self._starters) - 1 - place
+            spans.note("bucket", self._began.pop(place), time.perf_counter(), number)
 
 
 def _starter(comm: MPI.Intracomm, each: Sum, persistent: bool) -> Callable[[], Any]:

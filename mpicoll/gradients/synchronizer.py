@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll import spans
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.gradients import options
@@ -180,13 +181,14 @@ class GradientSynchronizer:
         start = time.perf_counter()
         self._weigh(weight)
         self._gather_short(compress)
-        for bucket in self._packed if compress else self._dense:
+        for number, bucket in enumerate(self._packed if compress else self._dense):
             before = self._messages_nbytes()
-            if bucket.compression is None:
-                self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM)
-            else:
-                assert isinstance(self.comm, Intracomm)
-                self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM, compression=bucket.compression)
+            with spans.span("bucket", number):
+                if bucket.compression is None:
+                    self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM)
+                else:
+                    assert isinstance(self.comm, Intracomm)
+                    self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM, compression=bucket.compression)
             self._count_sent([bucket], before)
         self._end(compress)
         passed = time.perf_counter() - start

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mpicoll.environment import launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, UnknownAlgorithm
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.environment import limit_threads
 from mpicoll.train.failures import TrainingError, UsageError
 from mpicoll.train.options import HelpRequested, parse
@@ -80,7 +80,8 @@ def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> MPI.Intracom
     from mpicoll import Intracomm
 
     try:
-        return Intracomm(world, algorithm=config.algorithm, timeout=config.timeout)
+        algorithm = "auto" if config.algorithm == NOOP else config.algorithm
+        return Intracomm(world, algorithm=algorithm, timeout=config.timeout)
     except UnknownAlgorithm as error:
         raise UsageError(f"--{error}") from None
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.train.agreement import wait_politely
 from mpicoll.train.clock import Clock
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.data import Dataset
 from mpicoll.train.engine import Engine, OneAfterTheOther
 from mpicoll.train.failures import DataError
@@ -40,11 +40,12 @@ def _make_engine(config: TrainConfig, mesh: Mesh, portion: Portion) -> Engine:
 
 
 def _make_strategy(config: TrainConfig, mesh: Mesh, portion: Portion, parameters: np.ndarray) -> Strategy:
+    comm = Intracomm(MPI.COMM_SELF) if config.algorithm == NOOP else mesh.data
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
     if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
         overlap = config.overlap != "off"
     made = Replicated if config.shard == "none" else Sharded
-    return made(portion.model, parameters, mesh.data, config, overlap=overlap, squares=portion.total_squares)
+    return made(portion.model, parameters, comm, config, overlap=overlap, squares=portion.total_squares)
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll import spans
+
 PHASES = ("start-up", "data", "compute", "communication", "evaluation", "checkpoints")
 
 
@@ -25,13 +27,15 @@ class Clock:
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
-    def spent_on(self, phase: str) -> Iterator[None]:
-        """Add the time that the body takes to `phase`."""
+    def spent_on(self, phase: str, span: str | None = None) -> Iterator[None]:
+        """Add the time that the body takes to `phase`; a trace has it as `span`, by default the phase."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - start
+            end = time.perf_counter()
+            self.seconds[phase] += end - start
+            spans.note(span or phase, start, end)
 
     @property
     def stepping(self) -> float:
@@ -43,10 +47,14 @@ class Clock:
         """The part of :attr:`stepping` that is communication, 0 to 1."""
         return self.seconds["communication"] / self.stepping if self.stepping else 0.0
 
+    def by_rank(self, comm: MPI.Intracomm) -> dict[str, list[float]]:
+        """Return the seconds of each phase on each rank. Collective over `comm`."""
+        table = np.empty((comm.Get_size(), len(PHASES)))
+        comm.Allgather(np.array([self.seconds[phase] for phase in PHASES]), table)
+        return dict(zip(PHASES, table.T.tolist(), strict=True))
+
     def mean(self, comm: MPI.Intracomm) -> Clock:
         """Return the mean over all ranks. Collective over `comm`."""
-        values = np.array([self.seconds[phase] for phase in PHASES])
-        comm.Allreduce(MPI.IN_PLACE, values, MPI.SUM)
         clock = Clock()
-        clock.seconds = dict(zip(PHASES, (values / comm.Get_size()).tolist(), strict=True))
+        clock.seconds = {phase: float(np.mean(seconds)) for phase, seconds in self.by_rank(comm).items()}
         return clock

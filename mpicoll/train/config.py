@@ -12,6 +12,8 @@ SCHEDULES = ("cosine", "constant", "step")
 DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
+NOOP = "noop"
+"""The algorithm that sends nothing, to see what communication costs."""
 SHARDINGS = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -60,6 +62,12 @@ class TrainConfig:
         Parts in which a rank's samples go through the pipeline.
     pipeline_schedule
         When backward passes are taken: ``"1f1b"``, as soon as they can be, or ``"gpipe"``, behind all forward ones.
+    evaluate_every
+        Epochs after which the test part is evaluated; the end counts as such in any case.
+    tensorboard, run
+        The folder of TensorBoard's runs, and this one's name there; None for date and time.
+    trace, trace_steps
+        The file of the trace, and the steps that it holds: the last ones.
     checkpoint, checkpoint_every, resume
         The folder of checkpoints, after how many steps each is written (None: after every epoch), and whether to begin
         with the newest one: ``"no"``, ``"yes"``, or ``"fallback"`` to take an older one if that is damaged.
@@ -99,8 +107,14 @@ class TrainConfig:
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: str = "no"
+    evaluate_every: int = 1
     json: str | None = None
     log_steps: str | None = None
+    tensorboard: str | None = None
+    run: str | None = None
+    plot: str | None = None
+    trace: str | None = None
+    trace_steps: int = 200
     progress: bool = True
     quiet: bool = False
 

@@ -26,6 +26,12 @@ def limit_threads(variables: MutableMapping[str, str] = os.environ) -> int:
     return threads
 
 
+def threads() -> int:
+    """Return the threads that this rank's kernels may use; 1 where nobody has said."""
+    said = os.environ.get(_THREAD_VARIABLES[0], "")
+    return int(said) if said.isdecimal() else 1
+
+
 def process_age() -> float:
     """Return the seconds since this process started; where the system does not say, since this module was imported."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -11,18 +12,19 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll import spans
 from mpicoll.train.clock import Clock
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.data import Dataset, Samples
 from mpicoll.train.engine import Engine, Part
 from mpicoll.train.environment import process_age
-from mpicoll.train.failures import ReplicasDiffer
+from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
 from mpicoll.train.mesh import Mesh
+from mpicoll.train.monitor import Monitor
 from mpicoll.train.optimizer import learning_rate
-from mpicoll.train.report import Progress
 from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
 from mpicoll.train.strategy import Strategy
-from mpicoll.train.tally import MOST_STEPS, StepRecord, Tally
+from mpicoll.train.tally import EpochRecord, StepRecord, Tally
 
 _EVALUATION_ROWS = 1024
 
@@ -47,8 +49,10 @@ class Trainer:
 
     Attributes
     ----------
-    epoch_losses : list of float
-        Mean training loss of each epoch, measured while it ran.
+    epochs : list of EpochRecord
+        What was known after each.
+    gradient_norm : float
+        Of all gradients in the last step; NaN where the strategy does not know it.
     stopped : bool
         Whether it ended early because some rank was asked to stop.
     """
@@ -62,7 +66,8 @@ class Trainer:
         self._x = np.empty((rows, dataset.feature_count), config.dtype)
         self._y = np.empty(rows, np.int64)
         self.tally = Tally(mesh.world)
-        self.epoch_losses: list[float] = []
+        self.epochs: list[EpochRecord] = []
+        self.gradient_norm = math.nan
         self.seconds_to_first_step = 0.0
         self.first_step, self.samples_seen, self.stopped = 0, 0, False
 
@@ -88,24 +93,41 @@ class Trainer:
         stepping = self.clock.stepping
         return self.samples_seen / stepping if stepping else 0.0
 
-    def train(self, progress: Progress, saver: Saving) -> None:
-        """Take all steps that are left.
+    def train(self, monitor: Monitor, saver: Saving) -> None:
+        """Take all steps that are left; evaluate after epochs.
 
         Raises
         ------
         NonFiniteLoss, ReplicasDiffer, CheckpointFailed
             On every rank.
         """
+        began = time.perf_counter()
         for epoch, steps in self._epochs():
-            self._train_epoch(epoch, steps, progress, saver)
+            stepping, seen = self.clock.stepping, self.samples_seen
+            self._train_epoch(epoch, steps, monitor, saver)
             if self.stopped:
                 return
-            records = self.records[epoch * self.steps_per_epoch :]
-            losses = [record.loss * self._batch_count(record.step) for record in records]
-            self.epoch_losses.append(sum(losses) / sum(self._batch_count(record.step) for record in records))
+            pace = (self.samples_seen - seen) / max(self.clock.stepping - stepping, 1e-9)
+            self.epochs.append(self._evaluated(epoch, steps.stop, began, pace))
+            monitor.after_epoch(self.epochs[-1])
             with self.clock.spent_on("evaluation"):
                 self.check_replicas()
             saver.after_epoch(self, steps.stop)
+
+    def _evaluated(self, epoch: int, steps: int, began: float, pace: float) -> EpochRecord:
+        due = (epoch + 1) % self._config.evaluate_every == 0 or steps == self.total_steps
+        loss, accuracy = (self.evaluate() if due else None) or (None, None)
+        return EpochRecord(epoch, steps, *self._epoch_means(epoch), loss, accuracy, time.perf_counter() - began, pace)
+
+    def _epoch_means(self, epoch: int) -> tuple[float, float]:
+        """Return mean loss and accuracy of an epoch, the last one so far, over its samples."""
+        records = self.records[epoch * self.steps_per_epoch :]
+        counts = [self._batch_count(record.step) for record in records]
+        loss, accuracy = (
+            sum(getattr(record, name) * count for record, count in zip(records, counts, strict=True)) / sum(counts)
+            for name in ("loss", "accuracy")
+        )
+        return loss, accuracy
 
     def _epochs(self) -> Iterator[tuple[int, range]]:
         for epoch, start in enumerate(range(0, self.total_steps, self.steps_per_epoch)):
@@ -117,7 +139,7 @@ class Trainer:
         count, batch = self._dataset.train.count, self._config.step_batch
         return min(count - step % self.steps_per_epoch * batch, batch)
 
-    def _train_epoch(self, epoch: int, steps: range, progress: Progress, saver: Saving) -> None:
+    def _train_epoch(self, epoch: int, steps: range, monitor: Monitor, saver: Saving) -> None:
         config, mesh, count = self._config, self._mesh, self._dataset.train.count
         with self.clock.spent_on("data"):
             order = epoch_order(count, config.seed, epoch)
@@ -125,11 +147,7 @@ class Trainer:
             number = step - epoch * self.steps_per_epoch
             indices, samples = batch_of_rank(order, number, config.step_batch, mesh.replicas, mesh.replica)
             self._take_step(step, epoch, indices, samples, last=step == steps[-1])
-            progress.advance()
-            if self.records and (step + 1) % MOST_STEPS == 0:
-                latest = self.records[-1]
-                share = self.clock.communication_share
-                progress.show(epoch, latest.loss, latest.accuracy, self.samples_per_second, share)
+            monitor.after_step(self)
             if self.tally.stop:
                 saver.save(self, step + 1)
                 self.stopped = True
@@ -137,7 +155,9 @@ class Trainer:
             saver.after_step(self, step + 1)
 
     def _take_step(self, step: int, epoch: int, indices: np.ndarray, count: int, last: bool) -> None:
-        config, clock, began = self._config, self.clock, time.perf_counter()
+        config, clock = self._config, self.clock
+        began, waited = time.perf_counter(), self.strategy.traffic().waited
+        spans.at_step(step)
         with clock.spent_on("data"):
             parts = self._parts(indices)
         with clock.spent_on("compute"):
@@ -146,14 +166,16 @@ class Trainer:
         with clock.spent_on("communication"):
             self.strategy.reduce()
         rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
-        with clock.spent_on("compute"):
-            self.strategy.update(rate, config.clip)
+        with clock.spent_on("compute", "update"):
+            self.gradient_norm = self.strategy.update(rate, config.clip)
+        seconds = time.perf_counter() - began
         self.samples_seen += count
         told = (loss, correct) if self._mesh.speaks else (0.0, 0)
-        due = self.tally.add(step, epoch, rate, count, *told)
+        computed = seconds - (self.strategy.traffic().waited - waited)
+        due = self.tally.add(step, epoch, rate, count, *told, computed)
         if due or last or step == self.first_step:
-            with clock.spent_on("communication"):
-                self.tally.settle(time.perf_counter() - began)
+            with clock.spent_on("communication", "tally"):
+                self.tally.settle(seconds)
         if step == self.first_step:
             self.seconds_to_first_step = process_age()
 
@@ -166,14 +188,18 @@ class Trainer:
             (x[slice(*part(len(x), count, number))], y[slice(*part(len(x), count, number))]) for number in range(count)
         ]
 
-    def check_replicas(self) -> str:
+    def check_replicas(self) -> str | None:
         """Return the SHA-256 of the parameters, of all parts of the model, as hexadecimal digits.
+
+        None where gradients are not exchanged, and replicas differ.
 
         Raises
         ------
         ReplicasDiffer
             On every rank, naming the ranks whose parameters are not those that most replicas hold.
         """
+        if self._config.algorithm == NOOP:
+            return None
         world, digest = self._mesh.world, np.frombuffer(self.strategy.digest(), np.uint8)
         table = np.empty((world.Get_size(), digest.size), np.uint8)
         world.Allgather(digest.copy(), table)
@@ -185,7 +211,15 @@ class Trainer:
         return (common[0] if places == 1 else hashlib.sha256(b"".join(common)).digest()).hex()
 
     def evaluate(self) -> tuple[float, float] | None:
-        """Return mean loss and accuracy over the test samples, None where there are none."""
+        """Return mean loss and accuracy over the test samples, None where there are none or there is no one model.
+
+        Raises
+        ------
+        NonFiniteLoss
+            On every rank.
+        """
+        if self._config.algorithm == NOOP:
+            return None
         with self.clock.spent_on("evaluation"):
             return self._evaluate(self._dataset.test)
 
@@ -206,4 +240,6 @@ class Trainer:
             sums[:] = 0
         mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
         loss, correct = (sums / samples.count).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {len(self.records)} steps")
         return loss, correct

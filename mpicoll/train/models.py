@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mpicoll import spans
 from mpicoll.kernels.layers import softmax_cross_entropy
 from mpicoll.train.layers import Arrays, Convolution, Dense, Layer, Workspace
 
@@ -152,9 +153,10 @@ class Model:
 
     def forward(self, storage: Storage, x: np.ndarray, tape: Tape) -> np.ndarray:
         """Return the logits, (rows, classes), of `x`, (rows, features)."""
-        for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
-            x = layer.forward(storage.parameters(number), x, room)
-            storage.release(number)
+        with spans.span("forward"):
+            for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
+                x = layer.forward(storage.parameters(number), x, room)
+                storage.release(number)
         return x
 
     def backward(
@@ -169,14 +171,15 @@ class Model:
         below
             Whether the derivative with respect to what went into the first layer is wanted, which is returned.
         """
-        for number in range(len(self.layers) - 1, -1, -1):
-            wanted = below or number > 0
-            arrays, gradients = storage.parameters(number), storage.gradients(number)
-            into = self.layers[number].backward(arrays, delta, tape[number], gradients, below=wanted, add=add)
-            storage.release(number)
-            storage.complete(number)
-            if into is not None:
-                delta = into
+        with spans.span("backward"):
+            for number in range(len(self.layers) - 1, -1, -1):
+                wanted = below or number > 0
+                arrays, gradients = storage.parameters(number), storage.gradients(number)
+                into = self.layers[number].backward(arrays, delta, tape[number], gradients, below=wanted, add=add)
+                storage.release(number)
+                storage.complete(number)
+                if into is not None:
+                    delta = into
         return delta if below else None
 
     def loss(self, storage: Storage, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:

@@ -14,6 +14,7 @@ from mpicoll.train.config import (
     DTYPES,
     FEEDBACK,
     MODELS,
+    NOOP,
     PIPELINE_SCHEDULES,
     SCHEDULES,
     SHARDINGS,
@@ -148,7 +149,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
     group.add_argument("--algorithm", metavar="NAME", help="how gradients are added up: auto, native (the MPI "
-                       "library), ring, ...; `python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
+                       "library), ring, ...; noop: not at all, which shows what communication costs; "
+                       "`python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
                        help="the most that one Allreduce takes, such as 64K or 4M; with --shard, the least that layers "
                        "which travel together have (default: 4M)")  # fmt: skip
@@ -194,6 +196,16 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", metavar="FILE", help="write results, options and versions")
     group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy")
+    group.add_argument("--tensorboard", metavar="FOLDER", help="write event files for TensorBoard while training, in a "
+                       "folder of the run's own")  # fmt: skip
+    group.add_argument("--run", metavar="NAME", help="name of that folder (default: date and time)")
+    group.add_argument("--plot", metavar="FILE.png", help="draw loss, accuracy, throughput and where the time went")
+    group.add_argument("--trace", metavar="FILE.json", help="write what each rank did when, for ui.perfetto.dev")
+    group.add_argument("--trace-steps", type=_integer(1), metavar="N",
+                       help="of the last N steps; memory is bounded in any case (default: %(default)s)")  # fmt: skip
+    group.add_argument("--evaluate-every", type=_integer(1), metavar="EPOCHS",
+                       help="how often the test part is evaluated, at the end in any case "
+                       "(default: %(default)s)")  # fmt: skip
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
     group.add_argument("--quiet", action="store_true", help="print nothing but errors")
     group.add_argument("-h", "--help", action="store_true", help="print this text")
@@ -237,6 +249,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
     _check_compression(options)
     _check_sharing(options)
     _check_checkpoints(options)
+    _check_output(options)
     if options["nesterov"] and not options["momentum"]:
         raise UsageError("--nesterov needs a --momentum above 0")
     return TrainConfig(**options)
@@ -302,3 +315,17 @@ def _check_checkpoints(options: dict[str, Any]) -> None:
         if options[name] is not None and options["checkpoint"] is None:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
     options["resume"] = options["resume"] or "no"
+
+
+def _check_output(options: dict[str, Any]) -> None:
+    if options["run"] is not None and options["tensorboard"] is None:
+        raise UsageError("--run has no meaning without --tensorboard FOLDER")
+    if options["trace_steps"] != _DEFAULTS["trace_steps"] and options["trace"] is None:
+        raise UsageError("--trace-steps has no meaning without --trace FILE.json")
+    if options["algorithm"] == NOOP:
+        if options["checkpoint"] is not None:
+            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
+        if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
+            raise UsageError(
+                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
+            )

@@ -8,10 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.failures import UsageError
+
+if TYPE_CHECKING:
+    from mpicoll.train.tally import StepRecord
 
 _PIPE_INTERVAL = 1.0
 """Seconds between two states of the progress bar where standard error is no terminal, as under most launchers."""
@@ -49,13 +52,14 @@ class Progress:
         if self._bar is not None:
             self._bar.update(1)
 
-    def show(self, epoch: int, loss: float, accuracy: float, samples_per_second: float, share: float) -> None:
+    def show(self, record: StepRecord, samples_per_second: float, share: float, lagging: int | None) -> None:
         """Change the figures beside the bar; they appear with its next state."""
         if self._bar is not None:
-            self._bar.set_description(f"epoch {epoch + 1}", refresh=False)
+            slow = "" if lagging is None else f", rank {lagging} is slow"
+            self._bar.set_description(f"epoch {record.epoch + 1}", refresh=False)
             self._bar.set_postfix_str(
-                f"loss {loss:.4f}, accuracy {accuracy:.1%}, {_thousands(samples_per_second)} samples/s, "
-                f"communication {share:.0%}", refresh=False,
+                f"loss {record.loss:.4f}, accuracy {record.accuracy:.1%}, {_thousands(samples_per_second)} samples/s, "
+                f"communication {share:.0%}{slow}", refresh=False,
             )  # fmt: skip
 
     def close(self) -> None:
@@ -70,18 +74,49 @@ def _thousands(value: float) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """Return the final lines: what was reached, and how the time went."""
-    ranks = f"{result['ranks']} rank{'s' if result['ranks'] > 1 else ''}"
-    accuracy = result["test_accuracy"]
-    tested = "no test samples" if accuracy is None else f"test accuracy {accuracy:.2%}"
     time = result["seconds"]
     return (
-        f"{tested}, train loss {result['train_loss'][-1]:.4f} after {result['steps']} steps on {ranks}; "
-        f"{_thousands(result['samples_per_second'])} samples/s, parameters {result['parameters_sha256'][:12]}\n"
+        f"{_reached(result)} after {result['steps']} steps on {_counted(result['ranks'], 'rank')} with "
+        f"{_counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
+        f"{_parameters(result)}\n"
         f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
-        f"{_compression(result)}"
+        f"{_hidden(result)}{_slowest(result)}{_compression(result)}"
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _reached(result: dict[str, Any]) -> str:
+    if result["config"]["algorithm"] == NOOP:
+        return "not a trained model, since gradients were not exchanged (--algorithm noop),"
+    accuracy = result["test_accuracy"]
+    tested = "no test samples" if accuracy is None else f"test accuracy {accuracy:.2%}"
+    return f"{tested}, train loss {result['train_loss']:.4f}"
+
+
+def _parameters(result: dict[str, Any]) -> str:
+    digest = result["parameters_sha256"]
+    return "" if digest is None else f", parameters {digest[:12]}"
+
+
+def _hidden(result: dict[str, Any]) -> str:
+    """Return a line on what overlap gained, nothing without."""
+    overlap = result["overlap"]
+    return f"\noverlap: {overlap:.0%} of the time that gradients were under way, ranks computed" if overlap else ""
+
+
+def _slowest(result: dict[str, Any]) -> str:
+    """Return a line on the rank for which the others wait, nothing without others."""
+    slowest = result["slowest_rank"]
+    if slowest is None:
+        return ""
+    rank, share, behind = slowest["rank"], slowest["share"], slowest["behind"]
+    compared = f"{behind:.0%} more than" if behind >= 0 else f"{-behind:.0%} less than"
+    return f"\nrank {rank} was the slowest in {share:.0%} of the steps; it computed {compared} the median of the others"
 
 
 def _compression(result: dict[str, Any]) -> str:
@@ -116,27 +151,27 @@ def check_writable(paths: Iterable[str | None]) -> None:
 
 def write_json(path: str, result: dict[str, Any]) -> None:
     """Write `result`, all of it or nothing."""
-    with _Replacing(path) as stream:
+    with Replacing(path) as stream:
         json.dump(result, stream, indent=2, allow_nan=False)
         stream.write("\n")
 
 
 def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float]]) -> None:
     """Write step, epoch, learning rate, loss and accuracy as comma-separated values that read back exactly."""
-    with _Replacing(path) as stream:
+    with Replacing(path) as stream:
         stream.write("step,epoch,learning_rate,loss,accuracy\n")
         stream.writelines(",".join(map(repr, row)) + "\n" for row in rows)
 
 
-class _Replacing:
-    """A text file that takes the place of `path` when the block ends well."""
+class Replacing:
+    """A file that takes the place of `path` when the block ends well; of text, or with mode ``"wb"`` of bytes."""
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path).expanduser().absolute()
+    def __init__(self, path: str, mode: str = "w") -> None:
+        self._path, self._mode = Path(path).expanduser().absolute(), mode
 
-    def __enter__(self) -> IO[str]:
+    def __enter__(self) -> IO[Any]:
         handle, self._name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
-        self._stream = os.fdopen(handle, "w", encoding="utf-8")
+        self._stream = os.fdopen(handle, self._mode, encoding="utf-8" if self._mode == "w" else None)
         return self._stream
 
     def __exit__(self, kind: object, *_: object) -> None:

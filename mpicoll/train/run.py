@@ -25,12 +25,16 @@ from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.data import load
-from mpicoll.train.environment import process_age
+from mpicoll.train.environment import process_age, threads
+from mpicoll.train.events import EventLog
 from mpicoll.train.failures import UsageError
 from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import make_mesh
+from mpicoll.train.monitor import Monitor
+from mpicoll.train.plot import check_drawable, draw
 from mpicoll.train.saving import Saver
 from mpicoll.train.strategy import Traffic
+from mpicoll.train.trace import Trace
 
 
 def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
     clock = Clock()
     rank = comm.Get_rank()
     _check_same_config(config, comm)
-    all_succeed(comm, lambda: report.check_writable([config.json, config.log_steps]) if rank == 0 else None)
+    events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
     mesh = make_mesh(comm, config)
     saver = Saver(config, mesh)
     try:
@@ -57,12 +61,22 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
             trainer = make_trainer(config, mesh, dataset, model, clock)
             _resume(saver, trainer, config, rank)
             comm.Barrier()
-            clock.seconds["start-up"] = process_age()
-            result = _train(config, comm, trainer, saver, model.parameter_count)
+            with contextlib.closing(Trace(config, comm)) as trace:
+                clock.seconds["start-up"] = process_age()
+                result = _train(config, comm, trainer, saver, events) | {"parameter_count": model.parameter_count}
+                trace.write()
     finally:
         saver.close()
     _publish(config, result, trainer, rank)
     return result
+
+
+def _prepare_outputs(config: TrainConfig) -> EventLog | None:
+    """Refuse outputs that could not be written, before hours of training; begin those that grow meanwhile."""
+    report.check_writable([config.json, config.log_steps, config.plot, config.trace])
+    if config.plot is not None:
+        check_drawable(config.plot)
+    return None if config.tensorboard is None else EventLog(config.tensorboard, config.run)
 
 
 def _resume(saver: Saver, trainer: Trainer, config: TrainConfig, rank: int) -> None:
@@ -102,19 +116,20 @@ def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
 
 
 def _train(
-    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer, saver: Saver, parameter_count: int
+    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer, saver: Saver, events: EventLog | None
 ) -> dict[str, Any]:
-    progress = report.Progress(config, trainer.total_steps, comm.Get_rank(), trainer.first_step)
+    monitor = Monitor(config, trainer.total_steps, comm.Get_rank(), trainer.first_step, events)
     began = time.perf_counter()
     try:
         with _stopping_on_sigterm(trainer):
-            trainer.train(progress, saver)
+            trainer.train(monitor, saver)
     finally:
-        progress.close()
+        monitor.close()
     seconds = time.perf_counter() - began
-    tested = trainer.evaluate()
+    tested = _last_test(trainer)
     digest = trainer.check_replicas()
     clock = trainer.clock.mean(comm)
+    slowest = trainer.tally.pace.slowest()
     traffic = mean_traffic(trainer.strategy.traffic(), comm)
     taken = max(1, len(trainer.records) - trainer.first_step)
     first_step = np.array([trainer.seconds_to_first_step])
@@ -122,11 +137,13 @@ def _train(
     return {
         "test_accuracy": tested[1] if tested else None,
         "test_loss": tested[0] if tested else None,
-        "train_loss": trainer.epoch_losses,
+        "train_loss": trainer.epochs[-1].train_loss if trainer.epochs else trainer.records[-1].loss,
+        "epochs": [record._asdict() for record in trainer.epochs],
         "samples_per_second": trainer.samples_per_second,
         "seconds_to_first_step": float(first_step[0]),
         "communication_share": clock.communication_share,
         "ranks": comm.Get_size(),
+        "threads": threads(),
         "steps": len(trainer.records),
         "stopped": trainer.stopped,
         "resumed_after": trainer.first_step,
@@ -135,13 +152,22 @@ def _train(
         "overlap": 1 - traffic.waited / traffic.under_way if traffic.under_way else None,
         "error_feedback": any(name.startswith("owed.") for name in trainer.strategy.own_state()),
         "nbytes": trainer.strategy.nbytes(),
-        "parameter_count": parameter_count,
         "parameters_sha256": digest,
         "training_seconds": seconds,
         "seconds": clock.seconds,
+        "seconds_by_rank": trainer.clock.by_rank(comm),
+        "slowest_rank": slowest and slowest._asdict(),
         "config": asdict(config),
         "versions": _versions(),
     }
+
+
+def _last_test(trainer: Trainer) -> tuple[float, float] | None:
+    """Return loss and accuracy of the model as it is now. Collective."""
+    last = trainer.epochs[-1] if trainer.epochs else None
+    if last is None or last.steps != len(trainer.records) or last.test_loss is None or last.test_accuracy is None:
+        return trainer.evaluate()
+    return last.test_loss, last.test_accuracy
 
 
 def mean_traffic(own: Traffic, comm: MPI.Intracomm) -> Traffic:
@@ -169,5 +195,7 @@ def _publish(config: TrainConfig, result: dict[str, Any], trainer: Trainer, rank
         report.write_json(config.json, result)
     if config.log_steps:
         report.write_steps(config.log_steps, trainer.records)
+    if config.plot:
+        draw(config.plot, result, trainer.records)
     if not config.quiet:
         report.say(report.summary(result))

@@ -11,13 +11,14 @@ from mpicoll.train.checkpoints import Checkpoint, PerRank, Piece, Store, Tensors
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.failures import CheckpointFailed
 from mpicoll.train.mesh import Mesh
-from mpicoll.train.tally import StepRecord
+from mpicoll.train.tally import EpochRecord, StepRecord
 
 if TYPE_CHECKING:
     from mpicoll.train.loop import Trainer
 
 _FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
-         "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule")  # fmt: skip
+         "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
+         "tensorboard", "run", "plot", "trace", "trace_steps")  # fmt: skip
 """Options that may differ between a run and one that goes on with it."""
 
 
@@ -69,7 +70,7 @@ class Saver:
         records = np.empty((found.step, len(StepRecord._fields)))
         found.restore({**self._shared(trainer, writes=False), "records": Whole(records)})
         trainer.tally.records[:] = [_record(row) for row in records.tolist()]
-        trainer.epoch_losses[:] = found.facts["epoch_losses"]
+        trainer.epochs[:] = [EpochRecord(**record) for record in found.facts["epochs"]]
         trainer.first_step = found.step
         self._take_over(found, trainer)
         return found
@@ -102,7 +103,7 @@ class Saver:
             "config": asdict(self._config),
             "step": steps,
             "ranks": self._mesh.world.Get_size(),
-            "epoch_losses": trainer.epoch_losses,
+            "epochs": [record._asdict() for record in trainer.epochs],
         }
 
     def _check(self, facts: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Losses of the steps, added up over the ranks every few steps; with them travels whether somebody wants to stop."""
+"""Losses of the steps, added up over the ranks every few steps.
+
+With them travel the seconds that each rank computed, and whether somebody wants to stop.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.train.failures import NonFiniteLoss
+from mpicoll.train.pace import Pace
 
 MOST_STEPS = 8
 """Losses of so many steps travel in one Allreduce; the sums of each step are exact and its number is kept."""
@@ -25,6 +29,28 @@ class StepRecord(NamedTuple):
     loss: float
     accuracy: float
 
+    def scalars(self) -> dict[str, float]:
+        """Return what is drawn by step, by name."""
+        return {"loss/batch": self.loss, "accuracy/batch": self.accuracy, "learning_rate": self.learning_rate}
+
+
+class EpochRecord(NamedTuple):
+    """What is known after an epoch, or after its part that came before the last step.
+
+    `train_loss` and `train_accuracy` were measured while it ran; `steps` counts from the beginning of the run. Rank 0's
+    are `seconds`, wall time since training began or was resumed, everything included, and `samples_per_second`, of the
+    epoch's training steps.
+    """
+
+    epoch: int
+    steps: int
+    train_loss: float
+    train_accuracy: float
+    test_loss: float | None
+    test_accuracy: float | None
+    seconds: float
+    samples_per_second: float
+
 
 class Tally:
     """Collect loss and hits of the steps, in float64, and add them up over ranks every few steps.
@@ -35,13 +61,18 @@ class Tally:
         The steps whose sums have been added up.
     stop : bool
         Whether some rank has asked to stop, by :meth:`ask_to_stop`; known on all ranks since the last `settle`.
+    pace : Pace
+        How long each rank computed; the same on all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.records: list[StepRecord] = []
         self.stop = False
         self._comm, self._wants_to_stop = comm, False
-        self._sums = np.zeros((MOST_STEPS + 1, 2))
+        self.pace = Pace(comm.Get_size())
+        # Each rank has a column of its own, zero on the others, for its seconds: a sum that is exact.
+        self._sums = np.zeros((MOST_STEPS + 1, 2 + comm.Get_size()))
+        self._column = 2 + comm.Get_rank()
         self._open: list[tuple[int, int, float, int]] = []
         self._steps = MOST_STEPS
 
@@ -49,9 +80,18 @@ class Tally:
         """Let all ranks stop soon; may be called from a signal handler."""
         self._wants_to_stop = True
 
-    def add(self, step: int, epoch: int, rate: float, count: int, loss_sum: float, correct: int) -> bool:
-        """Note this rank's sums of a step over `count` samples of all ranks; return whether :meth:`settle` is due."""
-        self._sums[1 + len(self._open)] = loss_sum, correct
+    def add(
+        self, step: int, epoch: int, rate: float, count: int, loss_sum: float, correct: int, seconds: float
+    ) -> bool:
+        """Note this rank's sums of a step over `count` samples of all ranks; return whether :meth:`settle` is due.
+
+        Parameters
+        ----------
+        seconds
+            How long this rank computed.
+        """
+        row = self._sums[1 + len(self._open)]
+        row[:2], row[self._column] = (loss_sum, correct), seconds
         self._open.append((step, epoch, rate, count))
         return len(self._open) == self._steps
 
@@ -71,9 +111,11 @@ class Tally:
         if not self._open:
             return
         sums = self._sums[: 1 + len(self._open)]
-        sums[0] = self._wants_to_stop, step_seconds
+        sums[0, :2] = self._wants_to_stop, step_seconds
         self._comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-        (stop, seconds), *found = sums.tolist()
+        (stop, seconds), *found = sums[:, :2].tolist()
+        self.pace.add(sums[1:, 2:])
+        sums[:] = 0
         self.stop = stop > 0
         often = _PATIENCE_SECONDS * self._comm.Get_size() / max(seconds, 1e-9)
         self._steps = max(1, min(MOST_STEPS, int(often)))

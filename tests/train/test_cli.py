@@ -20,8 +20,9 @@ def test_json_and_step_log_hold_the_run(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     result = json.loads((tmp_path / "r.json").read_text())
     assert 0.5 < result["test_accuracy"] <= 1
-    assert len(result["train_loss"]) == 2
-    assert result["train_loss"][1] < result["train_loss"][0]
+    assert [epoch["steps"] for epoch in result["epochs"]] == [15, 30]
+    assert result["epochs"][1]["train_loss"] < result["epochs"][0]["train_loss"]
+    assert result["epochs"][1]["test_accuracy"] == result["test_accuracy"]
     assert result["ranks"] == 1
     assert result["steps"] == 30
     assert len(result["parameters_sha256"]) == 64
@@ -36,7 +37,7 @@ def test_json_and_step_log_hold_the_run(tmp_path):
     assert sum(1 for _ in tmp_path.iterdir()) == 2
     weights = [100] * 14 + [38]
     losses = [float(row["loss"]) for row in rows]
-    assert result["train_loss"][0] == pytest.approx(np.average(losses[:15], weights=weights), rel=1e-12)
+    assert result["epochs"][0]["train_loss"] == pytest.approx(np.average(losses[:15], weights=weights), rel=1e-12)
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic", "conv"])
