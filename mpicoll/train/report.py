@@ -106,7 +106,7 @@ def _parameters(result: dict[str, Any]) -> str:
 def _hidden(result: dict[str, Any]) -> str:
     """Return a line on what overlap gained, nothing without."""
     overlap = result["overlap"]
-    return f"\noverlap: {overlap:.0%} of the time that gradients were under way, ranks computed" if overlap else ""
+    return f"\noverlap: ranks computed for {overlap:.0%} of the time that gradients were under way" if overlap else ""
 
 
 def _slowest(result: dict[str, Any]) -> str:
