@@ -8,8 +8,8 @@ import pytest
 from mpicoll import GradientSynchronizer, Intracomm
 from mpicoll.compression import compressor
 from mpicoll.errors import MismatchError, MpicollError
-from tests.mpi.test_compressed import same_everywhere
-from tests.mpi.test_feedback import all_owed
+from tests.mpi.compression.test_compressed import same_everywhere
+from tests.mpi.compression.test_feedback import all_owed
 
 pytestmark = pytest.mark.mpi
 SHAPES = [(40, 50), (50,), (3000,), (7,), (30, 80), (3, 3)]

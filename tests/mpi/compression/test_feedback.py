@@ -12,8 +12,8 @@ from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import select
 from mpicoll.compression import Key
 from mpicoll.errors import MpicollError, RemoteError
+from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
-from tests.mpi.test_compressed import given, same_everywhere
 
 pytestmark = pytest.mark.mpi
 SPECS = ("sign:block=32", "int4:block=32", "int2:block=32:rounding=nearest", "fp16")

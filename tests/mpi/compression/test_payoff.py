@@ -14,8 +14,8 @@ from mpicoll.collectives import payoff
 from mpicoll.collectives.payoff import SHORTEST, Span
 from mpicoll.compression import compressor
 from mpicoll.errors import UnknownCompressor
+from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
-from tests.mpi.test_compressed import given, same_everywhere
 
 pytestmark = pytest.mark.mpi
 COUNT = 20_000

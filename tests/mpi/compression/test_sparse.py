@@ -13,8 +13,8 @@ from mpicoll.collectives import ok_topk
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.errors import CorruptPayload
 from mpicoll.kernels import entries
+from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
-from tests.mpi.test_compressed import given, same_everywhere
 
 pytestmark = pytest.mark.mpi
 COUNTS = (1, 2, 7, 513, 70_001)

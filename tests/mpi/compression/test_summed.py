@@ -17,8 +17,8 @@ from mpicoll.compression import Summed, compressor, names
 from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.randomized import RandomK
 from mpicoll.schedules import ALGORITHMS
+from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
-from tests.mpi.test_compressed import given, same_everywhere
 
 pytestmark = pytest.mark.mpi
 COUNTS = (1, 2, 31, 513, 5000, 70_001)
