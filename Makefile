@@ -39,8 +39,12 @@ test-one: test-mpi test-system
 warmup: $(VENV)/ready
 	$(BIN)/python -m mpicoll.kernels.warmup
 
+# Kernels that see numbers from other ranks as places, once more with every access checked.
+CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compression/test_sparse.py
+
 test-serial: warmup  ## tests that need no launcher
 	$(BIN)/python -m pytest -q tests --ignore tests/mpi --ignore tests/system $(ARGS)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
 # Compression and training are made of collectives that the first line has tested on more ranks.
 test-mpi: warmup  ## the MPI tests: collectives on 8 ranks, compression and training on 4
