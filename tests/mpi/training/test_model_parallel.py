@@ -6,6 +6,7 @@ import functools
 import itertools
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,9 @@ from mpicoll.train.failures import CheckpointFailed, ReplicasDiffer, UsageError
 from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import Mesh, make_mesh
 from mpicoll.train.models import Flat, Model, perceptron
+from mpicoll.train.monitor import Monitor
 from mpicoll.train.pipeline import Pipelined, most_in_flight
 from mpicoll.train.portion import Portion
-from mpicoll.train.report import Progress
 from mpicoll.train.run import run
 from mpicoll.train.saving import Saver
 from mpicoll.train.sharding import part
@@ -143,8 +144,9 @@ def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -
     held[own.astype(int)] = 1
     comm.Allreduce(MPI.IN_PLACE, held, MPI.SUM)
     assert held.min() >= mesh.replicas
-    by_two = sum(portion.total_squares(own[a:b], a) for a, b in itertools.pairwise([0, own.size // 3, own.size]))
-    assert portion.total_squares(own) == pytest.approx(by_two) == pytest.approx(sum_of_squares(numbers))
+    pieces = [(a, own[a:b]) for a, b in itertools.pairwise([0, own.size // 3, own.size])]
+    found = [portion.total_squares(of) for of in ([(0, own)], pieces, pieces[:1], pieces[1:])]
+    assert found == pytest.approx([sum_of_squares(numbers)] * 2 + [found[2], found[0] - found[2]])
 
 
 def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
@@ -154,7 +156,7 @@ def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
 
 def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
     trainer, mesh = make(comm, config)
-    trainer.train(Progress(config, trainer.total_steps, 1, 0), Saver(config, mesh))
+    trainer.train(Monitor(config, trainer.total_steps, 1, 0, None), Saver(config, mesh))
     return trainer, mesh
 
 
@@ -181,14 +183,19 @@ def common_arrays(model: Model, config: TrainConfig, mesh: Mesh, own: np.ndarray
         {"dtype": "float32"},
         {"clip": 0.3, "accumulate": 2, "batch": 7, "microbatches": 2},
         {"hidden": (9, 8), "overlap": "on"},
+        {"shard": "optimizer", "clip": 0.3, "bucket_bytes": 300},
+        {"shard": "gradients", "clip": 0.3, "accumulate": 2, "batch": 12, "microbatches": 2},
+        {"shard": "parameters", "clip": 0.3, "bucket_bytes": 300},
     ],
-    ids=["float32", "clipped", "overlapping"],
+    ids=["float32", "clipped", "overlapping", "optimizer", "gradients", "parameters"],
 )
 def test_a_run_is_that_of_one_rank(comm: Intracomm, config: TrainConfig, more: dict[str, Any]) -> None:
     config = replace(config, **more)
     if config.pipeline > len(config.hidden) + 1:
         pytest.skip("more stages than layers")
-    alone = train_alone(replace(config, tensor=1, pipeline=1, microbatches=1))
+    if config.shard != "none" and comm.size == config.tensor * config.pipeline:
+        pytest.skip("one replica only")
+    alone = train_alone(replace(config, tensor=1, pipeline=1, microbatches=1, shard="none"))
     trainer, mesh = train(comm, config)
     losses = [[record.loss for record in of.records] for of in (alone, trainer)]
     assert len(losses[0]) == 50
@@ -197,7 +204,7 @@ def test_a_run_is_that_of_one_rank(comm: Intracomm, config: TrainConfig, more: d
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-11 if exact else 1e-6)
     np.testing.assert_allclose(trainer.evaluate(), alone.evaluate(), rtol=1e-11 if exact else 1e-6)
     assert len(trainer.check_replicas()) == 64
-    if mesh.tensor is not None:
+    if mesh.tensor is not None and config.shard != "parameters":
         own = trainer.strategy.tensors()["parameters"].array
         whole = perceptron((WIDTHS[0], *config.hidden, WIDTHS[-1]), config.dtype)
         mine = common_arrays(whole, config, mesh, own)
@@ -236,13 +243,13 @@ def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig,
     places = config.tensor * config.pipeline
     if comm.size == places:
         pytest.skip("one replica only")
-    config = replace(config, steps=10, schedule="constant")
+    config = replace(config, steps=10, schedule="constant", shard="gradients")
     uninterrupted = run(config, comm)
     config = replace(config, checkpoint=str(folder / "run"), resume="yes")
     run(replace(config, steps=5), comm)
     one = comm.Split(comm.rank // places)
     if comm.rank < places:
-        found = run(config, one)
+        found = run(replace(config, shard="none"), one)
         assert found["resumed_after"] == 5
         assert found["test_loss"] == pytest.approx(uninterrupted["test_loss"], rel=1e-9)
     wait_politely(comm)
@@ -268,6 +275,19 @@ def test_a_silent_stage_is_named_in_time(comm: Intracomm) -> None:
             place.engine.gradients(place.strategy, [x], 1.0, compress=True)
         assert caught.value.missing_ranks == (rank - 1,)
     comm.Barrier()
+
+
+def test_what_is_on_its_way_is_not_overwritten(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = (6, *[200] * (comm.size - 1), 4)
+    place = Place(comm, replace(CONFIG, pipeline=comm.size), widths)
+    if comm.rank == 0:  # the others are ahead, as far as they can
+        begin = place.strategy.begin
+        monkeypatch.setattr(place.strategy, "begin", lambda *a, **more: (time.sleep(0.05), begin(*a, **more)))
+    x, y = batch(600, widths[0], widths[-1])
+    _, gradient = place.expected(x, y)
+    place.engine.gradients(place.strategy, cut_in(x, y, 4), 1.0, compress=True)
+    place.strategy.reduce()
+    np.testing.assert_allclose(place.strategy.sync.flat, place.portion.cut(gradient), rtol=1e-9, atol=1e-9)
 
 
 def test_a_stage_that_takes_nothing_is_named_in_time(comm: Intracomm) -> None:
