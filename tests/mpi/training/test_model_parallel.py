@@ -183,9 +183,9 @@ def common_arrays(model: Model, config: TrainConfig, mesh: Mesh, own: np.ndarray
         {"dtype": "float32"},
         {"clip": 0.3, "accumulate": 2, "batch": 7, "microbatches": 2},
         {"hidden": (9, 8), "overlap": "on"},
-        {"shard": "optimizer", "clip": 0.3, "bucket_bytes": 300},
-        {"shard": "gradients", "clip": 0.3, "accumulate": 2, "batch": 12, "microbatches": 2},
-        {"shard": "parameters", "clip": 0.3, "bucket_bytes": 300},
+        {"shard": "optimizer", "clip": 0.3, "bucket_bytes": 300, "steps": 20},
+        {"shard": "gradients", "clip": 0.3, "accumulate": 2, "batch": 12, "microbatches": 2, "steps": 20},
+        {"shard": "parameters", "clip": 0.3, "bucket_bytes": 300, "steps": 20},
     ],
     ids=["float32", "clipped", "overlapping", "optimizer", "gradients", "parameters"],
 )
@@ -193,12 +193,14 @@ def test_a_run_is_that_of_one_rank(comm: Intracomm, config: TrainConfig, more: d
     config = replace(config, **more)
     if config.pipeline > len(config.hidden) + 1:
         pytest.skip("more stages than layers")
-    if config.shard != "none" and comm.size == config.tensor * config.pipeline:
-        pytest.skip("one replica only")
+    if config.shard != "none" and (
+        comm.size == config.tensor * config.pipeline or 4 in (config.tensor, config.pipeline)
+    ):
+        pytest.skip("one replica only, or much like another mesh")
     alone = train_alone(replace(config, tensor=1, pipeline=1, microbatches=1, shard="none"))
     trainer, mesh = train(comm, config)
     losses = [[record.loss for record in of.records] for of in (alone, trainer)]
-    assert len(losses[0]) == 50
+    assert len(losses[0]) == config.steps
     assert losses[0][-1] < losses[0][0]
     exact = config.dtype == "float64"
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-11 if exact else 1e-6)
