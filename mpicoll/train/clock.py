@@ -37,6 +37,11 @@ class Clock:
             self.seconds[phase] += end - start
             spans.note(span or phase, start, end)
 
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count time that was spent on `source` as spent on `target`."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
     @property
     def stepping(self) -> float:
         """Seconds of training steps: data, compute and communication."""

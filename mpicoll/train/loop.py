@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -160,13 +161,13 @@ class Trainer:
         spans.at_step(step)
         with clock.spent_on("data"):
             parts = self._parts(indices)
-        with clock.spent_on("compute"):
+        with self._computing():
             compress = step >= config.warmup_dense
             loss, correct = self._engine.gradients(self.strategy, parts, 1 / count, compress=compress)
         with clock.spent_on("communication"):
             self.strategy.reduce()
         rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
-        with clock.spent_on("compute", "update"):
+        with self._computing("update"):
             self.gradient_norm = self.strategy.update(rate, config.clip)
         seconds = time.perf_counter() - began
         self.samples_seen += count
@@ -178,6 +179,14 @@ class Trainer:
                 self.tally.settle(seconds)
         if step == self.first_step:
             self.seconds_to_first_step = process_age()
+
+    @contextlib.contextmanager
+    def _computing(self, name: str | None = None) -> Iterator[None]:
+        """Count the body as computation, but for the time in which the strategy waited for messages."""
+        before = self.strategy.traffic().waited
+        with self.clock.spent_on("compute", name):
+            yield
+        self.clock.move(self.strategy.traffic().waited - before, "compute", "communication")
 
     def _parts(self, indices: np.ndarray) -> list[Part]:
         """Return this rank's samples, cut as the options say; parts may be empty."""
