@@ -40,7 +40,7 @@ class Gathering:
         place, division = number % len(self._buffers), self._division
         if self._held[place] != number:
             self._finish(place)
-            with division.meter.waiting(division.sent_nbytes(division.units[number])):
+            with division.meter.waiting(division.sent_nbytes(division.units[number]), number):
                 division.comm.Allgather(self._blocks[number], self._targets[number])
             self._held[place] = number
         self._finish(place)
@@ -69,7 +69,7 @@ class Gathering:
         """Wait for what is on its way into a buffer."""
         if (flight := self._under_way[place]) is not None:
             request, since = flight
-            self._division.meter.beside(time.perf_counter() - since)
+            self._division.meter.beside(since, self._held[place] or 0)
             with self._division.meter.waiting():
                 request.Wait()
             self._under_way[place] = None

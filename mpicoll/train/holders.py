@@ -103,8 +103,8 @@ class WholeParameters:
     def after_update(self) -> None:
         """See :class:`Parameters`."""
         division = self._division
-        for unit, data in zip(division.units, self._units, strict=True):
-            with division.meter.waiting(division.sent_nbytes(unit)):
+        for number, (unit, data) in enumerate(zip(division.units, self._units, strict=True)):
+            with division.meter.waiting(division.sent_nbytes(unit), number):
                 division.comm.Allgatherv(MPI.IN_PLACE, [data, division.counts(unit)])
 
     def digest(self) -> bytes:
@@ -165,8 +165,8 @@ class WholeGradients:
                     request.Wait()
                 self._requests.clear()
             return
-        for unit, data in zip(division.units, self._units, strict=True):
-            with division.meter.waiting(division.sent_nbytes(unit)):
+        for number, (unit, data) in enumerate(zip(division.units, self._units, strict=True)):
+            with division.meter.waiting(division.sent_nbytes(unit), number):
                 division.comm.Reduce_scatter(MPI.IN_PLACE, data, division.counts(unit), MPI.SUM)
 
     def forget(self) -> None:
@@ -267,7 +267,7 @@ class ChunkedGradients:
         buffer, sums = self._buffer[: division.padded(unit)], self._blocks[number]
         buffer[unit.length :] = 0
         into = np.empty_like(sums) if self._filled[number] else sums
-        with division.meter.waiting(division.sent_nbytes(unit)):
+        with division.meter.waiting(division.sent_nbytes(unit), number):
             division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
         if self._filled[number]:
             sums += into

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import Intracomm
+from mpicoll import Intracomm, spans
 from mpicoll.train.models import Model
 from mpicoll.train.strategy import Traffic
 
@@ -63,20 +63,25 @@ class Meter:
         self._sent, self._under_way, self._waited = 0.0, 0.0, 0.0
 
     @contextmanager
-    def waiting(self, sent: float = 0.0) -> Iterator[None]:
-        """Count the time of the body, in which nothing is computed, and bytes."""
+    def waiting(self, sent: float = 0.0, unit: int = -1) -> Iterator[None]:
+        """Count the time of the body, in which nothing is computed, and bytes; with `unit`, a trace has it."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            passed = time.perf_counter() - began
+            end = time.perf_counter()
+            passed = end - began
+            if unit >= 0:
+                spans.note("bucket", began, end, unit)
             self._waited += passed
             self._under_way += passed
             self._sent += sent
 
-    def beside(self, seconds: float) -> None:
-        """Count time in which something was under way while other things were done."""
-        self._under_way += seconds
+    def beside(self, since: float, unit: int) -> None:
+        """Count the time from `since` to now, in which a unit was under way while other things were done."""
+        now = time.perf_counter()
+        self._under_way += now - since
+        spans.note("bucket", since, now, unit)
 
     def traffic(self, dense: float) -> Traffic:
         """Return it all, beside the bytes of plain allreduces."""
