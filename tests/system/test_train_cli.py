@@ -159,7 +159,7 @@ def test_exception_on_one_rank_ends_the_job_with_its_traceback():
 
 
 def test_replica_that_went_astray_is_named():
-    done = launch_patched("self.parameters[7] += 1e-3")
+    done = launch_patched("self.strategy.tensors()['parameters'].array[7] += 1e-3")
     assert done.returncode == 1
     assert "parameters of rank 1 differ" in only_line(done)
 
