@@ -70,7 +70,9 @@ class Saver:
         records = np.empty((found.step, len(StepRecord._fields)))
         found.restore({**self._shared(trainer, writes=False), "records": Whole(records)})
         trainer.tally.records[:] = [_record(row) for row in records.tolist()]
-        trainer.epochs[:] = [EpochRecord(**record) for record in found.facts["epochs"]]
+        # An epoch that --steps cut short is told of again when it is whole.
+        epochs = [EpochRecord(**record) for record in found.facts["epochs"]]
+        trainer.epochs[:] = [epoch for epoch in epochs if epoch.epoch < found.step // trainer.steps_per_epoch]
         trainer.first_step = found.step
         self._take_over(found, trainer)
         return found
