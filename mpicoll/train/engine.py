@@ -17,6 +17,10 @@ Part = tuple[np.ndarray, np.ndarray]
 class Engine(Protocol):
     """What takes samples and leaves gradients with a strategy."""
 
+    @property
+    def waited(self) -> float:
+        """Seconds spent on messages within its methods so far, those of the strategy not counted."""
+
     def gradients(
         self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
     ) -> tuple[float, int]:
@@ -34,6 +38,11 @@ class OneAfterTheOther:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+
+    @property
+    def waited(self) -> float:
+        """See :class:`Engine`."""
+        return sum(layer.waited for layer in self._model.layers)
 
     def gradients(
         self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool

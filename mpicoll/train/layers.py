@@ -51,11 +51,14 @@ class Layer(Protocol):
         For each of them whether weight decay applies.
     output
         The shape of a sample behind the layer.
+    waited
+        Seconds spent on messages to ranks that share the layer, so far.
     """
 
     shapes: tuple[Shape, ...]
     decays: tuple[bool, ...]
     output: Shape
+    waited: float
 
     def initial(self, random: np.random.Generator, arrays: Arrays) -> None:
         """Draw initial parameters; `arrays` are zero."""
@@ -96,6 +99,8 @@ def sum_of_rows(delta: np.ndarray, out: np.ndarray, *, add: bool) -> None:
 
 class Dense:
     """``x @ W + b``, then ReLU if asked for. Weights have variance 2 / inputs before a ReLU, else 1 / inputs."""
+
+    waited = 0.0
 
     def __init__(self, inputs: int, outputs: int, *, relu: bool) -> None:
         self.shapes: tuple[Shape, ...] = ((inputs, outputs), (outputs,))
@@ -148,6 +153,8 @@ class Convolution:
     filters
         How many.
     """
+
+    waited = 0.0
 
     def __init__(self, image: tuple[int, int, int], filters: int) -> None:
         self._height, self._width, channels = self._image = image

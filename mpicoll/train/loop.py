@@ -157,7 +157,7 @@ class Trainer:
 
     def _take_step(self, step: int, epoch: int, indices: np.ndarray, count: int, last: bool) -> None:
         config, clock = self._config, self.clock
-        began, waited = time.perf_counter(), self.strategy.traffic().waited
+        began, waited = time.perf_counter(), self._waited()
         spans.at_step(step)
         with clock.spent_on("data"):
             parts = self._parts(indices)
@@ -172,7 +172,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         self.samples_seen += count
         told = (loss, correct) if self._mesh.speaks else (0.0, 0)
-        computed = seconds - (self.strategy.traffic().waited - waited)
+        computed = seconds - (self._waited() - waited)
         due = self.tally.add(step, epoch, rate, count, *told, computed)
         if due or last or step == self.first_step:
             with clock.spent_on("communication", "tally"):
@@ -182,11 +182,15 @@ class Trainer:
 
     @contextlib.contextmanager
     def _computing(self, name: str | None = None) -> Iterator[None]:
-        """Count the body as computation, but for the time in which the strategy waited for messages."""
-        before = self.strategy.traffic().waited
+        """Count the body as computation, but for the time in which it waited for messages."""
+        before = self._waited()
         with self.clock.spent_on("compute", name):
             yield
-        self.clock.move(self.strategy.traffic().waited - before, "compute", "communication")
+        self.clock.move(self._waited() - before, "compute", "communication")
+
+    def _waited(self) -> float:
+        """Return the seconds that this rank has spent on messages so far."""
+        return self.strategy.traffic().waited + self._engine.waited
 
     def _parts(self, indices: np.ndarray) -> list[Part]:
         """Return this rank's samples, cut as the options say; parts may be empty."""

@@ -23,6 +23,7 @@ section 2.2.)
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ class _Link:
     """Messages between stages, none of which is waited for longer than `timeout` seconds."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
-        self._comm, self._timeout = comm, timeout
+        self._comm, self._timeout, self.waited = comm, timeout, 0.0
         self._polls = comm.channel.polls if isinstance(comm, Intracomm) else polls_before_yield(comm)
 
     def receive(self, into: np.ndarray, peer: int, tag: int, what: str) -> np.ndarray:
@@ -123,7 +124,9 @@ class _Link:
                 raise CollectiveTimeout(f"stage {here} waited {waited:.3g} s {what}, in vain", (peer,))
             return min(waited + LOOK_AFTER_SECONDS, self._timeout)
 
+        began = time.perf_counter()
         wait_until(request.Test, self._polls, look)
+        self.waited += time.perf_counter() - began
 
 
 class _Slot:
@@ -164,6 +167,11 @@ class Pipelined:
         self._model, self._inputs, self._schedule = model, inputs, schedule
         self._stage, self._stages = comm.Get_rank(), comm.Get_size()
         self._link, self._slots = _Link(comm, timeout), [_Slot(model)]
+
+    @property
+    def waited(self) -> float:
+        """See :class:`~mpicoll.train.engine.Engine`."""
+        return self._link.waited + sum(layer.waited for layer in self._model.layers)
 
     @property
     def tapes(self) -> int:

@@ -17,6 +17,7 @@ section 3.)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class _Shared:
     """What both kinds of shared layer have in common: a smaller dense layer, and the others that have the rest."""
 
     def __init__(self, dense: Dense, comm: MPI.Intracomm) -> None:
-        self._dense, self._comm = dense, comm
+        self._dense, self._comm, self.waited = dense, comm, 0.0
         self.shapes: tuple[Shape, ...] = dense.shapes
         self.decays: tuple[bool, ...] = dense.decays
         self.output: Shape = dense.output
@@ -73,7 +74,9 @@ class _Shared:
         return self._dense.backward(arrays, delta, room, gradients, below=below, add=add)
 
     def _add_up(self, x: np.ndarray) -> None:
+        began = time.perf_counter()
         self._comm.Allreduce(MPI.IN_PLACE, x, MPI.SUM)
+        self.waited += time.perf_counter() - began
 
 
 class ColumnDense(_Shared):
