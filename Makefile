@@ -30,9 +30,12 @@ install: $(VENV)/ready  ## make the virtual environment, with an MPI library fro
 train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 	$(RUN) -n $(RANKS) $(BIN)/python -m mpicoll.train $(ARGS)
 
+# What the launcher and the library have no part in is not tried twice.
+ONCE = tests/system/test_tools.py tests/system/test_checkpoints.py
+
 test:  ## all tests, under MPICH and under Open MPI
 	$(MAKE) MPI=mpich test-serial test-one
-	$(MAKE) MPI=openmpi test-one
+	$(MAKE) MPI=openmpi test-one SYSTEM="$(ONCE:%=--ignore %)"
 
 test-one: test-mpi test-system
 
@@ -60,7 +63,7 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 	    -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
 
 test-system: warmup  ## tests that launch whole programs
-	$(BIN)/python -m pytest -q tests/system $(ARGS)
+	$(BIN)/python -m pytest -q tests/system $(SYSTEM) $(ARGS)
 
 check: $(VENV)/ready  ## ruff and mypy
 	$(BIN)/ruff check .
