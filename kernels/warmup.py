@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import config, types
 
-from . import atomics, calls, casts, quantize, shared, signs
+from . import atomics, calls, casts, quantize, shared, signs, updates
 from .jit import compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
-WITH_KERNELS = (casts, quantize, signs)
+WITH_KERNELS = (casts, quantize, signs, updates)
 """Modules whose kernels are made by `jit.kernel_for`: being imported here is what has them compiled."""
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpicoll.comm import Intracomm
     from mpicoll.compression import ErrorFeedback, compressor
     from mpicoll.gradients import GradientSynchronizer
+    from mpicoll.parameter_server import ParameterServer
     from mpicoll.runtime.ops import op
     from mpicoll.runtime.shared_arrays import shared_arrays
 
@@ -25,6 +26,7 @@ __all__ = [
     "ErrorFeedback",
     "GradientSynchronizer",
     "Intracomm",
+    "ParameterServer",
     "__version__",
     "compressor",
     "errors",
@@ -36,6 +38,7 @@ _HOME = {
     "ErrorFeedback": "mpicoll.compression",
     "Intracomm": "mpicoll.comm",
     "GradientSynchronizer": "mpicoll.gradients",
+    "ParameterServer": "mpicoll.parameter_server",
     "compressor": "mpicoll.compression",
     "op": "mpicoll.runtime.ops",
     "shared_arrays": "mpicoll.runtime.shared_arrays",

@@ -19,6 +19,7 @@ FLOORS = {
     "mpicoll/compression": 2,
     "mpicoll/runtime": 2,
     "mpicoll/collectives": 3,
+    "mpicoll/parameter_server": 3,
     "mpicoll/comm.py": 4,
     "mpicoll/measure.py": 4,
     "mpicoll/gradients": 5,

@@ -1,0 +1,76 @@
+"""What a server does with a gradient: one pass over parameters and state for each of the usual optimisers.
+
+Parameters, state and gradient are vectors of T, float32 or float64, of one length, and scalars are of T too, so that a
+float32 update stays in float32. Lengths are not checked here.
+"""
+
+import numpy as np
+from numba import types
+
+from .jit import FLOATS, WORDS, kernel_for
+
+_SCALAR = types.float32
+_ODD = np.uint32(2654435761)
+
+
+@kernel_for(FLOATS, FLOATS, _SCALAR)
+def sgd(parameters: np.ndarray, gradient: np.ndarray, rate: float) -> None:
+    """``parameters -= rate * gradient``."""
+    for i in range(parameters.size):
+        parameters[i] -= rate * gradient[i]
+
+
+@kernel_for(FLOATS, FLOATS, FLOATS, _SCALAR, _SCALAR)
+def momentum(parameters: np.ndarray, gradient: np.ndarray, velocity: np.ndarray, rate: float, decay: float) -> None:
+    """``velocity = decay * velocity + gradient``, ``parameters -= rate * velocity``."""
+    for i in range(parameters.size):
+        velocity[i] = decay * velocity[i] + gradient[i]
+        parameters[i] -= rate * velocity[i]
+
+
+@kernel_for(FLOATS, FLOATS, FLOATS, _SCALAR, _SCALAR)
+def adagrad(parameters: np.ndarray, gradient: np.ndarray, total: np.ndarray, rate: float, epsilon: float) -> None:
+    """``total += gradient**2``, ``parameters -= rate * gradient / (sqrt(total) + epsilon)``.
+
+    (Duchi et al., "Adaptive subgradient methods for online learning", JMLR 12, 2011.)
+    """
+    for i in range(parameters.size):
+        total[i] += gradient[i] * gradient[i]
+        parameters[i] -= rate * gradient[i] / (np.sqrt(total[i]) + epsilon)
+
+
+@kernel_for(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS)
+def adam(
+    parameters: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, scalars: np.ndarray
+) -> None:
+    """Move both moments, then ``parameters -= rate * mean / (sqrt(square) + epsilon)``.
+
+    `scalars` are rate, beta1, 1 - beta1, beta2, 1 - beta2 and epsilon; the caller has the corrections for the first
+    steps in rate and epsilon. (Kingma and Ba, "Adam", ICLR 2015, end of section 2.)
+    """
+    rate, beta1, rest1, beta2, rest2, epsilon = scalars
+    for i in range(parameters.size):
+        mean[i] = beta1 * mean[i] + rest1 * gradient[i]
+        square[i] = beta2 * square[i] + rest2 * gradient[i] * gradient[i]
+        parameters[i] -= rate * mean[i] / (np.sqrt(square[i]) + epsilon)
+
+
+@kernel_for(FLOATS, FLOATS, _SCALAR)
+def scaled_into(out: np.ndarray, gradient: np.ndarray, factor: float) -> None:
+    """``out = factor * gradient``."""
+    for i in range(out.size):
+        out[i] = factor * gradient[i]
+
+
+@kernel_for(WORDS, types.uint64)
+def checksum(words: np.ndarray, seed: int) -> int:
+    """Return a number below 2**63 that almost surely differs if any word, their order, or the seed does.
+
+    It is for messages of which part has not arrived, not for adversaries. Two sums, one with weights that depend on the
+    place, because a vector loop does them at the speed of memory.
+    """
+    plain, weighed = np.uint32(seed), np.uint32(seed >> np.uint64(32))
+    for i in range(words.size):
+        plain = np.uint32(plain + words[i])
+        weighed = np.uint32(weighed + np.uint32(words[i] * np.uint32(np.uint32(2 * i + 1) * _ODD)))
+    return np.int64((np.uint64(plain & np.uint32(0x7FFFFFFF)) << np.uint64(32)) | np.uint64(weighed))

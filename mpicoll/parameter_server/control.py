@@ -1,0 +1,185 @@
+"""What the ranks of a parameter server know of each other: clocks, signs of life, who has finished or failed.
+
+All of it is words in one region of the first server. Each word has one kind of writer: to clocks, beats and the
+histogram ranks add, of states each rank replaces its own, and who is dropped is for the first server to write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import CollectiveTimeout, RemoteError
+from mpicoll.parameter_server.layout import Layout
+from mpicoll.parameter_server.transport import Window, word_at
+
+NEVER = 1 << 62
+"""The clock of a worker that will not come again; nobody waits for it."""
+BINS = 1024
+"""The last counts whatever is staler."""
+_FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
+_LOOK_EVERY = 0.2
+
+
+class State(IntEnum):
+    """How far a rank is; it only grows."""
+
+    WORKING, FINISHED, FAILED, CLOSING = range(4)
+
+
+class Control:
+    """One rank's view of the others.
+
+    Parameters
+    ----------
+    timeout
+        Seconds of silence of a rank after which those who wait for it give up.
+
+    Attributes
+    ----------
+    clocks, states, dropped : arrays of int64
+        What the last :meth:`look` found: steps that each worker has taken, :class:`State` of each rank, and whether
+        each worker has been dropped.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, timeout: float) -> None:
+        self._layout, self._timeout, self._rank = layout, timeout, comm.rank
+        workers, size = layout.workers, comm.size
+        self._clock, self._beat, self._state = 0, workers, workers + size
+        self._dropped = self._state + size
+        self._bins = self._dropped + workers
+        self._region = Window(comm, layout.server_rank(0), word_at(self._bins + BINS))
+        self._words = np.zeros(self._bins, np.int64)
+        self.clocks = self._words[:workers]
+        self._beats = self._words[workers : self._state]
+        self.states = self._words[self._state : self._dropped]
+        self.dropped = self._words[self._dropped :]
+        self._seen = self._beats.copy()
+        self._heard = np.full(size, time.monotonic())
+        self._beaten = 0.0
+
+    def look(self) -> None:
+        """Read everything, and say that this rank is alive."""
+        now = time.monotonic()
+        if now - self._beaten > _LOOK_EVERY / 2:
+            self._beaten = now
+            self._region.add(word_at(self._beat + self._rank), np.ones(1, np.int64))
+        self._region.read(0, self._words)
+        fresh = self._beats != self._seen
+        self._heard[fresh] = now
+        self._seen[fresh] = self._beats[fresh]
+
+    def silent(self, ranks: Sequence[int], seconds: float) -> list[int]:
+        """Return those of the ranks from which nothing has come for so long, as far as this rank has looked."""
+        now = time.monotonic()
+        return [rank for rank in ranks if now - self._heard[rank] > seconds]
+
+    def tick(self) -> None:
+        """Note that this worker has taken a step."""
+        self._region.add(word_at(self._clock + self._rank), np.ones(1, np.int64))
+
+    def retire(self, worker: int) -> None:
+        """Let nobody wait for a worker any more; its clock may not move meanwhile, but by less than a lifetime."""
+        clock = np.empty(1, np.int64)
+        self._region.read(word_at(self._clock + worker), clock)
+        if clock[0] < NEVER // 2:
+            self._region.add(word_at(self._clock + worker), NEVER - clock)
+
+    def drop(self, worker: int) -> None:
+        """Retire a worker that has fallen silent. For the first server."""
+        self._region.replace(word_at(self._dropped + worker), np.ones(1, np.int64))
+        self.retire(worker)
+
+    def enter(self, state: State) -> None:
+        """Say how far this rank is."""
+        self._region.replace(word_at(self._state + self._rank), np.array([state], np.int64))
+
+    def count(self, histogram: np.ndarray) -> None:
+        """Add to the histogram of staleness."""
+        self._region.add(word_at(self._bins), histogram)
+
+    def histogram(self) -> np.ndarray:
+        """Return how many pushes were so many updates late."""
+        found = np.empty(BINS, np.int64)
+        self._region.read(word_at(self._bins), found)
+        return found
+
+    def raise_failures(self) -> None:
+        """Raise RemoteError if a server has failed, or has left while this rank works."""
+        for rank in self._layout.server_ranks:
+            if self.states[rank] == State.FAILED:
+                raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own error says why")
+
+    def wait(
+        self, done: Callable[[], bool], missing: Callable[[], Sequence[int]], what: str, *, failures: bool = True
+    ) -> None:
+        """Call `done`, less and less often, until it is true.
+
+        Parameters
+        ----------
+        missing
+            Returns the ranks that this rank waits for, as :meth:`look` has found them.
+        failures
+            Whether the failure of a server ends the wait.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If one of those is silent for longer than the timeout; names all such.
+        RemoteError
+            If a server has failed.
+        """
+        started = looked = time.monotonic()
+        pause = _FIRST_SLEEP
+        while not done():
+            now = time.monotonic()
+            if now - looked > _LOOK_EVERY:
+                looked = now
+                self.look()
+                if failures:
+                    self.raise_failures()
+                if now - started > self._timeout:
+                    self._give_up(missing(), what)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SLEEP)
+
+    def wait_for_server(self, done: Callable[[], bool], rank: int, what: str) -> None:
+        """Wait for what a server that runs does at once: however alive it is, for no longer than the timeout.
+
+        Raises
+        ------
+        CollectiveTimeout, RemoteError
+            As in :meth:`wait`.
+        """
+        until = time.monotonic() + self._timeout
+
+        def over() -> bool:
+            if done():
+                return True
+            if time.monotonic() > until:
+                raise CollectiveTimeout(self._text([rank], what), [rank])
+            return False
+
+        self.wait(over, lambda: [rank], what)
+
+    def _give_up(self, ranks: Sequence[int], what: str) -> None:
+        gone = self.silent(ranks, self._timeout)
+        if gone:
+            raise CollectiveTimeout(self._text(gone, what), gone)
+
+    def _text(self, ranks: Sequence[int], what: str) -> str:
+        named = ", ".join(f"rank {rank} ({self._layout.role(rank)}{self._steps(rank)})" for rank in ranks)
+        return f"parameter server: rank {self._rank} waited for {what}; after {self._timeout:g} s it gave up on {named}"
+
+    def _steps(self, rank: int) -> str:
+        if rank >= self._layout.workers or self.clocks[rank] >= NEVER // 2:
+            return ""
+        return f", {self.clocks[rank]} steps"
+
+    def close(self) -> None:
+        """Free the memory; collective."""
+        self._region.close()

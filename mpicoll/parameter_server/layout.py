@@ -1,0 +1,216 @@
+"""Who is what, who has which elements, and what the arguments have to be."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.compression.summed import SummedCompressor
+from mpicoll.parameter_server.optimizers import OPTIMIZERS, checked_settings
+
+_PUSHES = ("mailbox", "direct")
+_SILENCES = ("raise", "drop")
+_DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The first ranks are workers, the last are servers, each with a shard of `count` elements, as equal as can be."""
+
+    size: int
+    servers: int
+    count: int
+
+    @property
+    def workers(self) -> int:
+        """Their number; they are ranks 0 to workers - 1."""
+        return self.size - self.servers
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks of the servers, in the order of their shards."""
+        return range(self.workers, self.size)
+
+    def server_rank(self, shard: int) -> int:
+        """Return whose it is."""
+        return self.workers + shard
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """Return its first element and the one after its last."""
+        return shard * self.count // self.servers, (shard + 1) * self.count // self.servers
+
+    def role(self, rank: int) -> str:
+        """Return what a rank is, for messages."""
+        return "a worker" if rank < self.workers else "a server"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked arguments of a :class:`~mpicoll.ParameterServer`; see there."""
+
+    dtype: np.dtype[Any]
+    optimizer: str
+    lr: float
+    hyper: tuple[tuple[str, float], ...]
+    staleness: int | None
+    compressor: Compressor | None
+    error_feedback: bool
+    push: str
+    slots: int
+    timeout: float
+    lease: float
+    on_silence: str
+
+    @property
+    def direct(self) -> bool:
+        """Whether workers add to the parameters themselves."""
+        return self.push == "direct"
+
+    def feedback(self, start: int, stop: int) -> ErrorFeedback | None:
+        """Return a new memory of what is owed to a shard, or None."""
+        if self.compressor is None or not self.error_feedback:
+            return None
+        return ErrorFeedback(self.compressor.part(start, stop))
+
+
+def checked_initial(initial: Any) -> np.ndarray:
+    """Return it; raise TypeError or ValueError unless it is a vector that can be served."""
+    if not isinstance(initial, np.ndarray) or initial.ndim != 1:
+        raise TypeError(f"initial: a one-dimensional array is needed, not {_described(initial)}")
+    if initial.dtype.name not in _DTYPES or not initial.dtype.isnative:
+        raise TypeError(f"initial: its dtype is {initial.dtype}, not {' or '.join(_DTYPES)} in native byte order")
+    return initial
+
+
+def checked_layout(count: int, servers: int, comm: Any) -> Layout:
+    """Return the layout; raise TypeError or ValueError if there is none."""
+    servers = checked_whole("servers", servers, 1)
+    if servers >= comm.size:
+        raise ValueError(f"servers: {servers} of {comm.size} ranks leaves no worker")
+    if count < servers:
+        raise ValueError(f"initial: {count} elements are too few for {servers} servers")
+    return Layout(comm.size, servers, count)
+
+
+def checked(
+    dtype: np.dtype[Any],
+    *,
+    optimizer: str,
+    lr: float,
+    hyper: dict[str, float],
+    staleness: int | None,
+    compression: str | Compressor | ErrorFeedback | None,
+    error_feedback: bool | None,
+    push: str,
+    slots: int,
+    timeout: float,
+    lease: float | None,
+    on_silence: str,
+) -> Settings:
+    """Return the settings; raise TypeError or ValueError, naming the argument, if one of them cannot be."""
+    _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    _one_of("push", push, _PUSHES)
+    _one_of("on_silence", on_silence, _SILENCES)
+    seconds = checked_number("timeout", timeout, positive=True)
+    made, fed_back = _checked_compression(compression, error_feedback, dtype)
+    if push == "direct" and optimizer != "sgd":
+        raise ValueError(f"optimizer: {optimizer!r} needs push='mailbox'; workers themselves can only do 'sgd'")
+    if push == "direct" and made is not None:
+        raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
+    if push == "direct" and staleness == 0:
+        raise ValueError("staleness: 0 promises a fixed order, which push='direct' has not; use push='mailbox'")
+    return Settings(
+        dtype=dtype,
+        optimizer=optimizer,
+        lr=checked_number("lr", lr),
+        hyper=checked_settings(optimizer, hyper),
+        staleness=None if staleness is None else checked_whole("staleness", staleness, 0),
+        compressor=made,
+        error_feedback=fed_back,
+        push=push,
+        slots=checked_whole("slots", slots, 1),
+        timeout=seconds,
+        lease=seconds if lease is None else checked_number("lease", lease, positive=True),
+        on_silence=on_silence,
+    )
+
+
+def _checked_compression(
+    given: str | Compressor | ErrorFeedback | None, error_feedback: bool | None, dtype: np.dtype[Any]
+) -> tuple[Compressor | None, bool]:
+    if error_feedback not in (None, True, False):
+        raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")
+    if given is None:
+        if error_feedback:
+            raise ValueError("error_feedback: True has no meaning without compression")
+        return None, False
+    if isinstance(given, ErrorFeedback):
+        raise TypeError("compression: give the compressor; error_feedback=True makes a memory for each shard")
+    made = compressor(given)
+    if isinstance(made, SummedCompressor):
+        raise ValueError(f"compression: {given!r} adds up what all ranks send at a time; pushes come one by one")
+    if dtype != np.float32:
+        raise ValueError(f"compression: {given!r} is for float32, not {dtype}")
+    if error_feedback and made.unbiased:
+        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
+    return made, made.needs_feedback if error_feedback is None else bool(error_feedback)
+
+
+def checked_whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number; raise TypeError or ValueError unless it is one of at least `least`."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r} is not a whole number") from None
+    if isinstance(value, bool) or not least <= found < 1 << 31:
+        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
+    return found
+
+
+def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
+    """Return a finite number; raise TypeError or ValueError unless it is one, and positive if asked for."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {value!r} is not a number") from None
+    if not math.isfinite(found) or (positive and found <= 0):
+        raise ValueError(f"{name}: {value!r} is not a {'positive' if positive else 'finite'} number")
+    return found
+
+
+def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, writable: bool = False) -> np.ndarray:
+    """Return it; raise TypeError or ValueError unless it has this count and dtype, contiguous."""
+    if not isinstance(vector, np.ndarray) or vector.dtype != dtype or not vector.dtype.isnative:
+        raise TypeError(f"{name}: {dtype} of shape ({count},) is needed, not {_described(vector)}")
+    if vector.shape != (count,) or not vector.flags.c_contiguous:
+        raise ValueError(f"{name}: contiguous {dtype} of shape ({count},) is needed, not {_described(vector)}")
+    if writable and not vector.flags.writeable:
+        raise ValueError(f"{name}: the array is read-only")
+    return vector
+
+
+def checked_comm(comm: Any) -> MPI.Intracomm:
+    """Return the plain communicator; raise TypeError or ValueError unless it is one of at least two ranks."""
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm: {comm!r} is not an intracommunicator")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm: it is the null communicator")
+    return MPI.Intracomm(comm)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        strided = "" if value.flags.c_contiguous else "strided "
+        return f"{strided}{value.dtype} of shape {value.shape}"
+    return repr(value)[:80]
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is not one of {', '.join(allowed)}")

@@ -1,0 +1,113 @@
+"""What a server does with a gradient; its state stays with it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpicoll.kernels import updates
+
+
+class Optimizer(ABC):
+    """Moves a vector of parameters, in one compiled pass for each gradient.
+
+    Parameters
+    ----------
+    parameters : (count,) of float32 or float64
+        Updated in place by :meth:`apply`.
+    hyper
+        Values of all names in `defaults`.
+    """
+
+    defaults: ClassVar[Mapping[str, float]] = {}
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of vectors that it keeps, zeros at first."""
+
+    def __init__(self, parameters: np.ndarray, hyper: Mapping[str, float]) -> None:
+        self.parameters = parameters
+        self.state = {name: np.zeros_like(parameters) for name in self.slots}
+        self.hyper = dict(hyper)
+        self._scalar = parameters.dtype.type
+
+    @abstractmethod
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take a step at this learning rate; the gradient, of the parameters' count and dtype, is left as it is."""
+
+
+class SGD(Optimizer):
+    """See :func:`mpicoll.kernels.updates.sgd`."""
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take a step."""
+        updates.sgd(self.parameters, gradient, self._scalar(rate))
+
+
+class Momentum(Optimizer):
+    """See :func:`mpicoll.kernels.updates.momentum`. Late gradients act like momentum of their own: take less of it."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9}
+    slots = ("velocity",)
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take a step."""
+        momentum = self._scalar(self.hyper["momentum"])
+        updates.momentum(self.parameters, gradient, self.state["velocity"], self._scalar(rate), momentum)
+
+
+class Adagrad(Optimizer):
+    """See :func:`mpicoll.kernels.updates.adagrad`."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"epsilon": 1e-10}
+    slots = ("total",)
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take a step."""
+        epsilon = self._scalar(self.hyper["epsilon"])
+        updates.adagrad(self.parameters, gradient, self.state["total"], self._scalar(rate), epsilon)
+
+
+class Adam(Optimizer):
+    """See :func:`mpicoll.kernels.updates.adam`."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+    slots = ("mean", "square")
+
+    def __init__(self, parameters: np.ndarray, hyper: Mapping[str, float]) -> None:
+        super().__init__(parameters, hyper)
+        self.steps = 0
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take a step, with the corrections for moments that began as zeros."""
+        self.steps += 1
+        beta1, beta2 = self.hyper["beta1"], self.hyper["beta2"]
+        root = math.sqrt(1 - beta2**self.steps)
+        scalars = (rate * root / (1 - beta1**self.steps), beta1, 1 - beta1, beta2, 1 - beta2, self.hyper["epsilon"] * root)
+        mean, square = self.state["mean"], self.state["square"]
+        updates.adam(self.parameters, gradient, mean, square, np.array(scalars, self.parameters.dtype))
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adagrad": Adagrad, "adam": Adam}
+
+
+def checked_settings(optimizer: str, given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Return all of an optimizer's settings, sorted; raise TypeError or ValueError if it has none of that name.
+
+    Decays are in [0, 1), an epsilon is positive.
+    """
+    defaults = OPTIMIZERS[optimizer].defaults
+    for name, value in given.items():
+        if name not in defaults:
+            raise TypeError(f"{name}: {optimizer!r} has no such setting; there are {_listed(defaults)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
+            raise TypeError(f"{name}: {value!r} is not a number")
+        if not (0 < value < math.inf if name == "epsilon" else 0 <= value < 1):
+            raise ValueError(f"{name}: {value!r} is not {'positive' if name == 'epsilon' else 'in [0, 1)'}")
+    return tuple(sorted({**defaults, **{name: float(value) for name, value in given.items()}}.items()))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

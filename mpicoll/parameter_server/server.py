@@ -1,0 +1,195 @@
+"""A server's side: take gradients from the mailboxes, apply them, show the result."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.kernels import updates
+from mpicoll.parameter_server.control import BINS, Control, State
+from mpicoll.parameter_server.layout import Layout, Settings
+from mpicoll.parameter_server.optimizers import OPTIMIZERS
+from mpicoll.parameter_server.shard import HEADER_NBYTES, Places, codec_of, opened
+from mpicoll.parameter_server.transport import Region, word_at
+
+_HOLD_SECONDS = 0.25
+"""So long the parameters stay as they are for those who want to read a snapshot; then the next version comes."""
+_FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
+_LOOK_EVERY = 0.1
+
+
+class Server:
+    """One server: the parameters of its shard and the state of its optimiser.
+
+    It works on parameters of its own and replaces those that others read after each round over the mailboxes, by
+    accumulates: loads and stores of memory that others read at the same time are nothing that MPI promises.
+
+    Attributes
+    ----------
+    version
+        Pushes that have been applied.
+    """
+
+    def __init__(
+        self, region: Region, places: Places, control: Control, layout: Layout, settings: Settings, rank: int
+    ) -> None:
+        self._region, self._places, self._control, self._layout = region, places, control, layout
+        self._settings, self._rank = settings, rank
+        shard = rank - layout.workers
+        self._bounds = layout.bounds(shard)
+        self._is_first = shard == 0
+        self.version = 0
+        self._words = np.zeros(places.words, np.int64)
+        self._taken, self._over = np.zeros(layout.workers, np.int64), np.zeros(layout.workers, np.bool_)
+        self._histogram = np.zeros(BINS, np.int64)
+        self._sequence, self._shown, self._turn = 0, 0, 0
+        self._held_since: float | None = None
+
+    def begin(self, initial: np.ndarray) -> None:
+        """Take the shard's elements of the first parameters; nobody reads or writes them yet."""
+        start, stop = self._bounds
+        shown = self._region.local[self._places.parameters :][: (stop - start) * initial.itemsize]
+        shown.view(initial.dtype)[:] = initial[start:stop]
+        self._region.refresh()
+        if self._settings.direct:
+            return
+        self._parameters = initial[start:stop].copy()
+        self._optimizer = OPTIMIZERS[self._settings.optimizer](self._parameters, dict(self._settings.hyper))
+        self._codec = codec_of(self._settings.compressor, start, stop)
+        self._compressor = None if self._settings.compressor is None else self._settings.compressor.part(start, stop)
+        self._gradient = np.empty(0 if self._compressor is None else stop - start, np.float32)
+        self._compile(initial.dtype)
+
+    def _compile(self, dtype: np.dtype) -> None:
+        """Have everything compiled before anybody waits for it."""
+        nothing = np.empty(0, dtype)
+        updates.checksum(np.empty(0, np.uint32), np.uint64(0))
+        OPTIMIZERS[self._settings.optimizer](nothing, dict(self._settings.hyper)).apply(nothing, 0.0)
+
+    def serve(self) -> None:
+        """Work until all workers have finished or been dropped, and everything they sent is applied.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If a worker falls silent for longer than its lease and is not to be dropped.
+        CorruptPayload
+            If a message is damaged.
+        RemoteError
+            If another server has failed.
+        """
+        pause, looked = _FIRST_SLEEP, 0.0
+        while True:
+            busy = not self._settings.direct and self._round()
+            if busy:
+                pause = _FIRST_SLEEP
+            elif self._over.all() and self._is_drained():
+                break
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_SLEEP)
+            if not busy or time.monotonic() - looked > _LOOK_EVERY:
+                looked = time.monotonic()
+                self._look()
+        if self._is_first and not self._settings.direct:
+            self._control.count(self._histogram)
+        self._control.enter(State.FINISHED)
+
+    def _is_drained(self) -> bool:
+        """Return whether nothing is left, as of a reading of the words after all workers were over."""
+        return self._shown == self.version and bool((self._taken == self._heads()).all())
+
+    def _heads(self) -> np.ndarray:
+        return self._words[self._places.heads :][: self._layout.workers]
+
+    def _look(self) -> None:
+        """Find out who has finished, who has fallen silent."""
+        self._control.look()
+        self._control.raise_failures()
+        workers = self._layout.workers
+        self._over[:] = (self._control.states[:workers] >= State.FINISHED) | (self._control.dropped != 0)
+        if not self._is_first:
+            return
+        for worker in self._control.silent(np.flatnonzero(~self._over).tolist(), self._settings.lease):
+            if self._settings.on_silence == "raise":
+                text = f"parameter server: rank {worker}, a worker, was silent for {self._settings.lease:g} s"
+                raise CollectiveTimeout(text, [worker])
+            self._control.drop(worker)
+
+    def _round(self) -> bool:
+        """Take what the mailboxes have, at most one message of each; return whether there was any, or is to be shown.
+
+        Where the bound on staleness is 0, the order of workers is kept, and only whole rounds are shown.
+        """
+        over = self._over.copy()  # of those nothing comes after the following reading
+        self._region.read(0, self._words)
+        before = self.version
+        waiting = (self._heads() > self._taken).tolist()
+        if self._settings.staleness == 0:
+            whole = self._in_turn(waiting, over.tolist())
+        else:
+            whole = True
+            for worker, there in enumerate(waiting):
+                if there:
+                    self._apply(worker)
+        shows = whole and self.version > self._shown and not self._is_held()
+        if shows:
+            self._show()
+        if whole and self._shown == self.version:
+            self._turn = 0
+        return shows or self.version > before
+
+    def _in_turn(self, waiting: list[bool], over: list[bool]) -> bool:
+        """Go on with the round of all workers; return whether it is complete."""
+        while self._turn < self._layout.workers:
+            if waiting[self._turn]:
+                self._apply(self._turn)
+            elif not over[self._turn]:
+                return False
+            self._turn += 1
+        return True
+
+    def _apply(self, worker: int) -> None:
+        """Take the next message of a worker out of its mailbox."""
+        number, most = int(self._taken[worker]), self._places.payload_nbytes
+        self._region.refresh()
+        slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
+        header, payload = opened(slot, worker, number, self._codec, most)
+        if self._compressor is None:
+            gradient = payload.view(self._parameters.dtype)
+        else:
+            gradient = self._gradient
+            self._compressor.decompress(payload, gradient)
+        self._optimizer.apply(gradient, self._settings.lr)
+        self._histogram[min(max(self.version - header.version, 0), BINS - 1)] += 1
+        self.version += 1
+        self._taken[worker] += 1
+
+    def _is_held(self) -> bool:
+        """Return whether somebody reads a snapshot, and may still do so."""
+        if not self._words[self._places.holds :].any():
+            self._held_since = None
+            return False
+        now = time.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < _HOLD_SECONDS:
+            return True
+        self._held_since = None
+        return False
+
+    def _show(self) -> None:
+        """Replace the parameters that others read, then give the slots back."""
+        self._mark()
+        self._region.replace(self._places.parameters, self._parameters)
+        self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
+        self._mark()
+        self._region.replace(word_at(self._places.tails), self._taken)
+        self._shown = self.version
+
+    def _mark(self) -> None:
+        """Make the sequence odd before a replacement and even after it."""
+        self._sequence += 1
+        self._region.replace(word_at(Places.SEQUENCE), np.array([self._sequence], np.int64))

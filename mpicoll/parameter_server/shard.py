@@ -1,0 +1,136 @@
+"""What lies where in the memory of one shard: words, parameters, mailboxes.
+
+Words, each replaced by one rank (with direct pushes: added to by workers) and read by all:
+
+sequence          server   odd while the parameters are being replaced
+version           server   pushes that are in the parameters, or soon will be
+heads[worker]     worker   messages that it has put into its mailbox, from the beginning
+tails[worker]     server   messages whose effect is in the parameters; their slots are free
+holds[worker]     worker   1 while it wants the parameters to stay as they are
+
+A mailbox is a ring of slots with one writer and one reader. A slot is a header of eight words and the payload.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from mpicoll.compression import Compressor
+from mpicoll.errors import CorruptPayload
+from mpicoll.kernels import updates
+from mpicoll.parameter_server.transport import aligned, word_at
+
+HEADER_WORDS = 8
+HEADER_NBYTES = 8 * HEADER_WORDS
+
+
+class Header(NamedTuple):
+    """What comes before a payload.
+
+    Attributes
+    ----------
+    number
+        Of the message in its mailbox, from 0.
+    nbytes
+        Of the payload.
+    step, version
+        Of the worker when it wrote this: pushes before this one, and the version that it had pulled from this shard.
+    codec
+        Which compressor; see :func:`codec_of`.
+    checksum
+        See :meth:`sealed`.
+    """
+
+    number: int
+    nbytes: int
+    step: int
+    version: int
+    codec: int
+    checksum: int = 0
+
+    def sealed(self, payload: np.ndarray) -> Header:
+        """Return it with the checksum of itself and a payload, whose bytes are a multiple of 4."""
+        text = np.array(self[:-1], np.int64).tobytes()
+        seed = np.uint64(zlib.crc32(text) | self.number % (1 << 31) << 32)
+        return self._replace(checksum=int(updates.checksum(payload.view(np.uint32), seed)))
+
+    def words(self) -> np.ndarray:
+        """Return it as it is sent."""
+        found = np.zeros(HEADER_WORDS, np.int64)
+        found[: len(self)] = self
+        return found
+
+
+class Places:
+    """Offsets in the memory of a shard.
+
+    Parameters
+    ----------
+    count, itemsize
+        Elements of the shard, and bytes of each.
+    slots, payload_nbytes
+        Slots of each worker's mailbox, and the most bytes in one; 0 slots where nothing is sent.
+    """
+
+    SEQUENCE, VERSION, FIRST = 0, 1, 2
+
+    def __init__(self, workers: int, count: int, itemsize: int, slots: int, payload_nbytes: int) -> None:
+        self.workers, self.slots, self.payload_nbytes = workers, slots, payload_nbytes
+        self.heads, self.tails, self.holds = (self.FIRST + kind * workers for kind in range(3))
+        self.words = self.FIRST + 3 * workers
+        self.parameters = aligned(word_at(self.words))
+        self._mail = aligned(self.parameters + count * itemsize)
+        self._slot_nbytes = aligned(HEADER_NBYTES + payload_nbytes)
+        self.nbytes = self._mail + workers * slots * self._slot_nbytes
+
+    def slot(self, worker: int, number: int) -> int:
+        """Return where a message of a worker lies."""
+        return self._mail + (worker * self.slots + number % self.slots) * self._slot_nbytes
+
+
+def payload_nbytes(compressor: Compressor | None, count: int, itemsize: int) -> int:
+    """Return the most bytes that a gradient becomes."""
+    return count * itemsize if compressor is None else compressor.wire_nbytes(count)
+
+
+def codec_of(compressor: Compressor | None, start: int, stop: int) -> int:
+    """Return a number for how elements ``start`` to ``stop - 1`` are written; 0 is as they are."""
+    return 0 if compressor is None else 1 + zlib.crc32(repr((compressor, start, stop)).encode())
+
+
+def opened(slot: np.ndarray, worker: int, number: int, codec: int, most: int) -> tuple[Header, np.ndarray]:
+    """Return header and payload of the message that has to be in a slot.
+
+    Parameters
+    ----------
+    slot : (nbytes,) uint8
+        Memory from the slot's beginning on, for at least the longest payload.
+    most
+        The bytes of that.
+
+    Raises
+    ------
+    CorruptPayload
+        If it is not that message, whole and by that codec.
+    """
+    header = Header(*slot[:HEADER_NBYTES].view(np.int64)[: len(Header._fields)].tolist())
+    wrong = _problem(header, number, codec, most)
+    payload = slot[HEADER_NBYTES : HEADER_NBYTES + (0 if wrong else header.nbytes)]
+    if not wrong and header._replace(checksum=0).sealed(payload) != header:
+        wrong = "its checksum is wrong"
+    if wrong:
+        raise CorruptPayload(f"parameter server: message {number} of worker {worker}: {wrong}")
+    return header, payload
+
+
+def _problem(header: Header, number: int, codec: int, most: int) -> str:
+    if header.number != number:
+        return f"its number is {header.number}"
+    if not 0 <= header.nbytes <= most or header.nbytes % 4:
+        return f"{header.nbytes} bytes are not up to {most}"
+    if header.codec != codec:
+        return "it was written by another compressor"
+    return "" if header.step == number and header.version >= 0 else "it has an impossible step or version"

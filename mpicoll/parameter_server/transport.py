@@ -1,0 +1,165 @@
+"""Memory of one rank that others read and write: the interface, and one-sided MPI behind it.
+
+Every 8-byte word and every vector is touched in one way only, because MPI promises no more (MPI 4.1, section 12.7):
+either ranks add to it, or one rank replaces it, by accumulates, and everybody reads it by accumulates that do nothing.
+Those are atomic for each element, never for a vector. Only `put` writes plainly, to memory that its owner looks at
+after it has read of it in a word, and that nobody else touches.
+
+What a call has written is there when it returns. It may be any time before that: a word that announces others has to be
+written by a later call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import MpicollError
+
+CHUNK_NBYTES = 1 << 18
+"""MPI libraries hold a lock of the window while they do an accumulate: others wait no longer than for this."""
+_ALIGNMENT = 64
+_WORD = 8
+_KINDS: dict[str, MPI.Datatype] = {"int64": MPI.INT64_T, "float32": MPI.FLOAT, "float64": MPI.DOUBLE}
+
+
+class Region(ABC):
+    """Memory that belongs to one rank, its `owner`, and that all ranks of a communicator can reach.
+
+    Offsets are in bytes; vectors are contiguous int64, float32 or float64.
+
+    Attributes
+    ----------
+    local : (nbytes,) uint8
+        The memory, aligned to 64 bytes; empty but on the owner.
+    """
+
+    local: np.ndarray
+
+    @abstractmethod
+    def read(self, offset: int, out: np.ndarray) -> None:
+        """Read a vector; each element is one that was there at some time during the call."""
+
+    @abstractmethod
+    def replace(self, offset: int, values: np.ndarray) -> None:
+        """Write a vector that only this rank writes."""
+
+    @abstractmethod
+    def add(self, offset: int, values: np.ndarray) -> None:
+        """Add to a vector to which ranks only add."""
+
+    @abstractmethod
+    def fetch_add(self, offset: int, value: int) -> int:
+        """Add to a word and return what it was."""
+
+    @abstractmethod
+    def put(self, offset: int, *parts: np.ndarray) -> None:
+        """Write contiguous arrays, one behind the other; nobody reads them before a word says so."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Let the owner's loads from `local` see what was put before the words that it has read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free it; collective."""
+
+
+class Window(Region):
+    """A region by one-sided MPI: a window from ``MPI_Win_allocate``, in one passive epoch from beginning to end.
+
+    Memory that MPI allocates lets both libraries that we test go through shared memory on a node; windows on memory of
+    ours, or dynamic ones, would need the owner inside MPI for every access. Collective over `comm`.
+
+    Raises
+    ------
+    MpicollError
+        If the window's memory model is not unified: then nobody could look at `local` without closing the epoch.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, owner: int, nbytes: int) -> None:
+        mine = comm.rank == owner
+        room = nbytes + _ALIGNMENT if mine else 0
+        self._owner = owner
+        self._window = MPI.Win.Allocate(room, 1, MPI.INFO_NULL, comm)
+        if self._window.model != MPI.WIN_UNIFIED:
+            self._window.Free()
+            raise MpicollError(f"parameter server: {MPI.get_vendor()[0]} has no windows of the unified memory model here")
+        memory = np.frombuffer(self._window.tomemory(), np.uint8) if mine else np.empty(0, np.uint8)
+        shift = np.array([-memory.ctypes.data % _ALIGNMENT if mine else 0], np.int64)
+        comm.Bcast(shift, owner)
+        self._shift = int(shift[0])
+        self.local = memory[self._shift : self._shift + nbytes]
+        self.local[:] = 0
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._window.Sync()
+        self._nothing = np.empty(0, np.uint8)
+
+    def read(self, offset: int, out: np.ndarray) -> None:
+        """See the interface; in chunks, since accumulates of one window wait for each other."""
+        kind = _KINDS[out.dtype.name]
+        for first, part in _chunks(out):
+            target = (self._shift + offset + first, part.size, kind)
+            self._window.Get_accumulate([self._nothing, 0, kind], [part, part.size, kind], self._owner, target, MPI.NO_OP)
+        self._window.Flush(self._owner)
+
+    def replace(self, offset: int, values: np.ndarray) -> None:
+        """See the interface."""
+        self._accumulate(offset, values, MPI.REPLACE)
+
+    def add(self, offset: int, values: np.ndarray) -> None:
+        """See the interface."""
+        self._accumulate(offset, values, MPI.SUM)
+
+    def _accumulate(self, offset: int, values: np.ndarray, op: MPI.Op) -> None:
+        kind = _KINDS[values.dtype.name]
+        for first, part in _chunks(values):
+            target = (self._shift + offset + first, part.size, kind)
+            self._window.Accumulate([part, part.size, kind], self._owner, target, op)
+        self._window.Flush(self._owner)
+
+    def fetch_add(self, offset: int, value: int) -> int:
+        """See the interface."""
+        given, found = np.array([value], np.int64), np.empty(1, np.int64)
+        kind, target = MPI.INT64_T, (self._shift + offset, 1, MPI.INT64_T)
+        self._window.Get_accumulate([given, 1, kind], [found, 1, kind], self._owner, target, MPI.SUM)
+        self._window.Flush(self._owner)
+        return int(found[0])
+
+    def put(self, offset: int, *parts: np.ndarray) -> None:
+        """See the interface."""
+        place = self._shift + offset
+        for part in parts:
+            self._window.Put([part, part.nbytes, MPI.BYTE], self._owner, (place, part.nbytes, MPI.BYTE))
+            place += part.nbytes
+        self._window.Flush(self._owner)
+
+    def refresh(self) -> None:
+        """See the interface."""
+        self._window.Sync()
+
+    def close(self) -> None:
+        """See the interface."""
+        self.local = np.empty(0, np.uint8)
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+def _chunks(vector: np.ndarray) -> Any:
+    """Yield the byte offsets and the parts in which a vector travels."""
+    step = CHUNK_NBYTES // vector.itemsize
+    for first in range(0, vector.size, step):
+        yield first * vector.itemsize, vector[first : first + step]
+
+
+def word_at(number: int) -> int:
+    """Return the offset of a word."""
+    return number * _WORD
+
+
+def aligned(nbytes: int) -> int:
+    """Return the next length at which something else may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
