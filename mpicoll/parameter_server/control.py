@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import IntFlag
 
 import numpy as np
 from mpi4py import MPI
@@ -25,10 +25,10 @@ _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
 
 
-class State(IntEnum):
-    """How far a rank is; it only grows."""
+class State(IntFlag):
+    """What has become of a rank; none of it as long as it works."""
 
-    WORKING, FINISHED, FAILED, CLOSING = range(4)
+    FINISHED, FAILED, CLOSING = 1, 2, 4
 
 
 class Control:
@@ -61,6 +61,7 @@ class Control:
         self._seen = self._beats.copy()
         self._heard = np.full(size, time.monotonic())
         self._beaten = 0.0
+        self._own = 0
 
     def look(self) -> None:
         """Read everything, and say that this rank is alive."""
@@ -95,8 +96,9 @@ class Control:
         self.retire(worker)
 
     def enter(self, state: State) -> None:
-        """Say how far this rank is."""
-        self._region.replace(word_at(self._state + self._rank), np.array([state], np.int64))
+        """Say what has become of this rank, besides what it has said before."""
+        self._own |= state
+        self._region.replace(word_at(self._state + self._rank), np.array([self._own], np.int64))
 
     def count(self, histogram: np.ndarray) -> None:
         """Add to the histogram of staleness."""
@@ -109,9 +111,9 @@ class Control:
         return found
 
     def raise_failures(self) -> None:
-        """Raise RemoteError if a server has failed, or has left while this rank works."""
+        """Raise RemoteError if a server has failed."""
         for rank in self._layout.server_ranks:
-            if self.states[rank] == State.FAILED:
+            if self.states[rank] & State.FAILED:
                 raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own error says why")
 
     def wait(

@@ -98,7 +98,8 @@ class ParameterServer:
 
     Staleness is counted in updates: versions of the first shard between pull and push. (Li et al., "Scaling distributed
     machine learning with the parameter server", OSDI 2014; Ho et al., "More effective distributed ML via a stale
-    synchronous parallel parameter server", NIPS 2013, for the bound; Niu et al., "Hogwild!", NIPS 2011, for ``direct``.)
+    synchronous parallel parameter server", NIPS 2013, for the bound; Niu et al., "Hogwild!", NIPS 2011, for direct
+    pushes.)
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class ParameterServer:
 
     @property
     def rank(self) -> int:
-        """This rank in the communicator."""
+        """Number of this rank in the communicator."""
         return int(self._comm.rank)
 
     @property
@@ -383,7 +384,7 @@ class ParameterServer:
         everybody = comm.Ibarrier()
 
         def missing() -> list[int]:
-            return np.flatnonzero(control.states < State.CLOSING).tolist() or list(range(self.size))
+            return np.flatnonzero(control.states & State.CLOSING == 0).tolist() or list(range(self.size))
 
         try:
             control.wait(everybody.Test, missing, "all to leave the block", failures=False)

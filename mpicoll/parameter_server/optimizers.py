@@ -85,7 +85,8 @@ class Adam(Optimizer):
         self.steps += 1
         beta1, beta2 = self.hyper["beta1"], self.hyper["beta2"]
         root = math.sqrt(1 - beta2**self.steps)
-        scalars = (rate * root / (1 - beta1**self.steps), beta1, 1 - beta1, beta2, 1 - beta2, self.hyper["epsilon"] * root)
+        corrected, epsilon = rate * root / (1 - beta1**self.steps), self.hyper["epsilon"] * root
+        scalars = (corrected, beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
         mean, square = self.state["mean"], self.state["square"]
         updates.adam(self.parameters, gradient, mean, square, np.array(scalars, self.parameters.dtype))
 

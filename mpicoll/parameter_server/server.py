@@ -109,7 +109,7 @@ class Server:
         self._control.look()
         self._control.raise_failures()
         workers = self._layout.workers
-        self._over[:] = (self._control.states[:workers] >= State.FINISHED) | (self._control.dropped != 0)
+        self._over[:] = (self._control.states[:workers] != 0) | (self._control.dropped != 0)
         if not self._is_first:
             return
         for worker in self._control.silent(np.flatnonzero(~self._over).tolist(), self._settings.lease):

@@ -87,8 +87,9 @@ class Window(Region):
         self._window = MPI.Win.Allocate(room, 1, MPI.INFO_NULL, comm)
         if self._window.model != MPI.WIN_UNIFIED:
             self._window.Free()
-            raise MpicollError(f"parameter server: {MPI.get_vendor()[0]} has no windows of the unified memory model here")
-        memory = np.frombuffer(self._window.tomemory(), np.uint8) if mine else np.empty(0, np.uint8)
+            name = MPI.get_vendor()[0]
+            raise MpicollError(f"parameter server: windows of {name} have no unified memory model here")
+        memory = np.asarray(self._window.tomemory()) if mine else np.empty(0, np.uint8)
         shift = np.array([-memory.ctypes.data % _ALIGNMENT if mine else 0], np.int64)
         comm.Bcast(shift, owner)
         self._shift = int(shift[0])
@@ -103,7 +104,8 @@ class Window(Region):
         kind = _KINDS[out.dtype.name]
         for first, part in _chunks(out):
             target = (self._shift + offset + first, part.size, kind)
-            self._window.Get_accumulate([self._nothing, 0, kind], [part, part.size, kind], self._owner, target, MPI.NO_OP)
+            into = [part, part.size, kind]
+            self._window.Get_accumulate([self._nothing, 0, kind], into, self._owner, target, MPI.NO_OP)
         self._window.Flush(self._owner)
 
     def replace(self, offset: int, values: np.ndarray) -> None:

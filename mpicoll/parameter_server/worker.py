@@ -29,7 +29,9 @@ class Link:
         The version of the last pull, and ``seen`` the newest that this worker knows of.
     """
 
-    def __init__(self, region: Region, places: Places, worker: int, bounds: tuple[int, int], settings: Settings) -> None:
+    def __init__(
+        self, region: Region, places: Places, worker: int, bounds: tuple[int, int], settings: Settings
+    ) -> None:
         self.part = slice(*bounds)
         self.pulled = self.seen = self.sent = 0
         self._region, self._places, self._worker, self._settings = region, places, worker, settings
@@ -39,7 +41,8 @@ class Link:
         self._feedback = settings.feedback(*bounds)
         self._words = np.zeros(places.words, np.int64)
         self._scratch = np.empty(0 if self._compressor is None and not settings.direct else count, settings.dtype)
-        self._payload = np.empty(0 if self._compressor is None else places.payload_nbytes // 4, np.uint32).view(np.uint8)
+        most = 0 if self._compressor is None else places.payload_nbytes
+        self._payload = np.empty(most // 4, np.uint32).view(np.uint8)
         self._compile()
 
     def _compile(self) -> None:
@@ -195,9 +198,9 @@ class Worker:
         return staleness
 
     def _add(self, gradient: np.ndarray) -> int:
-        staleness = [link.add(gradient[link.part]) for link in self._links][0]
-        self._histogram[min(staleness, BINS - 1)] += 1
-        return staleness
+        staleness = [link.add(gradient[link.part]) for link in self._links]
+        self._histogram[min(staleness[0], BINS - 1)] += 1
+        return staleness[0]
 
     def _send(self, gradient: np.ndarray) -> int:
         for shard, link in enumerate(self._links):
@@ -221,12 +224,12 @@ class Worker:
         """Wait until every worker has finished and every push is in the parameters."""
 
         def missing() -> list[int]:
-            working = np.flatnonzero(self._control.states < State.FINISHED)
+            working = np.flatnonzero(self._control.states == 0)
             workers = [rank for rank in working.tolist() if rank < self._layout.workers]
             return [rank for rank in workers if not self._control.dropped[rank]] or working.tolist()
 
         def over() -> bool:
             self._look()
-            return bool((self._control.states[self._layout.workers :] >= State.FINISHED).all())
+            return bool((self._control.states[self._layout.workers :] & State.FINISHED).all())
 
         self._control.wait(over, missing, "all to finish")

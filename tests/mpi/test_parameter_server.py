@@ -1,0 +1,420 @@
+"""A parameter server loses nothing, mixes nothing, keeps its bound and always ends.
+
+``MPICOLL_TEST_PUSHES`` is the number of pushes of all workers in the test of exact sums (2000 by default).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpicoll import Intracomm, ParameterServer
+from mpicoll.compression import ErrorFeedback, Key
+from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, RemoteError
+from mpicoll.parameter_server.optimizers import OPTIMIZERS, checked_settings
+from mpicoll.parameter_server.shard import HEADER_NBYTES, Header
+
+pytestmark = pytest.mark.mpi
+TIMEOUT = 20.0
+PUSHES = int(os.environ.get("MPICOLL_TEST_PUSHES", "2000"))
+
+
+@pytest.fixture(autouse=True)
+def _enough_ranks(comm: Intracomm) -> None:
+    if comm.size < 2:
+        pytest.skip("a worker and a server are two ranks")
+
+
+def serving(initial: np.ndarray, comm: Intracomm, **settings: Any) -> ParameterServer:
+    return ParameterServer(initial, comm=comm, **{"lr": -1.0, "timeout": TIMEOUT, **settings})
+
+
+def server_counts(comm: Intracomm) -> range:
+    return range(1, min(comm.size, 3))
+
+
+def integers(rank: int, step: int, count: int) -> np.ndarray:
+    return np.random.default_rng([rank, step]).integers(-3, 4, count).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("push", ["mailbox", "direct"])
+def test_every_push_counts_once(comm: Intracomm, push: str, dtype: type) -> None:
+    """Mailboxes have one to three slots: they wrap hundreds of times."""
+    for servers in server_counts(comm):
+        workers, count = comm.size - servers, 37
+        steps = -(-PUSHES // workers // (4 if servers == 2 or dtype == np.float64 else 1))
+        first = np.arange(count).astype(dtype)
+        with serving(first, comm, servers=servers, push=push, slots=2 * servers - 1) as ps:
+            if not ps.is_server:
+                found, gradients = np.empty(count, dtype), [integers(ps.rank, i, count).astype(dtype) for i in range(8)]
+                for step in range(steps):
+                    ps.push(gradients[step % 8])
+                assert ps.result(found) == steps * workers
+                total = first.astype(np.float64)
+                for worker in range(workers):
+                    for i in range(8):
+                        total += integers(worker, i, count).astype(np.float64) * len(range(i, steps, 8))
+                assert np.array_equal(found, total.astype(dtype))
+        assert ps.staleness.sum() == steps * workers
+
+
+def test_long_vectors_travel_in_chunks(comm: Intracomm) -> None:
+    count = 200_003
+    for push in ("mailbox", "direct"):
+        with serving(np.zeros(count, np.float32), comm, push=push) as ps:
+            if not ps.is_server:
+                for step in range(3):
+                    ps.push(integers(ps.rank, step, count))
+                ps.result()
+                total = sum(integers(worker, step, count) for worker in range(ps.workers) for step in range(3))
+                assert np.array_equal(ps.parameters, total)
+
+
+def test_a_snapshot_is_one_version(comm: Intracomm) -> None:
+    """Pushes are all ones: in one version of a shard all elements are equal to it. Rank 0 reads, the others push."""
+    count, servers = 150_000, 2 if comm.size > 3 else 1
+    with serving(np.zeros(count, np.float32), comm, servers=servers) as ps:
+        if ps.is_server:
+            ps.serve()
+        elif ps.rank == 0 and ps.workers > 1:
+            changes, before = 0, -1
+            for _ in range(60):
+                ps.pull(snapshot=True)
+                for shard in range(servers):
+                    part = ps.parameters[shard * count // servers : (shard + 1) * count // servers]
+                    assert (part == part[0]).all()
+                assert ps.version == min(ps.parameters[0], ps.parameters[-1]) >= before
+                changes += ps.version != before
+                before = ps.version
+            assert changes > 1
+        else:
+            ones = np.ones(count, np.float32)
+            for _ in range(80):
+                ps.push(ones)
+                if ps.workers == 1:
+                    ps.pull(snapshot=True)
+                    assert (ps.parameters == ps.parameters[0]).all()
+
+
+def delays(rank: int, steps: int) -> Iterator[None]:
+    generator = np.random.default_rng(rank)
+    for _ in range(steps):
+        time.sleep(float(generator.choice([0, 0, 0.002, 0.01])))
+        yield
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("push", ["mailbox", "direct"])
+def test_the_bound_on_staleness_holds(comm: Intracomm, push: str, staleness: int) -> None:
+    """Worker w adds one to element w: what is pulled says how many of its pushes are there."""
+    if push == "direct" and staleness == 0:
+        pytest.skip("refused")
+    servers = server_counts(comm)[-1]
+    workers = comm.size - servers
+    plan = [20 + 15 * worker for worker in range(workers)]
+    with serving(np.zeros(workers + 4, np.float32), comm, servers=servers, push=push, staleness=staleness) as ps:
+        if not ps.is_server:
+            one = np.zeros(ps.count, np.float32)
+            one[ps.rank] = 1
+            for step, _ in enumerate(delays(ps.rank, plan[ps.rank])):
+                ps.pull()
+                ps._control.look()
+                assert ps._control.clocks.min() >= step - staleness
+                for worker in range(workers):
+                    assert ps.parameters[worker] >= min(step - staleness, plan[worker])
+                assert ps.parameters[ps.rank] >= step - staleness
+                ps.push(one)
+    assert ps.staleness.sum() == sum(plan)
+
+
+HYPER: dict[str, dict[str, float]] = {"sgd": {}, "momentum": {"momentum": 0.8}, "adagrad": {}, "adam": {"beta1": 0.7}}
+
+
+def target(parameters: np.ndarray, rank: int, step: int) -> np.ndarray:
+    """A gradient that depends on every bit of the parameters."""
+    return parameters * np.float32(0.3) + np.random.default_rng([rank, step]).standard_normal(
+        parameters.size, np.float32
+    )
+
+
+def synchronous(first: np.ndarray, workers: int, steps: int, optimizer: str, spec: str | None) -> np.ndarray:
+    """What one process computes that goes through the workers in order."""
+    parameters = first.copy()
+    rule = OPTIMIZERS[optimizer](parameters, dict(checked_settings(optimizer, HYPER[optimizer])))
+    feedback = [None if spec is None else ErrorFeedback(spec) for _ in range(workers)]
+    for step in range(steps):
+        pulled = parameters.copy()
+        for worker, memory in enumerate(feedback):
+            gradient = target(pulled, worker, step)
+            rule.apply(gradient if memory is None else through(memory, gradient, worker, step), 0.05)
+    return parameters
+
+
+def through(memory: ErrorFeedback, gradient: np.ndarray, worker: int, step: int) -> np.ndarray:
+    codec = memory.compressor
+    owed = memory.compensate(gradient) if codec.needs_feedback else gradient
+    payload = np.empty(codec.wire_nbytes(gradient.size) // 4, np.uint32).view(np.uint8)
+    arrived = np.empty_like(gradient)
+    codec.decompress(payload[: codec.compress(owed, payload, Key(rank=worker, step=step))], arrived)
+    if codec.needs_feedback:
+        memory.update(arrived)
+    return arrived
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "spec"),
+    [*((name, None) for name in HYPER), ("sgd", "int8"), ("sgd", "sign:block=32"), ("adam", "topk:0.1")],
+)
+def test_no_staleness_is_synchronous_to_the_bit(comm: Intracomm, optimizer: str, spec: str | None) -> None:
+    count, steps = 501, 12
+    first = np.random.default_rng(1).standard_normal(count, np.float32)
+    settings = {"optimizer": optimizer, "staleness": 0, "lr": 0.05, "compression": spec, **HYPER[optimizer]}
+    with serving(first, comm, **settings) as ps:
+        if not ps.is_server:
+            for step in range(steps):
+                ps.pull()
+                ps.push(target(ps.parameters, ps.rank, step))
+            ps.result()
+            expected = synchronous(first, ps.workers, steps, optimizer, spec)
+            assert np.array_equal(ps.parameters.view(np.uint32), expected.view(np.uint32))
+
+
+def test_what_is_owed_stays_at_the_worker(comm: Intracomm) -> None:
+    """With several shards: what has arrived and what is owed is what was given."""
+    count, servers = 3000, server_counts(comm)[-1]
+    with serving(np.zeros(count, np.float32), comm, servers=servers, compression="topk:0.05") as ps:
+        if not ps.is_server:
+            given, owed = np.zeros(count), np.zeros(count)
+            for step in range(20):
+                gradient = integers(ps.rank, step, count)
+                ps.push(gradient)
+                given += gradient
+            assert ps._worker is not None
+            for link in ps._worker._links:
+                assert link._feedback is not None
+                owed[link.part] = link._feedback.residual
+            ps.result()
+    group = comm.Split(int(is_server := comm.rank >= comm.size - servers), comm.rank)
+    if not is_server:
+        sums = np.empty((2, count))
+        group.Allreduce(np.vstack([given, owed]), sums)
+        assert np.allclose(ps.parameters + sums[1], sums[0], atol=1e-4)
+        assert np.abs(sums[1]).max() > 0
+    group.Free()
+
+
+def test_workers_end_when_they_like(comm: Intracomm) -> None:
+    with serving(np.zeros(5, np.float32), comm, staleness=1) as ps:
+        if not ps.is_server:
+            for _ in range(30 * ps.rank):  # rank 0 does nothing at all
+                ps.pull()
+                ps.push(np.ones(5, np.float32))
+            ps.finish()
+            with pytest.raises(RuntimeError, match="finished"):
+                ps.push(np.ones(5, np.float32))
+    with pytest.raises(RuntimeError, match="closed"):
+        ps.beat()
+    workers = comm.size - 1
+    assert ps.staleness.sum() == 30 * workers * (workers - 1) // 2
+
+
+def test_an_exception_in_one_worker_does_not_stop_the_others(comm: Intracomm) -> None:
+    @contextmanager
+    def expecting() -> Iterator[None]:
+        if comm.rank == 0:
+            with pytest.raises(ZeroDivisionError):
+                yield
+        else:
+            yield
+
+    with expecting(), serving(np.zeros(3, np.float32), comm, staleness=0) as ps:
+        if not ps.is_server:
+            for step in range(20):
+                if ps.rank == 0 and step == 5:
+                    raise ZeroDivisionError
+                ps.pull()
+                ps.push(np.ones(3, np.float32))
+    assert ps.staleness.sum() == 5 + 20 * (comm.size - 2)
+
+
+def test_a_server_that_fails_is_named(comm: Intracomm) -> None:
+    """The message in its first slot is damaged on its way."""
+    last = comm.size - 1
+    failing = comm.rank == comm.size - 1
+    error, text = (CorruptPayload, "worker 0") if failing else (RemoteError, f"rank {comm.size - 1}")
+    with pytest.raises(error, match=text):
+        steps_with_damage(comm)
+
+
+def steps_with_damage(comm: Intracomm) -> None:
+    with serving(np.zeros(64, np.float32), comm, staleness=0) as ps:
+        if not ps.is_server:
+            if ps.rank == 0:
+                damage(ps)
+            for _ in range(5):
+                ps.pull()
+                ps.push(np.ones(64, np.float32))
+
+
+def damage(ps: ParameterServer) -> None:
+    """Let this worker's messages arrive with one bit wrong."""
+    assert ps._worker is not None
+    region = ps._worker._links[0]._region
+    put = region.put
+
+    def wrong(offset: int, *parts: np.ndarray) -> None:
+        header, payload = parts[0], parts[1].copy()
+        payload[13] ^= 4
+        put(offset, header, payload)
+
+    region.put = wrong  # type: ignore[method-assign]
+
+
+def test_a_header_is_checked() -> None:
+    payload = np.arange(40, dtype=np.float32).view(np.uint8)
+    good = Header(3, 160, 3, 7, 0).sealed(payload)
+    assert good.words().nbytes == HEADER_NBYTES
+    assert good == Header(3, 160, 3, 7, 0).sealed(payload)
+    for other in (Header(4, 160, 3, 7, 0), Header(3, 160, 3, 8, 0)):
+        assert other.sealed(payload).checksum != good.checksum
+    for place in (0, 77, 159):
+        changed = payload.copy()
+        changed[place] ^= 1
+        assert good.sealed(changed) != good
+    swapped = payload.copy()
+    swapped[4:8], swapped[8:12] = payload[8:12], payload[4:8]
+    assert good.sealed(swapped) != good
+
+
+@pytest.mark.parametrize("on_silence", ["raise", "drop"])
+def test_a_silent_worker(comm: Intracomm, on_silence: str) -> None:
+    if comm.size < 3:
+        pytest.skip("somebody else has to go on")
+    lease, steps = 0.8, 10
+    error: Exception | None = None
+    try:
+        with serving(np.zeros(3, np.float32), comm, staleness=0, lease=lease, on_silence=on_silence) as ps:
+            if not ps.is_server:
+                for step in range(steps):
+                    if ps.rank == 1 and step == 4:
+                        time.sleep(3 * lease)
+                    ps.pull()
+                    ps.push(np.ones(3, np.float32))
+    except (CollectiveTimeout, RemoteError) as caught:
+        error = caught
+    if on_silence == "drop":
+        assert isinstance(error, CollectiveTimeout) == (comm.rank == 1)
+        assert ps.staleness.sum() == 4 + steps * (comm.size - 2) if comm.rank != 1 else "dropped" in str(error)
+    elif comm.rank == comm.size - 1:
+        assert isinstance(error, CollectiveTimeout)
+        assert error.missing_ranks == (1,)
+        assert "rank 1" in str(error)
+    else:
+        assert isinstance(error, RemoteError)
+
+
+def test_a_wait_has_an_end_and_a_name(comm: Intracomm) -> None:
+    """Rank 0 waits for rank 1, which is busy with something else for longer than the timeout."""
+    if comm.size < 3:
+        pytest.skip("nobody to wait for")
+    with serving(np.zeros(3, np.float32), comm, staleness=0, timeout=1.0, lease=30.0) as ps:
+        if ps.rank == 0:
+            ps.push(np.ones(3, np.float32))
+            with pytest.raises(CollectiveTimeout, match="rank 1") as caught:
+                ps.pull()
+            assert 1 in caught.value.missing_ranks
+        elif ps.rank == 1:
+            time.sleep(1.9)
+
+
+def test_long_work_with_signs_of_life(comm: Intracomm) -> None:
+    with serving(np.zeros(3, np.float32), comm, staleness=0, lease=0.8) as ps:
+        if not ps.is_server:
+            for _ in range(8 if ps.rank == 0 else 0):
+                time.sleep(0.2)
+                ps.beat()
+            ps.push(np.ones(3, np.float32))
+    assert ps.staleness.sum() == comm.size - 1
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"initial": [1.0, 2.0]}, "initial"),
+    ({"initial": np.zeros((2, 2), np.float32)}, "initial"),
+    ({"initial": np.zeros(9, np.int32)}, "initial"),
+    ({"initial": np.zeros(0, np.float32)}, "initial"),
+    ({"servers": 0}, "servers"),
+    ({"servers": 99}, "servers"),
+    ({"servers": 1.5}, "servers"),
+    ({"optimizer": "magic"}, "optimizer"),
+    ({"optimizer": "sgd", "momentum": 0.9}, "momentum"),
+    ({"optimizer": "momentum", "momentum": 1.0}, "momentum"),
+    ({"optimizer": "adam", "push": "direct"}, "optimizer"),
+    ({"lr": float("nan")}, "lr"),
+    ({"lr": "fast"}, "lr"),
+    ({"staleness": -1}, "staleness"),
+    ({"staleness": 0, "push": "direct"}, "staleness"),
+    ({"compression": "nothing"}, "compression"),
+    ({"compression": "common"}, "compression"),
+    ({"compression": "int8", "push": "direct"}, "compression"),
+    ({"compression": "int8", "initial": np.zeros(9)}, "compression"),
+    ({"error_feedback": True}, "error_feedback"),
+    ({"push": "by hand"}, "push"),
+    ({"slots": 0}, "slots"),
+    ({"timeout": 0}, "timeout"),
+    ({"lease": -1}, "lease"),
+    ({"on_silence": "wait"}, "on_silence"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "name"), WRONG, ids=str)
+def test_wrong_arguments_are_refused_everywhere(comm: Intracomm, wrong: dict[str, Any], name: str) -> None:
+    for refusing in (range(comm.size), range(1)):
+        arguments = {"initial": np.zeros(9, np.float32), **(wrong if comm.rank in refusing else {})}
+        kinds = (TypeError, ValueError) if comm.rank in refusing else RemoteError
+        with pytest.raises(kinds, match=name):
+            serving(arguments.pop("initial"), comm, **arguments)
+    with serving(np.zeros(9, np.float32), comm):
+        pass
+
+
+def test_ranks_that_differ_are_told(comm: Intracomm) -> None:
+    with pytest.raises(MismatchError, match="ParameterServer"):
+        serving(np.zeros(9 + (comm.rank == 0), np.float32), comm)
+
+
+def test_wrong_vectors_change_nothing(comm: Intracomm) -> None:
+    with serving(np.zeros(9, np.float32), comm) as ps:
+        if ps.is_server:
+            with pytest.raises(RuntimeError, match="server"):
+                ps.pull()
+        else:
+            with pytest.raises(RuntimeError, match="worker"):
+                ps.serve()
+            for bad in (
+                np.ones(8, np.float32),
+                np.ones(9),
+                np.ones((3, 3), np.float32),
+                np.ones(18, np.float32)[::2],
+                5,
+            ):
+                with pytest.raises((TypeError, ValueError), match="gradient"):
+                    ps.push(bad)  # type: ignore[arg-type]
+                with pytest.raises((TypeError, ValueError), match="out"):
+                    ps.pull(bad)  # type: ignore[arg-type]
+            fixed = np.ones(9, np.float32)
+            fixed.setflags(write=False)
+            with pytest.raises(ValueError, match="out"):
+                ps.pull(fixed)
+            assert ps.result() == 0
+            assert not ps.parameters.any()
+    with serving(np.zeros(9, np.float32), comm, push="direct") as ps:
+        if not ps.is_server:
+            with pytest.raises(ValueError, match="snapshot"):
+                ps.pull(snapshot=True)
