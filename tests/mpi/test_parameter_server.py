@@ -187,13 +187,15 @@ def test_no_staleness_is_synchronous_to_the_bit(comm: Intracomm, optimizer: str,
 
 
 def test_what_is_owed_stays_at_the_worker(comm: Intracomm) -> None:
-    """With several shards: what has arrived and what is owed is what was given."""
+    """Every worker has elements of its own: of those, what has arrived and what is owed is what was given."""
     count, servers = 3000, server_counts(comm)[-1]
     with serving(np.zeros(count, np.float32), comm, servers=servers, compression="topk:0.05") as ps:
         if not ps.is_server:
-            given, owed = np.zeros(count), np.zeros(count)
+            given, owed = np.zeros(count, np.float32), np.empty(count, np.float32)
+            own = slice(ps.rank, None, ps.workers)
             for step in range(20):
-                gradient = integers(ps.rank, step, count)
+                gradient = np.zeros(count, np.float32)
+                gradient[own] = integers(ps.rank, step, count)[own]
                 ps.push(gradient)
                 given += gradient
             assert ps._worker is not None
@@ -201,13 +203,8 @@ def test_what_is_owed_stays_at_the_worker(comm: Intracomm) -> None:
                 assert link._feedback is not None
                 owed[link.part] = link._feedback.residual
             ps.result()
-    group = comm.Split(int(is_server := comm.rank >= comm.size - servers), comm.rank)
-    if not is_server:
-        sums = np.empty((2, count))
-        group.Allreduce(np.vstack([given, owed]), sums)
-        assert np.allclose(ps.parameters + sums[1], sums[0], atol=1e-4)
-        assert np.abs(sums[1]).max() > 0
-    group.Free()
+            assert np.array_equal((ps.parameters + owed)[own], given[own])
+            assert np.abs(owed[own]).max() > 0
 
 
 def test_workers_end_when_they_like(comm: Intracomm) -> None:
@@ -246,7 +243,6 @@ def test_an_exception_in_one_worker_does_not_stop_the_others(comm: Intracomm) ->
 
 def test_a_server_that_fails_is_named(comm: Intracomm) -> None:
     """The message in its first slot is damaged on its way."""
-    last = comm.size - 1
     failing = comm.rank == comm.size - 1
     error, text = (CorruptPayload, "worker 0") if failing else (RemoteError, f"rank {comm.size - 1}")
     with pytest.raises(error, match=text):
