@@ -1,7 +1,8 @@
 """What the ranks of a parameter server know of each other: clocks, signs of life, who has finished or failed.
 
 All of it is words in one region of the first server. Each word has one kind of writer: to clocks, beats and the
-histogram ranks add, of states each rank replaces its own, and who is dropped is for the first server to write.
+histogram ranks add, of states each rank replaces its own, who is dropped is for the first server to write, and how it
+ends is for the first to write who knows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ BINS = 1024
 """The last counts whatever is staler."""
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
+_FREE, _KEEP = 1, 2
 
 
 class State(IntFlag):
@@ -52,7 +54,8 @@ class Control:
         self._clock, self._beat, self._state = 0, workers, workers + size
         self._dropped = self._state + size
         self._bins = self._dropped + workers
-        self._region = Window(comm, layout.server_rank(0), word_at(self._bins + BINS))
+        self._end = self._bins + BINS
+        self._region = Window(comm, layout.server_rank(0), word_at(self._end + 1))
         self._words = np.zeros(self._bins, np.int64)
         self.clocks = self._words[:workers]
         self._beats = self._words[workers : self._state]
@@ -109,6 +112,10 @@ class Control:
         found = np.empty(BINS, np.int64)
         self._region.read(word_at(self._bins), found)
         return found
+
+    def all_free(self, come: bool) -> bool:
+        """Return whether all ranks free their memory, or none does: the first to call this says whether all `come`."""
+        return self._region.decide(word_at(self._end), _FREE if come else _KEEP) == _FREE
 
     def raise_failures(self) -> None:
         """Raise RemoteError if a server has failed."""

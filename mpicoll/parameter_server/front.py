@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -379,9 +380,21 @@ class ParameterServer:
 
     def _close(self, quiet: bool) -> None:
         self._closed = True
-        control, comm = self._control, self._comm
-        control.enter(State.CLOSING)
-        everybody = comm.Ibarrier()
+        self._control.enter(State.CLOSING)
+        late = self._meet()
+        free = self._control.all_free(late is None)
+        if free or late is None:
+            self._staleness = self._control.histogram()
+        if free:
+            self._free()
+            return
+        _kept.extend([self._control, self._regions, self._comm])
+        if late is not None and not quiet and not self._are_dropped(late.missing_ranks):
+            raise late
+
+    def _meet(self) -> CollectiveTimeout | None:
+        """Wait for all ranks to leave the block; return what is to be raised where some do not come."""
+        control, everybody = self._control, self._comm.Ibarrier()
 
         def missing() -> list[int]:
             return np.flatnonzero(control.states & State.CLOSING == 0).tolist() or list(range(self.size))
@@ -389,15 +402,18 @@ class ParameterServer:
         try:
             control.wait(everybody.Test, missing, "all to leave the block", failures=False)
         except CollectiveTimeout as late:
-            _kept.extend([everybody, control, self._regions, comm])
-            if quiet or all(rank < self.workers and control.dropped[rank] for rank in late.missing_ranks):
-                return
-            raise
-        self._staleness = control.histogram()
+            _kept.append(everybody)
+            return late
+        return None
+
+    def _are_dropped(self, ranks: Sequence[int]) -> bool:
+        return all(rank < self.workers and self._control.dropped[rank] for rank in ranks)
+
+    def _free(self) -> None:
         for region in self._regions:
             region.close()
-        control.close()
-        comm.Free()
+        self._control.close()
+        self._comm.Free()
 
 
 def _places(layout: Layout, settings: Settings, rank: int) -> list[Places]:

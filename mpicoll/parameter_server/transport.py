@@ -56,6 +56,10 @@ class Region(ABC):
         """Add to a word and return what it was."""
 
     @abstractmethod
+    def decide(self, offset: int, value: int) -> int:
+        """Make a word that is 0 this value; return what it is then. Nothing else may be done with that word."""
+
+    @abstractmethod
     def put(self, offset: int, *parts: np.ndarray) -> None:
         """Write contiguous arrays, one behind the other; nobody reads them before a word says so."""
 
@@ -130,6 +134,13 @@ class Window(Region):
         self._window.Get_accumulate([given, 1, kind], [found, 1, kind], self._owner, target, MPI.SUM)
         self._window.Flush(self._owner)
         return int(found[0])
+
+    def decide(self, offset: int, value: int) -> int:
+        """See the interface."""
+        given, zero, found = np.array([value], np.int64), np.zeros(1, np.int64), np.empty(1, np.int64)
+        self._window.Compare_and_swap(given, zero, found, self._owner, self._shift + offset)
+        self._window.Flush(self._owner)
+        return int(found[0]) or value
 
     def put(self, offset: int, *parts: np.ndarray) -> None:
         """See the interface."""

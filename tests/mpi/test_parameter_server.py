@@ -317,17 +317,40 @@ def test_a_silent_worker(comm: Intracomm, on_silence: str) -> None:
 
 
 def test_a_wait_has_an_end_and_a_name(comm: Intracomm) -> None:
-    """Rank 0 waits for rank 1, which is busy with something else for longer than the timeout."""
+    """The others wait for rank 1, which comes back when they have given up."""
     if comm.size < 3:
         pytest.skip("nobody to wait for")
-    with serving(np.zeros(3, np.float32), comm, staleness=0, timeout=1.0, lease=30.0) as ps:
-        if ps.rank == 0:
+    others = [rank for rank in range(comm.size - 1) if rank != 1]
+    with serving(np.zeros(3, np.float32), comm, staleness=0, timeout=2.0, lease=30.0) as ps:
+        if ps.rank in others:
             ps.push(np.ones(3, np.float32))
             with pytest.raises(CollectiveTimeout, match="rank 1") as caught:
                 ps.pull()
-            assert 1 in caught.value.missing_ranks
+            assert caught.value.missing_ranks == (1,)
+            comm.Isend(np.zeros(1), 1).Wait()
         elif ps.rank == 1:
-            time.sleep(1.9)
+            while not all(comm.Iprobe(rank) for rank in others):
+                time.sleep(0.01)
+            for rank in others:
+                comm.Recv(np.empty(1), rank)
+
+
+def test_who_does_not_come_to_the_end_is_named(comm: Intracomm) -> None:
+    """Rank 0 comes so late that the others have given up, and yet nothing hangs."""
+    last = comm.size - 1
+    if comm.rank == 0:
+        with serving(np.zeros(3, np.float32), comm, timeout=1.0, lease=30.0) as ps:
+            ps.finish()
+            comm.Recv(np.empty(1), last)
+    else:
+        with (
+            pytest.raises(CollectiveTimeout, match="rank 0") as caught,
+            serving(np.zeros(3, np.float32), comm, timeout=1.0, lease=30.0),
+        ):
+            pass
+        assert caught.value.missing_ranks == (0,)
+        if comm.rank == last:
+            comm.Isend(np.zeros(1), 0).Wait()
 
 
 def test_long_work_with_signs_of_life(comm: Intracomm) -> None:
