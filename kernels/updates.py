@@ -10,7 +10,7 @@ from numba import types
 from .jit import FLOATS, WORDS, kernel_for
 
 _SCALAR = types.float32
-_ODD = np.uint32(2654435761)
+_LOW = np.uint64(0xFFFFFFFF)
 
 
 @kernel_for(FLOATS, FLOATS, _SCALAR)
@@ -66,11 +66,12 @@ def scaled_into(out: np.ndarray, gradient: np.ndarray, factor: float) -> None:
 def checksum(words: np.ndarray, seed: int) -> int:
     """Return a number below 2**63 that almost surely differs if any word, their order, or the seed does.
 
-    It is for messages of which part has not arrived, not for adversaries. Two sums, one with weights that depend on the
-    place, because a vector loop does them at the speed of memory.
+    It is for messages of which part has not arrived, not for adversaries. Two sums, one with odd weights that depend on
+    the place, because a vector loop does them at the speed of memory.
     """
-    plain, weighed = np.uint32(seed), np.uint32(seed >> np.uint64(32))
+    plain, weighed = np.uint64(seed) & _LOW, np.uint64(seed) >> np.uint64(32)
     for i in range(words.size):
-        plain = np.uint32(plain + words[i])
-        weighed = np.uint32(weighed + np.uint32(words[i] * np.uint32(np.uint32(2 * i + 1) * _ODD)))
-    return np.int64((np.uint64(plain & np.uint32(0x7FFFFFFF)) << np.uint64(32)) | np.uint64(weighed))
+        word = np.uint64(words[i])
+        plain += word
+        weighed += word * np.uint64((2 * i + 1) * 2654435761 & 0xFFFFFFFF) & _LOW
+    return np.int64(((weighed & np.uint64(0x7FFFFFFF)) << np.uint64(32)) | (plain & _LOW))

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.compression import Compressor
-from mpicoll.errors import CollectiveTimeout, MpicollError
+from mpicoll.errors import MpicollError
 from mpicoll.parameter_server import layout as arguments
-from mpicoll.parameter_server.control import Control, State
-from mpicoll.parameter_server.layout import Layout, Settings
+from mpicoll.parameter_server.control import State
 from mpicoll.parameter_server.server import Server
-from mpicoll.parameter_server.shard import Places, payload_nbytes
-from mpicoll.parameter_server.transport import Region, Window
-from mpicoll.parameter_server.worker import Link, Worker
-from mpicoll.runtime.agreement import agree
-from mpicoll.runtime.channel import Channel
+from mpicoll.parameter_server.session import Session, agree_on, places_of
+from mpicoll.parameter_server.worker import Worker
 from mpicoll.runtime.registry import channel_of
-from mpicoll.runtime.supervisor import Signature
 
 _TIMEOUT = 60.0
-_SHARED_MEMORY = Path("/dev/shm")
-_kept: list[Any] = []
-"""Windows that could not be freed, since not all ranks came: memory that others may still use."""
 
 
 class ParameterServer:
@@ -132,44 +120,28 @@ class ParameterServer:
                 error_feedback=error_feedback, push=push, slots=slots, timeout=timeout, lease=lease,
                 on_silence=on_silence,
             )  # fmt: skip
-            places = _places(layout, settings, plain.rank)
+            places = places_of(layout, settings, plain.rank)
             text, seconds = f"ParameterServer: {layout} {settings}", settings.timeout
         except (TypeError, ValueError, MpicollError) as error:
             problem = error
-        _agree(channel_of(comm), text, seconds, problem)
-        self._layout, self._settings = layout, settings
+        agree_on(channel_of(comm), text, seconds, problem)
+        self._session = Session(plain, layout, settings, places)
+        self._layout, self._settings, self._control = layout, settings, self._session.control
         self._closed, self._served = False, False
-        self._staleness: np.ndarray | None = None
         self._parameters: np.ndarray | None = None
         self._version = 0
-        self._open(plain, places, vector)
-
-    def _open(self, comm: MPI.Intracomm, places: list[Places], initial: np.ndarray) -> None:
-        self._comm = comm.Dup()
-        layout, settings = self._layout, self._settings
-        self._control = Control(self._comm, layout, settings.timeout)
-        self._regions: list[Region] = [
-            Window(self._comm, layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
-        ]
         self._server: Server | None = None
         self._worker: Worker | None = None
         if self.is_server:
-            shard = self.rank - self.workers
-            region = self._regions[shard]
-            self._server = Server(region, places[shard], self._control, layout, settings, self.rank)
-            self._server.begin(initial)
+            self._server = self._session.server(vector)
         else:
-            links = [
-                Link(region, place, self.rank, layout.bounds(shard), settings)
-                for shard, (region, place) in enumerate(zip(self._regions, places, strict=True))
-            ]
-            self._worker = Worker(links, self._control, layout, settings, self.rank)
-        self._comm.Barrier()
+            self._worker = self._session.worker()
+        self._session.begin()
 
     @property
     def rank(self) -> int:
         """Number of this rank in the communicator."""
-        return int(self._comm.rank)
+        return self._session.rank
 
     @property
     def size(self) -> int:
@@ -199,7 +171,7 @@ class ParameterServer:
     @property
     def is_server(self) -> bool:
         """Whether this rank is a server."""
-        return self._comm.rank >= self._layout.workers
+        return self._session.rank >= self._layout.workers
 
     @property
     def version(self) -> int:
@@ -219,9 +191,9 @@ class ParameterServer:
 
         Of shape (1024,), int64, on all ranks; known when the block has ended.
         """
-        if self._staleness is None:
+        if self._session.staleness is None:
             raise RuntimeError("staleness: it is known when all ranks have left the block, and all of them well")
-        return self._staleness
+        return self._session.staleness
 
     def pull(self, out: np.ndarray | None = None, *, snapshot: bool = False) -> int:
         """Read the newest parameters, once the bound on staleness lets this worker begin its next step.
@@ -364,7 +336,8 @@ class ParameterServer:
             error = problem
             raise
         finally:
-            self._close(quiet=error is not None)
+            self._closed = True
+            self._session.close(quiet=error is not None)
 
     def _leave(self, error: BaseException | None) -> None:
         if self._worker is not None:
@@ -377,67 +350,3 @@ class ParameterServer:
     def close(self) -> None:
         """Do what the end of the block does; collective."""
         self.__exit__(None, None, None)
-
-    def _close(self, quiet: bool) -> None:
-        self._closed = True
-        self._control.enter(State.CLOSING)
-        late = self._meet()
-        free = self._control.all_free(late is None)
-        if free or late is None:
-            self._staleness = self._control.histogram()
-        if free:
-            self._free()
-            return
-        _kept.extend([self._control, self._regions, self._comm])
-        if late is not None and not quiet and not self._are_dropped(late.missing_ranks):
-            raise late
-
-    def _meet(self) -> CollectiveTimeout | None:
-        """Wait for all ranks to leave the block; return what is to be raised where some do not come."""
-        control, everybody = self._control, self._comm.Ibarrier()
-
-        def missing() -> list[int]:
-            return np.flatnonzero(control.states & State.CLOSING == 0).tolist() or list(range(self.size))
-
-        try:
-            control.wait(everybody.Test, missing, "all to leave the block", failures=False)
-        except CollectiveTimeout as late:
-            _kept.append(everybody)
-            return late
-        return None
-
-    def _are_dropped(self, ranks: Sequence[int]) -> bool:
-        return all(rank < self.workers and self._control.dropped[rank] for rank in ranks)
-
-    def _free(self) -> None:
-        for region in self._regions:
-            region.close()
-        self._control.close()
-        self._comm.Free()
-
-
-def _places(layout: Layout, settings: Settings, rank: int) -> list[Places]:
-    """Return where things lie in each shard; raise ValueError on a server that has not so much shared memory."""
-    found = []
-    for shard in range(layout.servers):
-        start, stop = layout.bounds(shard)
-        compressor = None if settings.compressor is None else settings.compressor.part(start, stop)
-        nbytes = payload_nbytes(compressor, stop - start, settings.dtype.itemsize)
-        slots = 0 if settings.direct else settings.slots
-        found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes))
-    if rank >= layout.workers and _SHARED_MEMORY.is_dir():
-        state = os.statvfs(_SHARED_MEMORY)
-        needed, free = found[rank - layout.workers].nbytes, state.f_bavail * state.f_frsize
-        if needed > free:
-            raise ValueError(
-                f"initial: rank {rank} needs {needed} bytes of {_SHARED_MEMORY} and {free} are free; "
-                f"take more servers, fewer slots, compression or a larger {_SHARED_MEMORY}"
-            )
-    return found
-
-
-def _agree(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:
-    """Raise on all ranks if one has a problem, or they differ."""
-    signature = Signature.of(text)
-    with channel.alone:
-        agree(channel, signature, channel.enter(signature), seconds, problem)

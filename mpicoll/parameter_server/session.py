@@ -1,0 +1,140 @@
+"""What a parameter server is made of, from the arguments to the end: windows, and who leaves when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.parameter_server.control import Control, State
+from mpicoll.parameter_server.layout import Layout, Settings
+from mpicoll.parameter_server.server import Server
+from mpicoll.parameter_server.shard import Places, payload_nbytes
+from mpicoll.parameter_server.transport import Region, Window
+from mpicoll.parameter_server.worker import Link, Worker
+from mpicoll.runtime.agreement import agree
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.supervisor import Signature
+
+_SHARED_MEMORY = Path("/dev/shm")
+_kept: list[Any] = []
+"""Windows that could not be freed, since not all ranks came: memory that others may still use."""
+
+
+class Session:
+    """The memory that the ranks have in common, and its end. Making one is collective over `comm`.
+
+    Attributes
+    ----------
+    staleness
+        The histogram, once all have left.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, settings: Settings, places: Sequence[Places]) -> None:
+        self._comm, self._layout, self._settings, self._places = comm.Dup(), layout, settings, places
+        self.rank = int(comm.rank)
+        self.control = Control(self._comm, layout, settings.timeout)
+        self._regions: list[Region] = [
+            Window(self._comm, layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
+        ]
+        self.staleness: np.ndarray | None = None
+
+    def server(self, initial: np.ndarray) -> Server:
+        """Return what this rank does as a server of its part of `initial`."""
+        shard = self.rank - self._layout.workers
+        region, places = self._regions[shard], self._places[shard]
+        server = Server(region, places, self.control, self._layout, self._settings, self.rank)
+        server.begin(initial)
+        return server
+
+    def worker(self) -> Worker:
+        """Return what this rank does as a worker."""
+        links = [
+            Link(region, places, self.rank, self._layout.bounds(shard), self._settings)
+            for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True))
+        ]
+        return Worker(links, self.control, self._layout, self._settings, self.rank)
+
+    def begin(self) -> None:
+        """Wait until all memory is ready."""
+        self._comm.Barrier()
+
+    def close(self, quiet: bool) -> None:
+        """Wait until all ranks are here and free everything, or on no rank, where one has given up waiting.
+
+        Parameters
+        ----------
+        quiet
+            Whether an exception is on its way that must not be replaced.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Naming the ranks that did not come, unless they have been dropped.
+        """
+        self.control.enter(State.CLOSING)
+        late = self._meet()
+        free = self.control.all_free(late is None)
+        if free or late is None:
+            self.staleness = self.control.histogram()
+        if free:
+            self._free()
+            return
+        _kept.extend([self.control, self._regions, self._comm])
+        if late is not None and not quiet and not self._are_dropped(late.missing_ranks):
+            raise late
+
+    def _meet(self) -> CollectiveTimeout | None:
+        """Wait for all ranks to leave the block; return what is to be raised where some do not come."""
+        control, everybody = self.control, self._comm.Ibarrier()
+
+        def missing() -> list[int]:
+            return np.flatnonzero(control.states & State.CLOSING == 0).tolist() or list(range(self._comm.size))
+
+        try:
+            control.wait(everybody.Test, missing, "all to leave the block", failures=False)
+        except CollectiveTimeout as late:
+            _kept.append(everybody)
+            return late
+        return None
+
+    def _are_dropped(self, ranks: Sequence[int]) -> bool:
+        return all(rank < self._layout.workers and self.control.dropped[rank] for rank in ranks)
+
+    def _free(self) -> None:
+        for region in self._regions:
+            region.close()
+        self.control.close()
+        self._comm.Free()
+
+
+def places_of(layout: Layout, settings: Settings, rank: int) -> list[Places]:
+    """Return where things lie in each shard; raise ValueError on a server that has not so much shared memory."""
+    found = []
+    for shard in range(layout.servers):
+        start, stop = layout.bounds(shard)
+        compressor = None if settings.compressor is None else settings.compressor.part(start, stop)
+        nbytes = payload_nbytes(compressor, stop - start, settings.dtype.itemsize)
+        slots = 0 if settings.direct else settings.slots
+        found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes))
+    if rank >= layout.workers and _SHARED_MEMORY.is_dir():
+        state = os.statvfs(_SHARED_MEMORY)
+        needed, free = found[rank - layout.workers].nbytes, state.f_bavail * state.f_frsize
+        if needed > free:
+            raise ValueError(
+                f"initial: rank {rank} needs {needed} bytes of {_SHARED_MEMORY} and {free} are free; "
+                f"take more servers, fewer slots, compression or a larger {_SHARED_MEMORY}"
+            )
+    return found
+
+
+def agree_on(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:
+    """Raise on all ranks if one has a problem, or their texts differ."""
+    signature = Signature.of(text)
+    with channel.alone:
+        agree(channel, signature, channel.enter(signature), seconds, problem)
