@@ -119,9 +119,13 @@ class Control:
 
     def raise_failures(self) -> None:
         """Raise RemoteError if a server has failed."""
-        for rank in self._layout.server_ranks:
-            if self.states[rank] & State.FAILED:
-                raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own error says why")
+        rank = self.failed_server()
+        if rank is not None:
+            raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own error says why")
+
+    def failed_server(self) -> int | None:
+        """Return the rank of a server that has failed, as far as this rank has looked."""
+        return next((rank for rank in self._layout.server_ranks if self.states[rank] & State.FAILED), None)
 
     def wait(
         self, done: Callable[[], bool], missing: Callable[[], Sequence[int]], what: str, *, failures: bool = True

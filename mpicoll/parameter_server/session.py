@@ -23,7 +23,7 @@ from mpicoll.runtime.supervisor import Signature
 
 _SHARED_MEMORY = Path("/dev/shm")
 _kept: list[Any] = []
-"""Windows that could not be freed, since not all ranks came: memory that others may still use."""
+"""Windows that were not freed: memory that others may still use."""
 
 
 class Session:
@@ -65,7 +65,7 @@ class Session:
         self._comm.Barrier()
 
     def close(self, quiet: bool) -> None:
-        """Wait until all ranks are here and free everything, or on no rank, where one has given up waiting.
+        """Wait until all ranks are here and free everything; or nothing, where one gave up waiting or a server failed.
 
         Parameters
         ----------
@@ -79,7 +79,9 @@ class Session:
         """
         self.control.enter(State.CLOSING)
         late = self._meet()
-        free = self.control.all_free(late is None)
+        self.control.look()
+        # The traceback of a server that failed may show memory of its window: it has to stay where it is.
+        free = self.control.all_free(late is None and self.control.failed_server() is None)
         if free or late is None:
             self.staleness = self.control.histogram()
         if free:
