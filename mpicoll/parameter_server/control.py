@@ -7,6 +7,7 @@ ends is for the first to write who knows.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag
@@ -22,6 +23,7 @@ NEVER = 1 << 62
 """The clock of a worker that will not come again; nobody waits for it."""
 BINS = 1024
 """The last counts whatever is staler."""
+_YIELDS = 20
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
 _FREE, _KEEP = 1, 2
@@ -31,6 +33,26 @@ class State(IntFlag):
     """What has become of a rank; none of it as long as it works."""
 
     FINISHED, FAILED, CLOSING = 1, 2, 4
+
+
+class Pause:
+    """What to do between two looks at something: first let others have the core, then sleep, longer and longer."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, since something has come."""
+        self._yields, self._seconds = _YIELDS, _FIRST_SLEEP
+
+    def rest(self) -> None:
+        """Do it."""
+        if self._yields:
+            self._yields -= 1
+            os.sched_yield()
+            return
+        time.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, _LONGEST_SLEEP)
 
 
 class Control:
@@ -147,7 +169,7 @@ class Control:
             If a server has failed.
         """
         started = looked = time.monotonic()
-        pause = _FIRST_SLEEP
+        pause = Pause()
         while not done():
             now = time.monotonic()
             if now - looked > _LOOK_EVERY:
@@ -157,8 +179,7 @@ class Control:
                     self.raise_failures()
                 if now - started > self._timeout:
                     self._give_up(missing(), what)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_SLEEP)
+            pause.rest()
 
     def wait_for_server(self, done: Callable[[], bool], rank: int, what: str) -> None:
         """Wait for what a server that runs does at once: however alive it is, for no longer than the timeout.

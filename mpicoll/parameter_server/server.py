@@ -8,7 +8,7 @@ import numpy as np
 
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.kernels import updates
-from mpicoll.parameter_server.control import BINS, Control, State
+from mpicoll.parameter_server.control import BINS, Control, Pause, State
 from mpicoll.parameter_server.layout import Layout, Settings
 from mpicoll.parameter_server.optimizers import OPTIMIZERS
 from mpicoll.parameter_server.shard import HEADER_NBYTES, Places, codec_of, opened
@@ -16,7 +16,6 @@ from mpicoll.parameter_server.transport import Region, word_at
 
 _HOLD_SECONDS = 0.25
 """So long the parameters stay as they are for those who want to read a snapshot; then the next version comes."""
-_FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.1
 
 
@@ -80,16 +79,15 @@ class Server:
         RemoteError
             If another server has failed.
         """
-        pause, looked = _FIRST_SLEEP, 0.0
+        pause, looked = Pause(), 0.0
         while True:
             busy = not self._settings.direct and self._round()
             if busy:
-                pause = _FIRST_SLEEP
+                pause.reset()
             elif self._over.all() and self._is_drained():
                 break
             else:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_SLEEP)
+                pause.rest()
             if not busy or time.monotonic() - looked > _LOOK_EVERY:
                 looked = time.monotonic()
                 self._look()

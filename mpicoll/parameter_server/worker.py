@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from mpicoll.parameter_server.layout import Layout, Settings
 from mpicoll.parameter_server.shard import Header, Places, codec_of
 from mpicoll.parameter_server.transport import Region, word_at
 
+_LOOK_EVERY = 0.05
 _FREE_TRIES = 2
 """A snapshot that so often met a new version asks the server to hold still."""
 
@@ -123,7 +125,7 @@ class Worker:
     def __init__(self, links: Sequence[Link], control: Control, layout: Layout, settings: Settings, rank: int) -> None:
         self._links, self._control, self._layout, self._settings, self._rank = links, control, layout, settings, rank
         self.steps = 0
-        self._entered = -1
+        self._entered, self._looked = -1, 0.0
         self._histogram = np.zeros(BINS, np.int64)
         self.finished = False
 
@@ -140,10 +142,16 @@ class Worker:
         if self._entered == self.steps:
             return
         if self._settings.staleness is None:
-            self._look()
+            self._look_again()
         else:
             self._keep_bound(self.steps - self._settings.staleness)
         self._entered = self.steps
+
+    def _look_again(self) -> None:
+        """Look where that is long ago: it takes as long as pulling a short vector."""
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            self._looked = time.monotonic()
+            self._look()
 
     def _look(self) -> None:
         self._control.look()
