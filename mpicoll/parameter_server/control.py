@@ -23,7 +23,7 @@ NEVER = 1 << 62
 """The clock of a worker that will not come again; nobody waits for it."""
 BINS = 1024
 """The last counts whatever is staler."""
-_YIELDS = 20
+_YIELDS = 5
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
 _FREE, _KEEP = 1, 2
