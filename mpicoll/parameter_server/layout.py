@@ -196,7 +196,7 @@ def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, 
 
 
 def checked_comm(comm: Any) -> MPI.Intracomm:
-    """Return the plain communicator; raise TypeError or ValueError unless it is one of at least two ranks."""
+    """Return the plain communicator; raise TypeError or ValueError unless it is one."""
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm: {comm!r} is not an intracommunicator")
     if comm == MPI.COMM_NULL:
