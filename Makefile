@@ -50,10 +50,12 @@ test-serial: warmup  ## tests that need no launcher
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
 # Compression and training are made of collectives that the first line has tested on more ranks.
+FEWER = tests/mpi/compression tests/mpi/training tests/mpi/asynchronous
+
 test-mpi: warmup  ## the MPI tests: collectives on 8 ranks, compression and training on 4
 	$(BIN)/python -m tests.mpirun -n $(RANKS) -m pytest -q --with-mpi tests/mpi \
-	    --ignore tests/mpi/compression --ignore tests/mpi/training $(ARGS)
-	$(BIN)/python -m tests.mpirun -n 4 -m pytest -q --with-mpi tests/mpi/compression tests/mpi/training $(ARGS)
+	    $(FEWER:%=--ignore %) $(ARGS)
+	$(BIN)/python -m tests.mpirun -n 4 -m pytest -q --with-mpi $(FEWER) $(ARGS)
 
 test-%: warmup  ## test-N runs all MPI tests on N ranks, with a deadline for each
 	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)

@@ -60,8 +60,12 @@ class Control:
 
     Parameters
     ----------
+    comm
+        Of these ranks alone.
     timeout
         Seconds of silence of a rank after which those who wait for it give up.
+    owner
+        The rank that has the memory.
 
     Attributes
     ----------
@@ -70,14 +74,15 @@ class Control:
         each worker has been dropped.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, timeout: float) -> None:
-        self._layout, self._timeout, self._rank = layout, timeout, comm.rank
+    def __init__(self, comm: MPI.Intracomm, layout: Layout, timeout: float, owner: int) -> None:
+        self.comm, self._layout, self._timeout, self._rank = comm, layout, timeout, comm.rank
         workers, size = layout.workers, comm.size
         self._clock, self._beat, self._state = 0, workers, workers + size
         self._dropped = self._state + size
         self._bins = self._dropped + workers
-        self._end = self._bins + BINS
-        self._region = Window(comm, layout.server_rank(0), word_at(self._end + 1))
+        self._late = self._bins + BINS
+        self._end = self._late + 1
+        self._region = Window(comm, owner, word_at(self._end + 1))
         self._words = np.zeros(self._bins, np.int64)
         self.clocks = self._words[:workers]
         self._beats = self._words[workers : self._state]
@@ -125,15 +130,15 @@ class Control:
         self._own |= state
         self._region.replace(word_at(self._state + self._rank), np.array([self._own], np.int64))
 
-    def count(self, histogram: np.ndarray) -> None:
-        """Add to the histogram of staleness."""
-        self._region.add(word_at(self._bins), histogram)
+    def count(self, histogram: np.ndarray, late: int = 0) -> None:
+        """Add to the histogram of staleness, and to the number of pushes that were left out."""
+        self._region.add(word_at(self._bins), np.append(histogram, late))
 
-    def histogram(self) -> np.ndarray:
-        """Return how many pushes were so many updates late."""
-        found = np.empty(BINS, np.int64)
+    def counted(self) -> tuple[np.ndarray, int]:
+        """Return how many pushes were so many updates late, and how many were left out."""
+        found = np.empty(BINS + 1, np.int64)
         self._region.read(word_at(self._bins), found)
-        return found
+        return found[:BINS], int(found[BINS])
 
     def all_free(self, come: bool) -> bool:
         """Return whether all ranks free their memory, or none does: the first to call this says whether all `come`."""
@@ -181,8 +186,8 @@ class Control:
                     self._give_up(missing(), what)
             pause.rest()
 
-    def wait_for_server(self, done: Callable[[], bool], rank: int, what: str) -> None:
-        """Wait for what a server that runs does at once: however alive it is, for no longer than the timeout.
+    def wait_at_most(self, done: Callable[[], bool], rank: int, what: str) -> None:
+        """Wait for what a rank that is not stuck does at once: however alive it is, for no longer than the timeout.
 
         Raises
         ------

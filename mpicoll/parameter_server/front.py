@@ -1,8 +1,6 @@
-"""The public face: who calls what, in which order, and how it ends."""
+"""The public face: what a program gives and gets."""
 
 from __future__ import annotations
-
-from types import TracebackType
 
 import numpy as np
 from mpi4py import MPI
@@ -10,16 +8,14 @@ from mpi4py import MPI
 from mpicoll.compression import Compressor
 from mpicoll.errors import MpicollError
 from mpicoll.parameter_server import layout as arguments
-from mpicoll.parameter_server.control import State
-from mpicoll.parameter_server.server import Server
+from mpicoll.parameter_server.lifecycle import Lifecycle
 from mpicoll.parameter_server.session import Session, agree_on, places_of
-from mpicoll.parameter_server.worker import Worker
 from mpicoll.runtime.registry import channel_of
 
 _TIMEOUT = 60.0
 
 
-class ParameterServer:
+class ParameterServer(Lifecycle):
     """Parameters that some ranks serve and the others pull, and move by pushing gradients, each at its own pace.
 
     The last `servers` ranks of `comm` are servers, the others workers. A server has a shard of the vector, about as
@@ -45,11 +41,22 @@ class ParameterServer:
         ``"sgd"``, ``"momentum"``, ``"adagrad"`` or ``"adam"``; their settings are keywords: ``momentum``, ``epsilon``,
         ``beta1``, ``beta2``.
     lr
-        Learning rate.
+        Learning rate of pushes that come without one.
     staleness
         A worker that is more than so many steps (pushes) ahead of the slowest waits, and what it pulls has the effect
-        of all steps that are further back. With 0 the servers apply, step by step, each worker's gradient in the order
-        of ranks: the result is the same to the bit in every run. None: nobody waits.
+        of all steps that are further back. With 0 this is synchronous training: the servers take each step with the
+        sum of all workers' gradients, added up in the order of ranks, and the result is the same to the bit in every
+        run. None: nobody waits.
+    backup
+        With ``staleness=0``: so many workers, those that come last, are not waited for in each step, and what they send
+        for it is left out. (Chen et al., "Revisiting distributed synchronous SGD", 2016.)
+    damping
+        Whether the learning rate of a gradient that is more than one update of each worker late is divided by how many
+        that are. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
+    read_own
+        Whether a pull waits for the effect of this worker's own pushes, as bounded staleness is defined in the paper
+        below. Without, a worker is ahead of a busy server by as much as fits into its mailbox, and gradients
+        are later by that.
     compression, error_feedback
         How gradients are sent: a compressor or its name, for float32; with feedback of what was lost, kept by the
         worker for each shard, where the compressor needs it or `error_feedback` says so.
@@ -65,12 +72,19 @@ class ParameterServer:
         A worker that makes no call for so many seconds (by default `timeout`) ends the job by an error that names it,
         ``"raise"``, or is dropped, ``"drop"``: nobody waits for it, and its next call raises CollectiveTimeout. A
         worker that computes for longer than that calls :meth:`beat` now and then.
+    state
+        What :meth:`state` returned, of this optimizer and any number of servers, to go on from in place of `initial`.
 
     Attributes
     ----------
-    rank, size, count, workers, servers : int
+    rank, size : int
+        In the communicator.
+    workers, servers : int
+        Workers are ranks 0 to workers - 1, the others servers.
+    count, dtype
+        Number and type of the parameters.
     is_server : bool
-    dtype
+        Whether this rank is one.
 
     Raises
     ------
@@ -100,6 +114,9 @@ class ParameterServer:
         servers: int = 1,
         optimizer: str = "sgd",
         staleness: int | None = None,
+        backup: int = 0,
+        damping: bool = False,
+        read_own: bool = True,
         compression: str | Compressor | None = None,
         error_feedback: bool | None = None,
         push: str = "mailbox",
@@ -107,6 +124,7 @@ class ParameterServer:
         timeout: float = _TIMEOUT,
         lease: float | None = None,
         on_silence: str = "raise",
+        state: dict[str, np.ndarray] | None = None,
         **hyper: float,
     ) -> None:
         plain = arguments.checked_comm(comm)
@@ -116,62 +134,21 @@ class ParameterServer:
             vector = arguments.checked_initial(initial)
             layout = arguments.checked_layout(vector.size, servers, plain)
             settings = arguments.checked(
-                vector.dtype, optimizer=optimizer, lr=lr, hyper=hyper, staleness=staleness, compression=compression,
+                vector.dtype, layout.workers, optimizer=optimizer, lr=lr, hyper=hyper, staleness=staleness,
+                backup=backup, damping=damping, read_own=read_own, compression=compression,
                 error_feedback=error_feedback, push=push, slots=slots, timeout=timeout, lease=lease,
                 on_silence=on_silence,
             )  # fmt: skip
+            before = arguments.checked_state(state, vector.size, settings)
             places = places_of(layout, settings, plain.rank)
-            text, seconds = f"ParameterServer: {layout} {settings}", settings.timeout
+            text, seconds = f"ParameterServer: {layout} {settings} {before is None}", settings.timeout
         except (TypeError, ValueError, MpicollError) as error:
             problem = error
         agree_on(channel_of(comm), text, seconds, problem)
-        self._session = Session(plain, layout, settings, places)
-        self._layout, self._settings, self._control = layout, settings, self._session.control
-        self._closed, self._served = False, False
+        super().__init__(Session(plain, layout, settings, places), layout, settings)
         self._parameters: np.ndarray | None = None
         self._version = 0
-        self._server: Server | None = None
-        self._worker: Worker | None = None
-        if self.is_server:
-            self._server = self._session.server(vector)
-        else:
-            self._worker = self._session.worker()
-        self._session.begin()
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank in the communicator."""
-        return self._session.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self._layout.size
-
-    @property
-    def count(self) -> int:
-        """Number of parameters."""
-        return self._layout.count
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of parameters and gradients."""
-        return self._settings.dtype
-
-    @property
-    def workers(self) -> int:
-        """Number of workers: ranks 0 to workers - 1."""
-        return self._layout.workers
-
-    @property
-    def servers(self) -> int:
-        """Number of servers, the ranks from `workers` on."""
-        return self._layout.servers
-
-    @property
-    def is_server(self) -> bool:
-        """Whether this rank is a server."""
-        return self._session.rank >= self._layout.workers
+        self._begin(vector, before)
 
     @property
     def version(self) -> int:
@@ -194,6 +171,28 @@ class ParameterServer:
         if self._session.staleness is None:
             raise RuntimeError("staleness: it is known when all ranks have left the block, and all of them well")
         return self._session.staleness
+
+    @property
+    def late(self) -> int:
+        """How many pushes were left out by the first server, since their step was over (`backup`); known as late."""
+        if self._session.late is None:
+            raise RuntimeError("late: it is known when all ranks have left the block, and all of them well")
+        return self._session.late
+
+    @property
+    def steps(self) -> int:
+        """Pushes of this worker; 0 on a server."""
+        return 0 if self._worker is None else self._worker.steps
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Bytes of gradients that this worker has sent; 0 on a server."""
+        return 0 if self._worker is None else self._worker.sent_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of parameters, mailboxes and optimizer that this rank holds as a server; 0 on a worker."""
+        return 0 if self._server is None else self._server.held_nbytes
 
     def pull(self, out: np.ndarray | None = None, *, snapshot: bool = False) -> int:
         """Read the newest parameters, once the bound on staleness lets this worker begin its next step.
@@ -232,13 +231,15 @@ class ParameterServer:
         self._version = worker.pull(found, snapshot)
         return self._version
 
-    def push(self, gradient: np.ndarray) -> int:
+    def push(self, gradient: np.ndarray, rate: float | None = None) -> int:
         """Send a gradient, and take a step of this worker's clock; the gradient may be changed when this returns.
 
         Parameters
         ----------
         gradient : (count,) of `dtype`
             Left as it is. NaN and inf are passed on.
+        rate
+            The learning rate, by default `lr`; in synchronous training that of the lowest rank counts.
 
         Returns
         -------
@@ -259,17 +260,9 @@ class ParameterServer:
         if worker.finished:
             raise RuntimeError("push: this worker has finished")
         arguments.checked_vector("gradient", gradient, self.count, self.dtype)
+        found = self._settings.lr if rate is None else arguments.checked_number("rate", rate)
         worker.enter()
-        return worker.push(gradient)
-
-    def beat(self) -> None:
-        """Show that this rank is alive, in a computation that takes long."""
-        self._ensure_open("beat")
-        self._control.look()
-
-    def finish(self) -> None:
-        """Leave the clock: nobody waits for this worker any more. The end of the block does it, too."""
-        self._as_worker("finish").finish()
+        return worker.push(gradient, found)
 
     def result(self, out: np.ndarray | None = None) -> int:
         """Finish, wait until all workers have finished, and read the last parameters; arguments as for :meth:`pull`.
@@ -286,67 +279,29 @@ class ParameterServer:
         worker.wait_for_all()
         return self.pull(out)
 
-    def serve(self) -> None:
-        """Do a server's work until all workers have finished; the end of the block does it where nobody called it.
+    def settle(self) -> None:
+        """Wait until all other workers have finished and all that was pushed is in the parameters; for one worker."""
+        self._as_worker("settle").settle()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return parameters and the servers' optimizers, to be saved; the others go on meanwhile.
+
+        What is of one shard is of one version, but for direct pushes, where it may mix versions as :meth:`pull` does.
+
+        Returns
+        -------
+        dict
+            ``"parameters"`` and the optimizer's vectors, each (count,) of `dtype`; ``"version"`` and ``"steps"`` of the
+            optimizer, each (servers,) of int64.
 
         Raises
         ------
         RuntimeError
-            On a worker.
-        CollectiveTimeout, CorruptPayload, RemoteError
-            If a worker was silent for longer than its lease, a message is damaged, another server failed.
+            On a server, or after :meth:`finish`, when servers may be gone.
+        CollectiveTimeout, RemoteError
+            As for :meth:`pull`.
         """
-        self._ensure_open("serve")
-        if self._server is None:
-            raise RuntimeError(f"serve: rank {self.rank} is a worker; the servers are the last {self.servers} ranks")
-        if self._served:
-            return
-        self._served = True
-        try:
-            self._server.serve()
-        except BaseException:
-            self._control.enter(State.FAILED)
-            raise
-
-    def _as_worker(self, what: str) -> Worker:
-        self._ensure_open(what)
-        if self._worker is None:
-            raise RuntimeError(f"{what}: rank {self.rank} is a server; workers are ranks 0 to {self.workers - 1}")
-        return self._worker
-
-    def _ensure_open(self, what: str) -> None:
-        if self._closed:
-            raise RuntimeError(f"{what}: the parameter server has been closed")
-
-    def __enter__(self) -> ParameterServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the clock, or serve to the end; then wait until all ranks are here, and free everything.
-
-        Where an exception is on its way, it is the one that goes on.
-        """
-        if self._closed:
-            return
-        try:
-            self._leave(error)
-        except BaseException as problem:
-            error = problem
-            raise
-        finally:
-            self._closed = True
-            self._session.close(quiet=error is not None)
-
-    def _leave(self, error: BaseException | None) -> None:
-        if self._worker is not None:
-            self._worker.finish()
-        elif error is None:
-            self.serve()
-        elif not self._served:
-            self._control.enter(State.FAILED)
-
-    def close(self) -> None:
-        """Do what the end of the block does; collective."""
-        self.__exit__(None, None, None)
+        worker = self._as_worker("state")
+        if worker.finished:
+            raise RuntimeError("state: this worker has finished; servers need not be there any more")
+        return worker.state()

@@ -59,6 +59,9 @@ class Settings:
     lr: float
     hyper: tuple[tuple[str, float], ...]
     staleness: int | None
+    backup: int
+    damping: bool
+    read_own: bool
     compressor: Compressor | None
     error_feedback: bool
     push: str
@@ -100,11 +103,15 @@ def checked_layout(count: int, servers: int, comm: Any) -> Layout:
 
 def checked(
     dtype: np.dtype[Any],
+    workers: int,
     *,
     optimizer: str,
     lr: float,
     hyper: dict[str, float],
     staleness: int | None,
+    backup: int,
+    damping: bool,
+    read_own: bool,
     compression: str | Compressor | ErrorFeedback | None,
     error_feedback: bool | None,
     push: str,
@@ -125,12 +132,21 @@ def checked(
         raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
     if push == "direct" and staleness == 0:
         raise ValueError("staleness: 0 promises a fixed order, which push='direct' has not; use push='mailbox'")
+    if push == "direct" and damping:
+        raise ValueError("damping: True needs push='mailbox', where the server knows how late a gradient is")
+    if checked_whole("backup", backup, 0) and staleness != 0:
+        raise ValueError(f"backup: {backup} needs staleness=0; otherwise nobody waits for the last of each step")
+    if backup >= workers:
+        raise ValueError(f"backup: {backup} of {workers} workers leaves none whose gradients count")
     return Settings(
         dtype=dtype,
         optimizer=optimizer,
         lr=checked_number("lr", lr),
         hyper=checked_settings(optimizer, hyper),
         staleness=None if staleness is None else checked_whole("staleness", staleness, 0),
+        backup=int(backup),
+        damping=bool(damping),
+        read_own=bool(read_own),
         compressor=made,
         error_feedback=fed_back,
         push=push,
@@ -171,6 +187,26 @@ def checked_whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not least <= found < 1 << 31:
         raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
     return found
+
+
+def checked_state(state: Any, count: int, settings: Settings) -> dict[str, np.ndarray] | None:
+    """Return what :meth:`~mpicoll.ParameterServer.state` returned; raise TypeError or ValueError if it did not."""
+    if state is None:
+        return None
+    vectors = ("parameters", *(() if settings.direct else OPTIMIZERS[settings.optimizer].slots))
+    if not isinstance(state, dict) or set(state) != {*vectors, "steps", "version"}:
+        raise ValueError(f"state: {', '.join((*vectors, 'steps', 'version'))} are needed, not {_names(state)}")
+    for name in vectors:
+        checked_vector(f"state: {name}", state[name], count, settings.dtype)
+    for name in ("steps", "version"):
+        whole = np.asarray(state[name])
+        if whole.dtype != np.int64 or whole.ndim != 1 or whole.size < 1 or whole.min() < 0:
+            raise ValueError(f"state: {name}: numbers of servers, from 0, are needed, not {_described(whole)}")
+    return dict(state)
+
+
+def _names(state: Any) -> str:
+    return ", ".join(map(str, state)) if isinstance(state, dict) else repr(state)[:80]
 
 
 def checked_number(name: str, value: Any, *, positive: bool = False) -> float:

@@ -21,6 +21,11 @@ class Optimizer(ABC):
         Updated in place by :meth:`apply`.
     hyper
         Values of all names in `defaults`.
+
+    Attributes
+    ----------
+    steps
+        How often it was applied, and ``state`` the vectors that it keeps: all that there is to save.
     """
 
     defaults: ClassVar[Mapping[str, float]] = {}
@@ -28,21 +33,25 @@ class Optimizer(ABC):
     """Names of vectors that it keeps, zeros at first."""
 
     def __init__(self, parameters: np.ndarray, hyper: Mapping[str, float]) -> None:
-        self.parameters = parameters
+        self.parameters, self.steps = parameters, 0
         self.state = {name: np.zeros_like(parameters) for name in self.slots}
         self.hyper = dict(hyper)
         self._scalar = parameters.dtype.type
 
-    @abstractmethod
     def apply(self, gradient: np.ndarray, rate: float) -> None:
         """Take a step at this learning rate; the gradient, of the parameters' count and dtype, is left as it is."""
+        self.steps += 1
+        self._apply(gradient, rate)
+
+    @abstractmethod
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Take step number `steps`, from 1."""
 
 
 class SGD(Optimizer):
     """See :func:`mpicoll.kernels.updates.sgd`."""
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step."""
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
         updates.sgd(self.parameters, gradient, self._scalar(rate))
 
 
@@ -52,8 +61,7 @@ class Momentum(Optimizer):
     defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9}
     slots = ("velocity",)
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step."""
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
         momentum = self._scalar(self.hyper["momentum"])
         updates.momentum(self.parameters, gradient, self.state["velocity"], self._scalar(rate), momentum)
 
@@ -64,25 +72,18 @@ class Adagrad(Optimizer):
     defaults: ClassVar[Mapping[str, float]] = {"epsilon": 1e-10}
     slots = ("total",)
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step."""
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
         epsilon = self._scalar(self.hyper["epsilon"])
         updates.adagrad(self.parameters, gradient, self.state["total"], self._scalar(rate), epsilon)
 
 
 class Adam(Optimizer):
-    """See :func:`mpicoll.kernels.updates.adam`."""
+    """See :func:`mpicoll.kernels.updates.adam`; with the corrections for moments that began as zeros."""
 
     defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
     slots = ("mean", "square")
 
-    def __init__(self, parameters: np.ndarray, hyper: Mapping[str, float]) -> None:
-        super().__init__(parameters, hyper)
-        self.steps = 0
-
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step, with the corrections for moments that began as zeros."""
-        self.steps += 1
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
         beta1, beta2 = self.hyper["beta1"], self.hyper["beta2"]
         root = math.sqrt(1 - beta2**self.steps)
         corrected, epsilon = rate * root / (1 - beta1**self.steps), self.hyper["epsilon"] * root

@@ -11,7 +11,9 @@ from mpicoll.kernels import updates
 from mpicoll.parameter_server.control import BINS, Control, Pause, State
 from mpicoll.parameter_server.layout import Layout, Settings
 from mpicoll.parameter_server.optimizers import OPTIMIZERS
-from mpicoll.parameter_server.shard import HEADER_NBYTES, Places, codec_of, opened
+from mpicoll.parameter_server.rounds import Round
+from mpicoll.parameter_server.shard import HEADER_NBYTES, Header, Places, codec_of, opened
+from mpicoll.parameter_server.state import Answers, packed, part_of
 from mpicoll.parameter_server.transport import Region, word_at
 
 _HOLD_SECONDS = 0.25
@@ -29,6 +31,8 @@ class Server:
     ----------
     version
         Pushes that have been applied.
+    late
+        Those that came behind their step, and were left out.
     """
 
     def __init__(
@@ -39,18 +43,30 @@ class Server:
         shard = rank - layout.workers
         self._bounds = layout.bounds(shard)
         self._is_first = shard == 0
-        self.version = 0
+        self.version = self.late = 0
         self._words = np.zeros(places.words, np.int64)
         self._taken, self._over = np.zeros(layout.workers, np.int64), np.zeros(layout.workers, np.bool_)
         self._histogram = np.zeros(BINS, np.int64)
-        self._sequence, self._shown, self._turn = 0, 0, 0
+        self._sequence = self._shown = 0
         self._held_since: float | None = None
+        self._answers = Answers(control.comm, layout.workers)
 
-    def begin(self, initial: np.ndarray) -> None:
-        """Take the shard's elements of the first parameters; nobody reads or writes them yet."""
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the region and, but with direct pushes, of parameters and optimizer."""
+        own = 0 if self._settings.direct else (1 + len(self._optimizer.state)) * self._parameters.nbytes
+        return self._places.nbytes + own
+
+    def begin(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> None:
+        """Take the shard's elements of the first parameters, or of the whole state; nobody reads or writes them yet."""
         start, stop = self._bounds
+        if state is not None:
+            initial = state["parameters"]
+            self.version = self._shown = int(state["version"].min())
         shown = self._region.local[self._places.parameters :][: (stop - start) * initial.itemsize]
         shown.view(initial.dtype)[:] = initial[start:stop]
+        first_words = self._region.local[: 8 * self._places.FIRST].view(np.int64)
+        first_words[Places.VERSION] = self.version
         self._region.refresh()
         if self._settings.direct:
             return
@@ -59,6 +75,11 @@ class Server:
         self._codec = codec_of(self._settings.compressor, start, stop)
         self._compressor = None if self._settings.compressor is None else self._settings.compressor.part(start, stop)
         self._gradient = np.empty(0 if self._compressor is None else stop - start, np.float32)
+        self._step: Round | None = None
+        if self._settings.staleness == 0:
+            self._step = Round(self._layout.workers, self._settings.backup, stop - start, initial.dtype)
+        if state is not None:
+            part_of(state, start, stop, self._optimizer)
         self._compile(initial.dtype)
 
     def _compile(self, dtype: np.dtype) -> None:
@@ -92,7 +113,9 @@ class Server:
                 looked = time.monotonic()
                 self._look()
         if self._is_first and not self._settings.direct:
-            self._control.count(self._histogram)
+            self._control.count(self._histogram, self.late)
+        for rank in self._answers.receivers:
+            self._control.wait_at_most(self._answers.are_sent, rank, "a worker to take the state that it asked for")
         self._control.enter(State.FINISHED)
 
     def _is_drained(self) -> bool:
@@ -119,55 +142,70 @@ class Server:
     def _round(self) -> bool:
         """Take what the mailboxes have, at most one message of each; return whether there was any, or is to be shown.
 
-        Where the bound on staleness is 0, the order of workers is kept, and only whole rounds are shown.
+        Where the bound on staleness is 0, only whole steps are shown.
         """
         over = self._over.copy()  # of those nothing comes after the following reading
         self._region.read(0, self._words)
-        before = self.version
+        before = int(self._taken.sum())
         waiting = (self._heads() > self._taken).tolist()
-        if self._settings.staleness == 0:
-            whole = self._in_turn(waiting, over.tolist())
-        else:
-            whole = True
-            for worker, there in enumerate(waiting):
-                if there:
-                    self._apply(worker)
-        shows = whole and self.version > self._shown and not self._is_held()
+        if self._step is None:
+            for worker in np.flatnonzero(waiting).tolist():
+                header, gradient = self._open(worker)
+                self._note(header)
+                self._optimizer.apply(gradient, self._rate_of(header))
+                self.version += 1
+        elif self.version == self._shown:
+            self._take_together(self._step, waiting, over.tolist())
+        shows = self.version > self._shown and not self._is_held()
         if shows:
             self._show()
-        if whole and self._shown == self.version:
-            self._turn = 0
-        return shows or self.version > before
+        elif self._settings.backup:
+            self._region.replace(word_at(self._places.tails), self._taken)
+        self._answers.give(self._words[self._places.asks :], lambda: packed(self._optimizer, self.version))
+        return shows or int(self._taken.sum()) > before
 
-    def _in_turn(self, waiting: list[bool], over: list[bool]) -> bool:
-        """Go on with the round of all workers; return whether it is complete."""
-        while self._turn < self._layout.workers:
-            if waiting[self._turn]:
-                self._apply(self._turn)
-            elif not over[self._turn]:
-                return False
-            self._turn += 1
-        return True
+    def _take_together(self, step: Round, waiting: list[bool], over: list[bool]) -> None:
+        """Go on with the step of all workers; take it when it is complete."""
+        for worker in step.due(waiting, over):
+            header, gradient = self._open(worker)
+            if self._settings.backup and header.version < self._shown:
+                self.late += 1
+                continue
+            self._note(header)
+            step.add(worker, gradient, header.learning_rate)
+        if step.is_complete(over):
+            self._optimizer.apply(step.total, step.rate)
+            self.version += step.given
+            step.reset()
 
-    def _apply(self, worker: int) -> None:
-        """Take the next message of a worker out of its mailbox."""
+    def _open(self, worker: int) -> tuple[Header, np.ndarray]:
+        """Take the next message of a worker out of its mailbox; the gradient is good until the next one."""
         number, most = int(self._taken[worker]), self._places.payload_nbytes
         self._region.refresh()
         slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
         header, payload = opened(slot, worker, number, self._codec, most)
-        if self._compressor is None:
-            gradient = payload.view(self._parameters.dtype)
-        else:
-            gradient = self._gradient
-            self._compressor.decompress(payload, gradient)
-        self._optimizer.apply(gradient, self._settings.lr)
-        self._histogram[min(max(self.version - header.version, 0), BINS - 1)] += 1
-        self.version += 1
         self._taken[worker] += 1
+        if self._compressor is None:
+            return header, payload.view(self._parameters.dtype)
+        self._compressor.decompress(payload, self._gradient)
+        return header, self._gradient
+
+    def _staleness(self, header: Header) -> int:
+        return max(self.version - header.version, 0)
+
+    def _note(self, header: Header) -> None:
+        self._histogram[min(self._staleness(header), BINS - 1)] += 1
+
+    def _rate_of(self, header: Header) -> float:
+        """Return the learning rate; less, if it shall be, for what is more than one update of every worker late."""
+        rate = header.learning_rate
+        if not self._settings.damping:
+            return rate
+        return rate * min(1.0, self._layout.workers / max(self._staleness(header), 1))
 
     def _is_held(self) -> bool:
         """Return whether somebody reads a snapshot, and may still do so."""
-        if not self._words[self._places.holds :].any():
+        if not self._words[self._places.holds : self._places.asks].any():
             self._held_since = None
             return False
         now = time.monotonic()

@@ -13,10 +13,11 @@ from mpi4py import MPI
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.parameter_server.control import Control, State
 from mpicoll.parameter_server.layout import Layout, Settings
+from mpicoll.parameter_server.link import Link
 from mpicoll.parameter_server.server import Server
 from mpicoll.parameter_server.shard import Places, payload_nbytes
 from mpicoll.parameter_server.transport import Region, Window
-from mpicoll.parameter_server.worker import Link, Worker
+from mpicoll.parameter_server.worker import Worker
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.supervisor import Signature
@@ -31,25 +32,26 @@ class Session:
 
     Attributes
     ----------
-    staleness
-        The histogram, once all have left.
+    staleness, late
+        The histogram, and how many pushes were left out, once all have left.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Layout, settings: Settings, places: Sequence[Places]) -> None:
         self._comm, self._layout, self._settings, self._places = comm.Dup(), layout, settings, places
         self.rank = int(comm.rank)
-        self.control = Control(self._comm, layout, settings.timeout)
+        self.control = Control(self._comm, layout, settings.timeout, layout.server_rank(0))
         self._regions: list[Region] = [
             Window(self._comm, layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
         ]
         self.staleness: np.ndarray | None = None
+        self.late: int | None = None
 
-    def server(self, initial: np.ndarray) -> Server:
+    def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
         """Return what this rank does as a server of its part of `initial`."""
         shard = self.rank - self._layout.workers
         region, places = self._regions[shard], self._places[shard]
         server = Server(region, places, self.control, self._layout, self._settings, self.rank)
-        server.begin(initial)
+        server.begin(initial, state)
         return server
 
     def worker(self) -> Worker:
@@ -83,7 +85,7 @@ class Session:
         # The traceback of a server that failed may show memory of its window: it has to stay where it is.
         free = self.control.all_free(late is None and self.control.failed_server() is None)
         if free or late is None:
-            self.staleness = self.control.histogram()
+            self.staleness, self.late = self.control.counted()
         if free:
             self._free()
             return

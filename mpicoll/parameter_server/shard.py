@@ -7,6 +7,7 @@ version           server   pushes that are in the parameters, or soon will be
 heads[worker]     worker   messages that it has put into its mailbox, from the beginning
 tails[worker]     server   messages whose effect is in the parameters; their slots are free
 holds[worker]     worker   1 while it wants the parameters to stay as they are
+asks[worker]      worker   how often it has asked for the whole state
 
 A mailbox is a ring of slots with one writer and one reader. A slot is a header of eight words and the payload.
 """
@@ -40,6 +41,8 @@ class Header(NamedTuple):
         Of the worker when it wrote this: pushes before this one, and the version that it had pulled from this shard.
     codec
         Which compressor; see :func:`codec_of`.
+    rate
+        The learning rate, or what else a number is needed for: the bits of a float64.
     checksum
         See :meth:`sealed`.
     """
@@ -49,7 +52,13 @@ class Header(NamedTuple):
     step: int
     version: int
     codec: int
+    rate: int = 0
     checksum: int = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """What the bits say."""
+        return float(np.int64(self.rate).view(np.float64))
 
     def sealed(self, payload: np.ndarray) -> Header:
         """Return it with the checksum of itself and a payload, whose bytes are a multiple of 4."""
@@ -79,8 +88,8 @@ class Places:
 
     def __init__(self, workers: int, count: int, itemsize: int, slots: int, payload_nbytes: int) -> None:
         self.workers, self.slots, self.payload_nbytes = workers, slots, payload_nbytes
-        self.heads, self.tails, self.holds = (self.FIRST + kind * workers for kind in range(3))
-        self.words = self.FIRST + 3 * workers
+        self.heads, self.tails, self.holds, self.asks = (self.FIRST + kind * workers for kind in range(4))
+        self.words = self.FIRST + 4 * workers
         self.parameters = aligned(word_at(self.words))
         self._mail = aligned(self.parameters + count * itemsize)
         self._slot_nbytes = aligned(HEADER_NBYTES + payload_nbytes)
@@ -89,6 +98,11 @@ class Places:
     def slot(self, worker: int, number: int) -> int:
         """Return where a message of a worker lies."""
         return self._mail + (worker * self.slots + number % self.slots) * self._slot_nbytes
+
+
+def bits_of(rate: float) -> int:
+    """Return a number as a header has it."""
+    return int(np.float64(rate).view(np.int64))
 
 
 def payload_nbytes(compressor: Compressor | None, count: int, itemsize: int) -> int:

@@ -143,15 +143,18 @@ def target(parameters: np.ndarray, rank: int, step: int) -> np.ndarray:
 
 
 def synchronous(first: np.ndarray, workers: int, steps: int, optimizer: str, spec: str | None) -> np.ndarray:
-    """What one process computes that goes through the workers in order."""
+    """What one process computes that adds up the workers' gradients in order."""
     parameters = first.copy()
     rule = OPTIMIZERS[optimizer](parameters, dict(checked_settings(optimizer, HYPER[optimizer])))
     feedback = [None if spec is None else ErrorFeedback(spec) for _ in range(workers)]
     for step in range(steps):
-        pulled = parameters.copy()
+        total: np.ndarray | None = None
         for worker, memory in enumerate(feedback):
-            gradient = target(pulled, worker, step)
-            rule.apply(gradient if memory is None else through(memory, gradient, worker, step), 0.05)
+            gradient = target(parameters, worker, step)
+            gradient = gradient if memory is None else through(memory, gradient, worker, step)
+            total = gradient if total is None else total + gradient
+        assert total is not None
+        rule.apply(total, 0.05)
     return parameters
 
 
@@ -203,6 +206,98 @@ def test_what_is_owed_stays_at_the_worker(comm: Intracomm) -> None:
             ps.result()
             assert np.array_equal((ps.parameters + owed)[own], given[own])
             assert np.abs(owed[own]).max() > 0
+
+
+def test_what_comes_behind_its_step_is_left_out(comm: Intracomm) -> None:
+    """Rank 1 computes so long that the others have taken two steps meanwhile."""
+    if comm.size < 3:
+        pytest.skip("somebody else has to go on")
+    steps = 6
+    with serving(np.zeros(7, np.float32), comm, staleness=0, backup=1) as ps:
+        if not ps.is_server:
+            for step in range(steps):
+                seen = ps.pull()
+                assert ps.parameters[0] == seen >= 0
+                if ps.rank == 1 and step == 1:
+                    comm.Recv(np.empty(1), 0)
+                if ps.rank == 0 and step == 4:
+                    comm.Isend(np.zeros(1), 1).Wait()
+                ps.push(np.ones(7, np.float32))
+            version = ps.result()
+            assert (ps.parameters == version).all()
+    counted = int(ps.staleness.sum())
+    assert ps.staleness[0] == counted
+    assert ps.late >= 1
+    assert counted + ps.late == steps * (comm.size - 1)
+
+
+def test_late_gradients_can_count_less(comm: Intracomm) -> None:
+    """Rank 0 pulls once: of its pushes each is one update later than the one before."""
+    pushes = 3 * comm.size
+    with serving(np.zeros(5, np.float32), comm, damping=True) as ps:
+        if ps.rank == 0 and not ps.is_server:
+            ps.pull()
+            for _ in range(pushes):
+                ps.push(np.ones(5, np.float32), rate=-2.0)
+            ps.result()
+            expected = sum(2.0 * min(1.0, ps.workers / max(late, 1)) for late in range(pushes))
+            assert np.allclose(ps.parameters, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("optimizer", "push"), [*((name, "mailbox") for name in HYPER), ("sgd", "direct")])
+def test_a_state_is_what_it_goes_on_from(comm: Intracomm, optimizer: str, push: str) -> None:
+    """Rank 0 alone pushes: twelve steps are the same as five, a state, and seven from it on other servers."""
+    count, first = 61, np.random.default_rng(5).standard_normal(61, np.float32)
+    settings: dict[str, Any] = {"optimizer": optimizer, "push": push, "lr": 0.05, **HYPER[optimizer]}
+    settings["staleness"] = 0 if push == "mailbox" else None  # what was pushed is there when it is pulled
+    found: list[np.ndarray] = []
+    for plan in ([12], [5, 7]):
+        state = None
+        for number, steps in enumerate(plan):
+            servers = server_counts(comm)[-1 - number % len(server_counts(comm))]
+            blank = np.zeros(count, np.float32)
+            with serving(first if state is None else blank, comm, servers=servers, state=state, **settings) as ps:
+                if ps.rank == 0:
+                    for step in range(steps):
+                        ps.pull()
+                        ps.push(target(ps.parameters, 0, step + 5 * number))
+                    ps.settle()
+                    before, state = ps.parameters.copy(), ps.state()
+                    assert state["version"].tolist() == [sum(plan[: number + 1])] * servers
+                    ps.result()
+                    assert np.array_equal(ps.parameters, state["parameters"])
+                    assert not np.array_equal(before, ps.parameters)
+            state = shared(state, comm)
+        found.append(state["parameters"])
+    assert np.array_equal(found[0], found[1])
+
+
+def shared(state: dict[str, np.ndarray] | None, comm: Intracomm) -> dict[str, np.ndarray]:
+    """Return rank 0's state on all ranks."""
+    layouts = comm.bcast({name: (array.shape, array.dtype.str) for name, array in (state or {}).items()})
+    found = {name: np.zeros(*layout) for name, layout in layouts.items()}
+    for name, array in found.items():
+        if comm.rank == 0 and state is not None:
+            array[:] = state[name]
+        comm.Bcast(array)
+    return found
+
+
+def test_a_state_can_be_asked_for_while_others_push(comm: Intracomm) -> None:
+    count, servers = 4001, server_counts(comm)[-1]
+    with serving(np.zeros(count, np.float32), comm, servers=servers) as ps:
+        if ps.rank == 0:
+            for _ in range(10):
+                state = ps.state()
+                for shard in range(servers):
+                    part = state["parameters"][shard * count // servers : (shard + 1) * count // servers]
+                    assert (part == state["version"][shard]).all()
+            ps.finish()
+            with pytest.raises(RuntimeError, match="finished"):
+                ps.state()
+        elif not ps.is_server:
+            for _ in range(100):
+                ps.push(np.ones(count, np.float32))
 
 
 def test_workers_end_when_they_like(comm: Intracomm) -> None:
@@ -376,6 +471,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lr": "fast"}, "lr"),
     ({"staleness": -1}, "staleness"),
     ({"staleness": 0, "push": "direct"}, "staleness"),
+    ({"backup": 1}, "backup"),
+    ({"backup": 1, "staleness": 3}, "backup"),
+    ({"backup": 99, "staleness": 0}, "backup"),
+    ({"damping": True, "push": "direct"}, "damping"),
+    ({"state": {"parameters": np.zeros(9, np.float32)}}, "state"),
+    ({"state": 7}, "state"),
     ({"compression": "nothing"}, "compression"),
     ({"compression": "common"}, "compression"),
     ({"compression": "int8", "push": "direct"}, "compression"),
