@@ -121,7 +121,6 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome
     from mpicoll.train.data import load
     from mpicoll.train.mesh import make_mesh
     from mpicoll.train.monitor import Monitor
-    from mpicoll.train.run import mean_traffic
     from mpicoll.train.saving import Saver
 
     dataset = clouds() if task == "clouds" else load(config, comm)
@@ -133,12 +132,12 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome
     tested = trainer.evaluate()
     trainer.check_replicas()
     assert tested is not None
-    traffic = mean_traffic(trainer.strategy.traffic(), comm)
-    steps = trainer.total_steps
+    facts = trainer.facts()
+    steps = trainer.course.total_steps
     seconds = trainer.clock.mean(comm).stepping / steps
     losses = [record.train_loss for record in trainer.epochs]
-    ratio = traffic.dense / traffic.sent if traffic.sent else 1.0
-    return Outcome(task, variant.name, config.seed, steps, tested[1], losses, traffic.sent / steps, ratio, seconds)
+    sent, ratio = facts["sent_nbytes_per_step"], facts["compression_ratio"] or 1.0
+    return Outcome(task, variant.name, config.seed, steps, tested[1], losses, sent, ratio, seconds)
 
 
 def _runs(arguments: argparse.Namespace) -> Iterator[tuple[str, Variant, TrainConfig]]:

@@ -112,7 +112,6 @@ def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracom
     from mpicoll.train.data import load
     from mpicoll.train.mesh import make_mesh
     from mpicoll.train.monitor import Monitor
-    from mpicoll.train.run import mean_traffic
 
     comm = Intracomm(comm, algorithm=config.algorithm)
     dataset = load(config, comm)
@@ -122,7 +121,7 @@ def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracom
     watch = Watch()
     trainer.train(Monitor(config, 0, 1), watch)
     tested = trainer.evaluate()
-    sent = mean_traffic(trainer.strategy.traffic(), comm).sent / len(trainer.records)
+    sent = trainer.facts()["sent_nbytes_per_step"]
     return Outcome(
         task,
         strategy,

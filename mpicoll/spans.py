@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-NAMES = ("data", "compute", "forward", "backward", "update", "communication", "tally", "evaluation", "checkpoints",
-         "bucket")  # fmt: skip
+NAMES = ("data", "compute", "forward", "backward", "update", "communication", "tally", "pull", "push", "evaluation",
+         "checkpoints", "bucket")  # fmt: skip
 BUCKET = NAMES.index("bucket")
 """The sum of a bucket over the ranks, from its begin to when its end was noticed; may go on beside everything else."""
 _NUMBERS = {name: number for number, name in enumerate(NAMES)}

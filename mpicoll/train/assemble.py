@@ -17,6 +17,8 @@ from mpicoll.train.failures import DataError
 from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.models import Flat, Model, convolutional, perceptron
+from mpicoll.train.modes.local import LocalSteps
+from mpicoll.train.modes.stragglers import delayed
 from mpicoll.train.optimizer import MomentumSGD
 from mpicoll.train.pipeline import Pipelined
 from mpicoll.train.portion import Portion
@@ -34,13 +36,15 @@ def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model
 
 
 def _make_engine(config: TrainConfig, mesh: Mesh, portion: Portion) -> Engine:
-    if mesh.pipeline is None:
-        return OneAfterTheOther(portion.model)
-    return Pipelined(portion.model, portion.inputs, mesh.pipeline, config.pipeline_schedule, config.timeout)
+    if mesh.pipeline is not None:
+        return Pipelined(portion.model, portion.inputs, mesh.pipeline, config.pipeline_schedule, config.timeout)
+    return delayed(OneAfterTheOther(portion.model), config, mesh.world.Get_rank())
 
 
 def _make_strategy(config: TrainConfig, mesh: Mesh, portion: Portion, parameters: np.ndarray) -> Strategy:
     comm = Intracomm(MPI.COMM_SELF) if config.algorithm == NOOP else mesh.data
+    if config.mode == "local":
+        return LocalSteps(portion.model, parameters, comm, config, squares=portion.total_squares)
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
     if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
         overlap = config.overlap != "off"

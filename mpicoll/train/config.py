@@ -14,6 +14,11 @@ FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 NOOP = "noop"
 """The algorithm that sends nothing, to see what communication costs."""
+MODES = ("sync", "local", "ps", "p2p", "gossip")
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
+AVERAGINGS = ("periodic", "elastic")
+PUSHES = ("mailbox", "direct")
+SILENCES = ("raise", "drop")
 SHARDINGS = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -62,6 +67,16 @@ class TrainConfig:
         Parts in which a rank's samples go through the pipeline.
     pipeline_schedule
         When backward passes are taken: ``"1f1b"``, as soon as they can be, or ``"gpipe"``, behind all forward ones.
+    mode
+        Who waits for whom; in ``"sync"``, everybody for everybody in each step.
+    optimizer
+        What a gradient does, ``"momentum"`` but in ``"ps"`` and ``"p2p"``.
+    sync_every, averaging
+        Of ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
+    servers, staleness, backup, damping, push, on_silence
+        Of ``"ps"``: see :class:`mpicoll.ParameterServer`.
+    slow, jitter, step_seconds
+        Ranks that are so many times as slow; the mean of a random delay; the least time that gradients take.
     evaluate_every
         Epochs after which the test part is evaluated; the end counts as such in any case.
     tensorboard, run
@@ -104,6 +119,19 @@ class TrainConfig:
     pipeline: int = 1
     microbatches: int = 1
     pipeline_schedule: str = "1f1b"
+    mode: str = "sync"
+    optimizer: str = "momentum"
+    sync_every: int = 16
+    averaging: str = "periodic"
+    servers: int = 0
+    staleness: int | None = None
+    backup: int = 0
+    damping: bool = False
+    push: str = "mailbox"
+    on_silence: str = "raise"
+    slow: tuple[tuple[int, float], ...] = ()
+    jitter: float = 0.0
+    step_seconds: float = 0.0
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: str = "no"

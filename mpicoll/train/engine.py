@@ -7,11 +7,17 @@ from typing import Protocol
 
 import numpy as np
 
-from mpicoll.train.models import Model
-from mpicoll.train.strategy import Strategy
+from mpicoll.train.models import Model, Storage
 
 Part = tuple[np.ndarray, np.ndarray]
 """Features, (rows, features), and labels, (rows,) of int64."""
+
+
+class Receiver(Storage, Protocol):
+    """To whom gradients are given."""
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """See :class:`~mpicoll.train.strategy.Strategy`."""
 
 
 class Engine(Protocol):
@@ -22,14 +28,14 @@ class Engine(Protocol):
         """Seconds spent on messages within its methods so far, those of the strategy not counted."""
 
     def gradients(
-        self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
+        self, strategy: Receiver, parts: Sequence[Part], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """Compute the gradients of all parts, which count `scale` times; return summed loss and hits of this rank.
 
         Every rank that shares the model calls it with as many parts; a part may have no rows.
         """
 
-    def loss(self, strategy: Strategy, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+    def loss(self, strategy: Receiver, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return summed loss and hits; on one of the ranks that share the model's layers, zeros on the others."""
 
 
@@ -45,7 +51,7 @@ class OneAfterTheOther:
         return sum(layer.waited for layer in self._model.layers)
 
     def gradients(
-        self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
+        self, strategy: Receiver, parts: Sequence[Part], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """See :class:`Engine`."""
         loss, correct = 0.0, 0
@@ -55,6 +61,6 @@ class OneAfterTheOther:
             loss, correct = loss + found[0], correct + found[1]
         return loss, correct
 
-    def loss(self, strategy: Strategy, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+    def loss(self, strategy: Receiver, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """See :class:`Engine`."""
         return self._model.loss(strategy, x, y)

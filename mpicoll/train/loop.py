@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import math
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -16,18 +15,15 @@ from mpi4py import MPI
 from mpicoll import spans
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
+from mpicoll.train.course import Course, Reader, shares_for_evaluation
 from mpicoll.train.data import Dataset, Samples
-from mpicoll.train.engine import Engine, Part
+from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.monitor import Monitor
-from mpicoll.train.optimizer import learning_rate
-from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
-from mpicoll.train.strategy import Strategy
+from mpicoll.train.strategy import Strategy, Traffic
 from mpicoll.train.tally import EpochRecord, StepRecord, Tally
-
-_EVALUATION_ROWS = 1024
 
 
 class Saving(Protocol):
@@ -63,9 +59,8 @@ class Trainer:
     ) -> None:
         self._config, self._mesh, self._dataset = config, mesh, dataset
         self._engine, self.strategy, self.clock = engine, strategy, clock
-        rows = max(part(min(config.step_batch, dataset.train.count), mesh.replicas, 0)[1], 1)
-        self._x = np.empty((rows, dataset.feature_count), config.dtype)
-        self._y = np.empty(rows, np.int64)
+        self.course = Course(config, dataset.train.count)
+        self._reader = Reader(config, dataset, mesh.replicas)
         self.tally = Tally(mesh.world)
         self.epochs: list[EpochRecord] = []
         self.gradient_norm = math.nan
@@ -77,16 +72,13 @@ class Trainer:
         """One record for each step taken, those before a checkpoint included."""
         return self.tally.records
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of an epoch; the last may take fewer samples."""
-        return steps_per_epoch(self._dataset.train.count, self._config.step_batch)
+    def lagging(self) -> int | None:
+        """Return a rank for which the others have waited lately, if there is one."""
+        return self.tally.pace.lagging()
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        steps = self._config.epochs * self.steps_per_epoch
-        return steps if self._config.steps is None else min(steps, self._config.steps)
+    def ask_to_stop(self) -> None:
+        """Let all ranks stop soon; may be called from a signal handler."""
+        self.tally.ask_to_stop()
 
     @property
     def samples_per_second(self) -> float:
@@ -103,9 +95,11 @@ class Trainer:
             On every rank.
         """
         began = time.perf_counter()
-        for epoch, steps in self._epochs():
+        for epoch, steps in self.course.epochs(self.first_step):
             stepping, seen = self.clock.stepping, self.samples_seen
             self._train_epoch(epoch, steps, monitor, saver)
+            with self.clock.spent_on("communication"):
+                self.strategy.meet()
             if self.stopped:
                 return
             pace = (self.samples_seen - seen) / max(self.clock.stepping - stepping, 1e-9)
@@ -116,38 +110,23 @@ class Trainer:
             saver.after_epoch(self, steps.stop)
 
     def _evaluated(self, epoch: int, steps: int, began: float, pace: float) -> EpochRecord:
-        due = (epoch + 1) % self._config.evaluate_every == 0 or steps == self.total_steps
+        due = (epoch + 1) % self._config.evaluate_every == 0 or steps == self.course.total_steps
         loss, accuracy = (self.evaluate() if due else None) or (None, None)
         return EpochRecord(epoch, steps, *self._epoch_means(epoch), loss, accuracy, time.perf_counter() - began, pace)
 
     def _epoch_means(self, epoch: int) -> tuple[float, float]:
         """Return mean loss and accuracy of an epoch, the last one so far, over its samples."""
-        records = self.records[epoch * self.steps_per_epoch :]
-        counts = [self._batch_count(record.step) for record in records]
+        records = self.records[epoch * self.course.steps_per_epoch :]
+        counts = [self.course.batch_count(record.step) for record in records]
         loss, accuracy = (
             sum(getattr(record, name) * count for record, count in zip(records, counts, strict=True)) / sum(counts)
             for name in ("loss", "accuracy")
         )
         return loss, accuracy
 
-    def _epochs(self) -> Iterator[tuple[int, range]]:
-        for epoch, start in enumerate(range(0, self.total_steps, self.steps_per_epoch)):
-            stop = min(start + self.steps_per_epoch, self.total_steps)
-            if stop > self.first_step:
-                yield epoch, range(max(start, self.first_step), stop)
-
-    def _batch_count(self, step: int) -> int:
-        count, batch = self._dataset.train.count, self._config.step_batch
-        return min(count - step % self.steps_per_epoch * batch, batch)
-
     def _train_epoch(self, epoch: int, steps: range, monitor: Monitor, saver: Saving) -> None:
-        config, mesh, count = self._config, self._mesh, self._dataset.train.count
-        with self.clock.spent_on("data"):
-            order = epoch_order(count, config.seed, epoch)
         for step in steps:
-            number = step - epoch * self.steps_per_epoch
-            indices, samples = batch_of_rank(order, number, config.step_batch, mesh.replicas, mesh.replica)
-            self._take_step(step, epoch, indices, samples, last=step == steps[-1])
+            self._take_step(step, epoch, last=step == steps[-1])
             monitor.after_step(self)
             if self.tally.stop:
                 saver.save(self, step + 1)
@@ -155,18 +134,19 @@ class Trainer:
                 return
             saver.after_step(self, step + 1)
 
-    def _take_step(self, step: int, epoch: int, indices: np.ndarray, count: int, last: bool) -> None:
+    def _take_step(self, step: int, epoch: int, *, last: bool) -> None:
         config, clock = self._config, self.clock
         began, waited = time.perf_counter(), self._waited()
         spans.at_step(step)
         with clock.spent_on("data"):
-            parts = self._parts(indices)
+            indices, count = self.course.samples(step, self._mesh.replicas, self._mesh.replica)
+            parts = self._reader.parts(indices)
         with self._computing():
             compress = step >= config.warmup_dense
             loss, correct = self._engine.gradients(self.strategy, parts, 1 / count, compress=compress)
         with clock.spent_on("communication"):
             self.strategy.reduce()
-        rate = learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
+        rate = self.course.rate(step)
         with self._computing("update"):
             self.gradient_norm = self.strategy.update(rate, config.clip)
         seconds = time.perf_counter() - began
@@ -192,15 +172,6 @@ class Trainer:
         """Return the seconds that this rank has spent on messages so far."""
         return self.strategy.traffic().waited + self._engine.waited
 
-    def _parts(self, indices: np.ndarray) -> list[Part]:
-        """Return this rank's samples, cut as the options say; parts may be empty."""
-        x, y = self._x[: len(indices)], self._y[: len(indices)]
-        self._dataset.train.fill(indices, x, y)
-        count = self._config.accumulate * self._config.microbatches
-        return [
-            (x[slice(*part(len(x), count, number))], y[slice(*part(len(x), count, number))]) for number in range(count)
-        ]
-
     def check_replicas(self) -> str | None:
         """Return the SHA-256 of the parameters, of all parts of the model, as hexadecimal digits.
 
@@ -223,6 +194,26 @@ class Trainer:
             raise ReplicasDiffer(f"the parameters of rank {ranks} differ from those of the other ranks")
         return (common[0] if places == 1 else hashlib.sha256(b"".join(common)).digest()).hex()
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a report has to say of how the ranks work together. Collective."""
+        traffic, taken = self._mean_traffic(), max(1, len(self.records) - self.first_step)
+        slowest = self.tally.pace.slowest()
+        return {
+            "sent_nbytes_per_step": traffic.sent / taken,
+            "compression_ratio": traffic.dense / traffic.sent if traffic.sent else None,
+            "overlap": 1 - traffic.waited / traffic.under_way if traffic.under_way else None,
+            "error_feedback": any(name.startswith("owed.") for name in self.strategy.own_state()),
+            "nbytes": self.strategy.nbytes(),
+            "slowest_rank": slowest and slowest._asdict(),
+            "mode": None,
+        }
+
+    def _mean_traffic(self) -> Traffic:
+        """Return the mean over all ranks."""
+        sums = np.array(self.strategy.traffic())
+        self._mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        return Traffic(*(sums / self._mesh.world.Get_size()).tolist())
+
     def evaluate(self) -> tuple[float, float] | None:
         """Return mean loss and accuracy over the test samples, None where there are none or there is no one model.
 
@@ -239,16 +230,12 @@ class Trainer:
     def _evaluate(self, samples: Samples) -> tuple[float, float] | None:
         if samples.count == 0:
             return None
-        mesh, features = self._mesh, self._dataset.feature_count
-        start, stop = part(samples.count, mesh.replicas, mesh.replica)
-        x, y = np.empty((_EVALUATION_ROWS, features), self._config.dtype), np.empty(_EVALUATION_ROWS, np.int64)
-        sums = np.zeros(2)
-        # As many batches on all ranks: where layers are shared they have to meet.
-        batches = -(-part(samples.count, mesh.replicas, 0)[1] // _EVALUATION_ROWS)
-        for first in itertools.islice(itertools.count(start, _EVALUATION_ROWS), batches):
-            indices = np.arange(min(first, stop), min(first + _EVALUATION_ROWS, stop))
-            samples.fill(indices, x[: len(indices)], y[: len(indices)])
-            sums += self._engine.loss(self.strategy, x[: len(indices)], y[: len(indices)])
+        mesh, sums = self._mesh, np.zeros(2)
+        shares = shares_for_evaluation(
+            samples, self._dataset.feature_count, self._config.dtype, mesh.replicas, mesh.replica
+        )
+        for x, y in shares:
+            sums += self._engine.loss(self.strategy, x, y)
         if not mesh.speaks:
             sums[:] = 0
         mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.events import EventLog
 from mpicoll.train.report import Progress
-from mpicoll.train.tally import EpochRecord
-
-if TYPE_CHECKING:
-    from mpicoll.train.loop import Trainer
+from mpicoll.train.tally import EpochRecord, StepRecord
 
 _FLUSH_SECONDS = 2.0
+
+
+class Followed(Protocol):
+    """What a trainer tells of itself."""
+
+    clock: Clock
+    gradient_norm: float
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """Steps whose loss is known, in the order in which it became so."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together, so far."""
+
+    def lagging(self) -> int | None:
+        """Return a rank for which the others wait."""
 
 
 class Monitor:
@@ -24,25 +40,35 @@ class Monitor:
     ----------
     total, done
         Steps of the run, and those taken before.
+    told
+        Records that there are already.
     events
         Where scalars go, closed by `close`; None for nowhere.
     """
 
     def __init__(
-        self, config: TrainConfig, total: int, rank: int, done: int = 0, events: EventLog | None = None
+        self, config: TrainConfig, total: int, rank: int, done: int = 0, told: int = 0, events: EventLog | None = None
     ) -> None:
         self._bar = Progress(config, total, rank, done)
-        self._events, self._told, self._flushed = events, done, time.monotonic()
+        self._events, self._told, self._flushed = events, told, time.monotonic()
+        self._steps = done
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Followed) -> None:
         """Note a step; tell what is new, which is known every few steps."""
         self._bar.advance()
+        self._tell(trainer)
+
+    def follow(self, trainer: Followed, steps: int) -> None:
+        """Note that so many steps of the run are done, more or less; tell what is new."""
+        self._bar.advance(steps - self._steps)
+        self._steps = steps
+        self._tell(trainer)
+
+    def _tell(self, trainer: Followed) -> None:
         records = trainer.records
         if len(records) == self._told:
             return
-        self._bar.show(
-            records[-1], trainer.samples_per_second, trainer.clock.communication_share, trainer.tally.pace.lagging()
-        )
+        self._bar.show(records[-1], trainer.samples_per_second, trainer.clock.communication_share, trainer.lagging())
         if self._events is not None:
             for record in records[self._told : -1]:
                 self._events.add(record.step, record.scalars())
@@ -64,7 +90,7 @@ class Monitor:
             self._events.close()
 
 
-def _pace(trainer: Trainer) -> dict[str, float]:
+def _pace(trainer: Followed) -> dict[str, float]:
     values = {
         "samples_per_second": trainer.samples_per_second,
         "communication_share": trainer.clock.communication_share,

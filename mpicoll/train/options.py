@@ -6,30 +6,27 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, NoReturn
 
 from mpicoll import __version__
+from mpicoll.train.checks import DEFAULTS, FILTERS, HIDDEN, LATER, complete
 from mpicoll.train.config import (
+    AVERAGINGS,
     DTYPES,
     FEEDBACK,
     MODELS,
-    NOOP,
+    MODES,
+    OPTIMIZERS,
     PIPELINE_SCHEDULES,
+    PUSHES,
     SCHEDULES,
     SHARDINGS,
+    SILENCES,
     TrainConfig,
-    parse_synthetic,
 )
 from mpicoll.train.failures import UsageError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_HIDDEN = (256, 128)
-_FILTERS = 16
-_MICROBATCHES = 4
-_LATER = ("hidden", "filters", "microbatches", "pipeline_schedule", "resume")
-"""Their defaults depend on other options."""
-_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 
 _DESCRIPTION = """\
 Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
@@ -51,6 +48,7 @@ examples:
   mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
   mpirun -n 8 python -m mpicoll.train --dataset ~/mnist --algorithm ring --epochs 5
   mpirun -n 8 python -m mpicoll.train --compression sign --warmup-dense 100
+  mpirun -n 8 python -m mpicoll.train --mode ps --servers 2 --staleness 4 --compression int8
   mpirun -n 8 python -m mpicoll.train --dataset x.npy --labels y.npy --model logistic"""
 
 
@@ -115,9 +113,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", choices=MODELS, help="multilayer perceptron, logistic regression, or 3 x 3 "
                        "convolution, ReLU, pooling and a dense layer (default: %(default)s)")  # fmt: skip
     group.add_argument("--hidden", type=_widths, default=None, metavar="N[,N...]",
-                       help=f"widths of the hidden layers of mlp (default: {','.join(map(str, _HIDDEN))})")  # fmt: skip
+                       help=f"widths of the hidden layers of mlp (default: {','.join(map(str, HIDDEN))})")  # fmt: skip
     group.add_argument("--filters", type=_integer(1), default=None, metavar="N",
-                       help=f"filters of conv (default: {_FILTERS})")  # fmt: skip
+                       help=f"filters of conv (default: {FILTERS})")  # fmt: skip
     group.add_argument("--dtype", choices=DTYPES, help="of parameters and gradients (default: %(default)s)")
 
 
@@ -182,6 +180,49 @@ def _add_sharing(parser: argparse.ArgumentParser) -> None:
                        "whether layers come while others are used; auto: yes (default: %(default)s)")  # fmt: skip
 
 
+def _add_modes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who waits for whom")
+    group.add_argument("--mode", choices=MODES, help="sync: all ranks take each step together; local: each takes steps "
+                       "of its own, and replicas are averaged now and then; ps: workers push gradients to parameter "
+                       "servers and go on; p2p: to each other; gossip: each passes half of what it has to one other "
+                       "rank (default: %(default)s)")  # fmt: skip
+    group.add_argument("--optimizer", choices=OPTIMIZERS, help="what a gradient does in ps and p2p; otherwise momentum "
+                       "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--sync-every", type=_integer(1), metavar="STEPS",
+                       help="local: steps between two averages (default: 16)")  # fmt: skip
+    group.add_argument("--averaging", choices=AVERAGINGS, help="local: take the mean, or draw replicas and a common "
+                       "centre towards each other (default: periodic)")  # fmt: skip
+    group.add_argument("--servers", type=_integer(1), metavar="N", help="ps: the last N ranks are servers, each of a "
+                       "part of the parameters (default: 1)")  # fmt: skip
+    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="ps: a worker that is further ahead of "
+                       "the slowest waits; 0: all take each step together (default: nobody waits)")  # fmt: skip
+    group.add_argument("--backup", type=_integer(1), metavar="N", help="ps with --staleness 0: the last N gradients of "
+                       "each step are not waited for, and left out (default: 0)")  # fmt: skip
+    group.add_argument("--damping", action="store_true", help="ps: a gradient that is late counts less")
+    group.add_argument("--push", choices=PUSHES, help="ps: gradients go to mailboxes of the server, which applies "
+                       "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
+    group.add_argument("--on-silence", choices=SILENCES, help="ps: a worker that is silent for longer than --timeout "
+                       "ends the run, or is dropped (default: raise)")  # fmt: skip
+
+
+def _slow(text: str) -> tuple[tuple[int, float], ...]:
+    pairs = [re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", each) for each in text.split(",")]
+    found = tuple((int(pair[1]), float(pair[2])) for pair in pairs if pair is not None)
+    if len(found) < len(pairs) or any(factor < 1 for _, factor in found) or len(dict(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 3:5 or 1:2,3:5 with factors from 1 on")
+    return found
+
+
+def _add_experiments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("experiments: slow ranks on purpose")
+    group.add_argument("--slow", type=_slow, metavar="RANK:FACTOR", help="that rank computes so many times as long; "
+                       "several: 1:2,3:5")  # fmt: skip
+    group.add_argument("--jitter", type=_real(0), metavar="SECONDS", help="every rank takes longer by an exponentially "
+                       "distributed time of this mean in each step (default: 0)")  # fmt: skip
+    group.add_argument("--step-seconds", type=_real(0), metavar="SECONDS", help="the gradients of a step take at least "
+                       "that long, as if the model were larger (default: 0)")  # fmt: skip
+
+
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--checkpoint", metavar="FOLDER", help="write checkpoints there, of which the last two are kept")
@@ -222,9 +263,11 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    for add in (_add_data, _add_model, _add_training, _add_communication, _add_sharing, _add_checkpoints, _add_output):
+    groups = (_add_data, _add_model, _add_training, _add_communication, _add_sharing, _add_modes, _add_checkpoints,
+              _add_output, _add_experiments)  # fmt: skip
+    for add in groups:
         add(parser)
-    parser.set_defaults(**{name: value for name, value in _DEFAULTS.items() if name not in _LATER})
+    parser.set_defaults(**{name: value for name, value in DEFAULTS.items() if name not in LATER})
     return parser
 
 
@@ -244,88 +287,5 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise HelpRequested(parser.format_help().rstrip())
     if options.pop("version"):
         raise HelpRequested(f"mpicoll {__version__}")
-    _check_model(options)
-    _check_data(options)
-    _check_compression(options)
-    _check_sharing(options)
-    _check_checkpoints(options)
-    _check_output(options)
-    if options["nesterov"] and not options["momentum"]:
-        raise UsageError("--nesterov needs a --momentum above 0")
+    complete(options)
     return TrainConfig(**options)
-
-
-def _check_model(options: dict[str, Any]) -> None:
-    model = options["model"]
-    if options["hidden"] is not None and model != "mlp":
-        raise UsageError(f"--hidden is for --model mlp, not {model}")
-    if options["filters"] is not None and model != "conv":
-        raise UsageError(f"--filters is for --model conv, not {model}")
-    options["hidden"] = options["hidden"] or (_HIDDEN if model == "mlp" else ())
-    options["filters"] = options["filters"] or (_FILTERS if model == "conv" else 0)
-
-
-def _check_data(options: dict[str, Any]) -> None:
-    dataset, labels = options["dataset"], options["labels"]
-    if dataset.endswith(".npy") and labels is None:
-        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
-    if labels is not None and not dataset.endswith(".npy"):
-        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
-    if dataset.startswith("synthetic"):
-        parse_synthetic(dataset)
-
-
-def _check_compression(options: dict[str, Any]) -> None:
-    spec, feedback = options["compression"], options["error_feedback"]
-    if spec is None:
-        if feedback != "auto" or options["warmup_dense"]:
-            name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
-            raise UsageError(f"{name} has no meaning without --compression")
-        return
-    from mpicoll.compression import compressor
-
-    try:
-        made = compressor(spec)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
-    if options["dtype"] != "float32":
-        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
-    if feedback == "on" and made.unbiased:
-        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
-
-
-def _check_sharing(options: dict[str, Any]) -> None:
-    sharded, pipeline = options["shard"] != "none", options["pipeline"]
-    if sharded and options["compression"] is not None:
-        raise UsageError(f"--compression is for --shard none, not {options['shard']}")
-    for name in ("microbatches", "pipeline_schedule"):
-        if options[name] is not None and pipeline == 1:
-            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")
-    options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
-    if options["microbatches"] is None:
-        options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
-    if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
-        raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
-    if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
-        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
-
-
-def _check_checkpoints(options: dict[str, Any]) -> None:
-    for name in ("checkpoint_every", "resume"):
-        if options[name] is not None and options["checkpoint"] is None:
-            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
-    options["resume"] = options["resume"] or "no"
-
-
-def _check_output(options: dict[str, Any]) -> None:
-    if options["run"] is not None and options["tensorboard"] is None:
-        raise UsageError("--run has no meaning without --tensorboard FOLDER")
-    if options["trace_steps"] != _DEFAULTS["trace_steps"] and options["trace"] is None:
-        raise UsageError("--trace-steps has no meaning without --trace FILE.json")
-    if options["algorithm"] == NOOP:
-        if options["checkpoint"] is not None:
-            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
-        if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
-            raise UsageError(
-                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
-            )

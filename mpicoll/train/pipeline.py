@@ -34,10 +34,9 @@ from mpicoll import Intracomm
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.kernels.layers import softmax_cross_entropy
 from mpicoll.runtime.waiting import LOOK_AFTER_SECONDS, polls_before_yield, wait_until
-from mpicoll.train.engine import Part
+from mpicoll.train.engine import Part, Receiver
 from mpicoll.train.layers import Workspace
 from mpicoll.train.models import Model
-from mpicoll.train.strategy import Strategy
 
 _FORWARD, _BACKWARD = 1, 2
 """Tags of activations and of their gradients."""
@@ -179,7 +178,7 @@ class Pipelined:
         return len(self._slots)
 
     def gradients(
-        self, strategy: Strategy, parts: Sequence[Part], scale: float, *, compress: bool
+        self, strategy: Receiver, parts: Sequence[Part], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """See :class:`~mpicoll.train.engine.Engine`; each part is a micro-batch."""
         last = len(parts) - 1
@@ -198,13 +197,13 @@ class Pipelined:
             self._link.finish(slot.sent)
         return loss, correct
 
-    def loss(self, strategy: Strategy, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+    def loss(self, strategy: Receiver, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """See :class:`~mpicoll.train.engine.Engine`."""
         found = self._forward(strategy, self._slots[0], x, y, 0)
         self._link.finish(self._slots[0].sent)
         return found
 
-    def _forward(self, strategy: Strategy, slot: _Slot, x: np.ndarray, y: np.ndarray, number: int) -> tuple[float, int]:
+    def _forward(self, strategy: Receiver, slot: _Slot, x: np.ndarray, y: np.ndarray, number: int) -> tuple[float, int]:
         self._link.finish(slot.sent)
         what = f"the activations of micro-batch {number}"
         if self._stage > 0:
@@ -217,7 +216,7 @@ class Pipelined:
         slot.delta = out
         return softmax_cross_entropy(out, y)
 
-    def _backward(self, strategy: Strategy, slot: _Slot, rows: int, number: int) -> None:
+    def _backward(self, strategy: Receiver, slot: _Slot, rows: int, number: int) -> None:
         what, first = f"the gradients of micro-batch {number}", self._stage == 0
         if self._stage < self._stages - 1:
             room = slot.received.rows("delta", rows, self._model.layers[-1].output, self._model.dtype)

@@ -47,10 +47,10 @@ class Progress:
             total=total, initial=done, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr
         )
 
-    def advance(self) -> None:
-        """Note that a step is done."""
+    def advance(self, steps: int = 1) -> None:
+        """Note that so many steps are done."""
         if self._bar is not None:
-            self._bar.update(1)
+            self._bar.update(steps)
 
     def show(self, record: StepRecord, samples_per_second: float, share: float, lagging: int | None) -> None:
         """Change the figures beside the bar; they appear with its next state."""
@@ -82,7 +82,7 @@ def summary(result: dict[str, Any]) -> str:
         f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
-        f"{_hidden(result)}{_slowest(result)}{_compression(result)}"
+        f"{_hidden(result)}{_slowest(result)}{_mode(result)}{_compression(result)}"
     )
 
 
@@ -117,6 +117,23 @@ def _slowest(result: dict[str, Any]) -> str:
     rank, share, behind = slowest["rank"], slowest["share"], slowest["behind"]
     compared = f"{behind:.0%} more than" if behind >= 0 else f"{-behind:.0%} less than"
     return f"\nrank {rank} was the slowest in {share:.0%} of the steps; it computed {compared} the median of the others"
+
+
+def _mode(result: dict[str, Any]) -> str:
+    """Return a line on ranks that went on without each other, nothing where they did not."""
+    mode = result["mode"]
+    if mode is None:
+        return ""
+    steps, late = [count for count in mode["steps_by_rank"] if count], mode.get("staleness")
+    pace, fewest, most = _thousands(mode["steps_per_second"]), min(steps, default=0), max(steps, default=0)
+    told = [f"workers took {fewest} to {most} steps, {pace} a second together"]
+    if late:
+        told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
+    if mode.get("left_out"):
+        told.append(f"{_counted(mode['left_out'], 'gradient')} came behind their step and were left out")
+    if "skipped" in mode:
+        told.append(f"in {mode['skipped']:.0%} of the steps the other's mailbox was full")
+    return f"\n{result['config']['mode']}: {'; '.join(told)}"
 
 
 def _compression(result: dict[str, Any]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpi4py
 import numba
@@ -22,18 +23,22 @@ from mpicoll.gradients import differing_ranks
 from mpicoll.train import report
 from mpicoll.train.agreement import all_succeed, wait_politely
 from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
+from mpicoll.train.checkpoints import Checkpoint
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.data import load
+from mpicoll.train.data import Dataset, load
 from mpicoll.train.environment import process_age, threads
 from mpicoll.train.events import EventLog
 from mpicoll.train.failures import UsageError
 from mpicoll.train.loop import Trainer
 from mpicoll.train.mesh import make_mesh
+from mpicoll.train.models import Model
+from mpicoll.train.modes.assemble import EXCHANGES, check_ranks, make_free_trainer
+from mpicoll.train.modes.loop import FreeTrainer
+from mpicoll.train.modes.saving import ChiefSaver
 from mpicoll.train.monitor import Monitor
 from mpicoll.train.plot import check_drawable, draw
 from mpicoll.train.saving import Saver
-from mpicoll.train.strategy import Traffic
 from mpicoll.train.trace import Trace
 
 
@@ -49,26 +54,62 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
     """
     clock = Clock()
     rank = comm.Get_rank()
+    check_ranks(config, comm.Get_size())
     _check_same_config(config, comm)
     events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
-    mesh = make_mesh(comm, config)
-    saver = Saver(config, mesh)
-    try:
-        dataset = load(config, comm)
-        model = build_model(config, dataset)
-        compile_kernels(model, dataset, comm, config.compression)
-        with np.errstate(all="ignore"):  # a loss that is not finite is found, and reported once
-            trainer = make_trainer(config, mesh, dataset, model, clock)
-            _resume(saver, trainer, config, rank)
-            comm.Barrier()
-            with contextlib.closing(Trace(config, comm)) as trace:
-                clock.seconds["start-up"] = process_age()
-                result = _train(config, comm, trainer, saver, events) | {"parameter_count": model.parameter_count}
-                trace.write()
-    finally:
-        saver.close()
-    _publish(config, result, trainer, rank)
+    with contextlib.ExitStack() as stack, np.errstate(all="ignore"):  # a loss that is not finite is found by us
+        running = (_begin_free if config.mode in EXCHANGES else _begin_together)(config, comm, clock, stack)
+        comm.Barrier()
+        trace = stack.enter_context(contextlib.closing(Trace(config, comm)))
+        clock.seconds["start-up"] = process_age()
+        result = _train(config, comm, running, events)
+        trace.write()
+    _publish(config, result, running.trainer, rank)
     return result
+
+
+class Running(NamedTuple):
+    """A run that can begin.
+
+    Attributes
+    ----------
+    train
+        Takes all steps that are left.
+    told
+        Steps whose loss the trainer knows already.
+    model
+        What is trained.
+    """
+
+    trainer: Trainer | FreeTrainer
+    train: Callable[[Monitor], None]
+    told: int
+    model: Model
+
+
+def _begin_together(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack) -> Running:
+    mesh = make_mesh(comm, config)
+    saver = stack.enter_context(contextlib.closing(Saver(config, mesh)))
+    dataset, model = _load(config, comm)
+    trainer = make_trainer(config, mesh, dataset, model, clock)
+    _tell_of_resuming(config, comm, trainer, saver.resume(trainer))
+    return Running(trainer, lambda monitor: trainer.train(monitor, saver), trainer.first_step, model)
+
+
+def _begin_free(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack) -> Running:
+    saver = stack.enter_context(contextlib.closing(ChiefSaver(config, comm)))
+    dataset, model = _load(config, comm)
+    found = saver.resume()
+    trainer = make_free_trainer(config, comm, dataset, model, clock, saver)
+    _tell_of_resuming(config, comm, trainer, found)
+    return Running(trainer, lambda monitor: trainer.train(monitor, saver), 0, model)
+
+
+def _load(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
+    dataset = load(config, comm)
+    model = build_model(config, dataset)
+    compile_kernels(model, dataset, comm, config.compression)
+    return dataset, model
 
 
 def _prepare_outputs(config: TrainConfig) -> EventLog | None:
@@ -79,24 +120,25 @@ def _prepare_outputs(config: TrainConfig) -> EventLog | None:
     return None if config.tensorboard is None else EventLog(config.tensorboard, config.run)
 
 
-def _resume(saver: Saver, trainer: Trainer, config: TrainConfig, rank: int) -> None:
-    found = saver.resume(trainer)
-    if rank or config.quiet or config.resume == "no":
+def _tell_of_resuming(
+    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer | FreeTrainer, found: Checkpoint | None
+) -> None:
+    if comm.Get_rank() or config.quiet or config.resume == "no":
         return
     if found is None:
         report.say(f"{config.checkpoint}: no checkpoint yet, training begins")
         return
     for rejected in found.rejected:
         report.complain(f"passed over: {rejected.reason}")
-    report.say(f"going on after step {found.step} of {trainer.total_steps}, from {config.checkpoint}")
+    report.say(f"going on after step {trainer.first_step} of {trainer.course.total_steps}, from {config.checkpoint}")
 
 
 @contextlib.contextmanager
-def _stopping_on_sigterm(trainer: Trainer) -> Iterator[None]:
+def _stopping_on_sigterm(trainer: Trainer | FreeTrainer) -> Iterator[None]:
     """Let SIGTERM end the run after the step at hand; a second one ends the process."""
 
     def stop(number: int, frame: object) -> None:
-        trainer.tally.ask_to_stop()
+        trainer.ask_to_stop()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     if threading.current_thread() is not threading.main_thread():
@@ -115,29 +157,25 @@ def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
         raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
 
 
-def _train(
-    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer, saver: Saver, events: EventLog | None
-) -> dict[str, Any]:
-    monitor = Monitor(config, trainer.total_steps, comm.Get_rank(), trainer.first_step, events)
+def _train(config: TrainConfig, comm: MPI.Intracomm, running: Running, events: EventLog | None) -> dict[str, Any]:
+    trainer = running.trainer
+    steps, rank = trainer.course.total_steps, comm.Get_rank()
+    monitor = Monitor(config, steps, rank, trainer.first_step, running.told, events)
     began = time.perf_counter()
     try:
         with _stopping_on_sigterm(trainer):
-            trainer.train(monitor, saver)
+            running.train(monitor)
     finally:
         monitor.close()
     seconds = time.perf_counter() - began
-    tested = _last_test(trainer)
-    digest = trainer.check_replicas()
+    tested = _last_test(trainer, comm)
     clock = trainer.clock.mean(comm)
-    slowest = trainer.tally.pace.slowest()
-    traffic = mean_traffic(trainer.strategy.traffic(), comm)
-    taken = max(1, len(trainer.records) - trainer.first_step)
     first_step = np.array([trainer.seconds_to_first_step])
     comm.Allreduce(MPI.IN_PLACE, first_step, MPI.MAX)
     return {
         "test_accuracy": tested[1] if tested else None,
         "test_loss": tested[0] if tested else None,
-        "train_loss": trainer.epochs[-1].train_loss if trainer.epochs else trainer.records[-1].loss,
+        "train_loss": _train_loss(trainer),
         "epochs": [record._asdict() for record in trainer.epochs],
         "samples_per_second": trainer.samples_per_second,
         "seconds_to_first_step": float(first_step[0]),
@@ -147,34 +185,35 @@ def _train(
         "steps": len(trainer.records),
         "stopped": trainer.stopped,
         "resumed_after": trainer.first_step,
-        "sent_nbytes_per_step": traffic.sent / taken,
-        "compression_ratio": traffic.dense / traffic.sent if traffic.sent else None,
-        "overlap": 1 - traffic.waited / traffic.under_way if traffic.under_way else None,
-        "error_feedback": any(name.startswith("owed.") for name in trainer.strategy.own_state()),
-        "nbytes": trainer.strategy.nbytes(),
-        "parameters_sha256": digest,
+        **trainer.facts(),
+        "parameters_sha256": trainer.check_replicas(),
         "training_seconds": seconds,
         "seconds": clock.seconds,
         "seconds_by_rank": trainer.clock.by_rank(comm),
-        "slowest_rank": slowest and slowest._asdict(),
+        "parameter_count": running.model.parameter_count,
         "config": asdict(config),
         "versions": _versions(),
     }
 
 
-def _last_test(trainer: Trainer) -> tuple[float, float] | None:
+def _train_loss(trainer: Trainer | FreeTrainer) -> float | None:
+    if trainer.epochs and math.isfinite(trainer.epochs[-1].train_loss):
+        return trainer.epochs[-1].train_loss
+    return trainer.records[-1].loss if trainer.records else None
+
+
+def _last_test(trainer: Trainer | FreeTrainer, comm: MPI.Intracomm) -> tuple[float, float] | None:
     """Return loss and accuracy of the model as it is now. Collective."""
     last = trainer.epochs[-1] if trainer.epochs else None
+    if isinstance(trainer, FreeTrainer):  # the chief knows
+        known = np.array([math.nan, math.nan])
+        if comm.Get_rank() == 0:
+            known[:] = trainer.evaluate() or math.nan
+        comm.Bcast(known)
+        return None if math.isnan(known[0]) else (float(known[0]), float(known[1]))
     if last is None or last.steps != len(trainer.records) or last.test_loss is None or last.test_accuracy is None:
         return trainer.evaluate()
     return last.test_loss, last.test_accuracy
-
-
-def mean_traffic(own: Traffic, comm: MPI.Intracomm) -> Traffic:
-    """Return the mean over all ranks. Collective."""
-    sums = np.array(own)
-    comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-    return Traffic(*(sums / comm.Get_size()).tolist())
 
 
 def _versions() -> dict[str, str]:
@@ -188,7 +227,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _publish(config: TrainConfig, result: dict[str, Any], trainer: Trainer, rank: int) -> None:
+def _publish(config: TrainConfig, result: dict[str, Any], trainer: Trainer | FreeTrainer, rank: int) -> None:
     if rank:
         return
     if config.json:

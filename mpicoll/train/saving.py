@@ -18,8 +18,32 @@ if TYPE_CHECKING:
 
 _FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
-         "tensorboard", "run", "plot", "trace", "trace_steps")  # fmt: skip
+         "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
+         "on_silence", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and one that goes on with it."""
+
+
+def check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
+    """Refuse a checkpoint of a run that would have taken another course.
+
+    Raises
+    ------
+    CheckpointFailed
+        Naming the options that differ.
+    """
+    there, here = facts["config"], asdict(config)
+    odd = [
+        f"--{name.replace('_', '-')} was {there.get(name)}, is {value}"
+        for name, value in here.items()
+        if name not in _FREE and there.get(name) != _plain(value)
+    ]
+    if odd:
+        raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back."""
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 class Saver:
@@ -37,7 +61,7 @@ class Saver:
 
     def after_epoch(self, trainer: Trainer, steps: int) -> None:
         """Save if an epoch is a reason, or this is the end."""
-        if self._config.checkpoint_every is None or steps == trainer.total_steps:
+        if self._config.checkpoint_every is None or steps == trainer.course.total_steps:
             self.save(trainer, steps)
 
     def save(self, trainer: Trainer, steps: int) -> None:
@@ -66,13 +90,14 @@ class Saver:
         if self._store is None or wanted == "no" or not self._store.steps():
             return None
         found = self._store.open(fallback=wanted == "fallback")
-        self._check(found.facts)
+        check_same_run(self._config, found.facts)
         records = np.empty((found.step, len(StepRecord._fields)))
         found.restore({**self._shared(trainer, writes=False), "records": Whole(records)})
+        trainer.strategy.meet()
         trainer.tally.records[:] = [_record(row) for row in records.tolist()]
         # An epoch that --steps cut short is told of again when it is whole.
         epochs = [EpochRecord(**record) for record in found.facts["epochs"]]
-        trainer.epochs[:] = [epoch for epoch in epochs if epoch.epoch < found.step // trainer.steps_per_epoch]
+        trainer.epochs[:] = [epoch for epoch in epochs if epoch.epoch < found.step // trainer.course.steps_per_epoch]
         trainer.first_step = found.step
         self._take_over(found, trainer)
         return found
@@ -107,16 +132,6 @@ class Saver:
             "ranks": self._mesh.world.Get_size(),
             "epochs": [record._asdict() for record in trainer.epochs],
         }
-
-    def _check(self, facts: dict[str, Any]) -> None:
-        there, here = facts["config"], asdict(self._config)
-        odd = [
-            f"--{name.replace('_', '-')} was {there.get(name)}, is {value}"
-            for name, value in here.items()
-            if name not in _FREE and there.get(name) != (list(value) if isinstance(value, tuple) else value)
-        ]
-        if odd:
-            raise CheckpointFailed(f"{self._config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
 
     def _take_over(self, found: Checkpoint, trainer: Trainer) -> None:
         """Give this rank what was its own, where there are as many ranks as before; else residuals begin anew."""

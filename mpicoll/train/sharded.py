@@ -143,6 +143,9 @@ class Sharded:
             self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
         return self._scale * norm_of(float(squares[0]))
 
+    def meet(self) -> None:
+        """See :class:`Strategy`: nothing is held twice."""
+
     def digest(self) -> bytes:
         """Return the SHA-256 of the parameters, or where they are in chunks that of the ranks' SHA-256."""
         return self._parameters.digest()

@@ -72,6 +72,9 @@ class Strategy(Storage, Protocol):
             Gradients whose norm is larger are scaled down to it; None leaves them, and the norm may then be NaN.
         """
 
+    def meet(self) -> None:
+        """Bring replicas that may have gone apart together again, before they are looked at."""
+
     def digest(self) -> bytes:
         """Return 32 bytes that are the same on all ranks if all is well."""
 
@@ -214,6 +217,9 @@ class Replicated:
         norm = self._own_norm() if clip is not None else math.nan
         self._optimizer.step(self.sync.flat, rate, self._scale * clipping(norm, clip))
         return norm
+
+    def meet(self) -> None:
+        """See :class:`Strategy`: they never go apart."""
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the parameters."""

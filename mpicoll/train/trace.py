@@ -171,7 +171,9 @@ def _event(rank: int, thread: int, start: float, end: float, step: int, number: 
     return {
         "ph": "X",
         "name": label if number < 0 else f"{label} {number}",
-        "cat": "communication" if thread > _COMPUTE or label in ("communication", "tally") else "compute",
+        "cat": "communication"
+        if thread > _COMPUTE or label in ("communication", "tally", "pull", "push")
+        else "compute",
         "pid": rank,
         "tid": thread,
         "ts": begin,

@@ -157,7 +157,7 @@ def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
 
 def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
     trainer, mesh = make(comm, config)
-    trainer.train(Monitor(config, trainer.total_steps, 1, 0, None), Saver(config, mesh))
+    trainer.train(Monitor(config, trainer.course.total_steps, 1), Saver(config, mesh))
     return trainer, mesh
 
 

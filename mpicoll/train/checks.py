@@ -1,0 +1,175 @@
+"""Options that contradict each other, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from mpicoll.train.config import NOOP, PIPELINE_SCHEDULES, TrainConfig, parse_synthetic
+from mpicoll.train.failures import UsageError
+
+HIDDEN = (256, 128)
+FILTERS = 16
+_MICROBATCHES = 4
+DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
+_OF_MODES = {
+    "sync_every": "local",
+    "averaging": "local",
+    "servers": "ps",
+    "staleness": "ps",
+    "backup": "ps",
+    "damping": "ps",
+    "push": "ps",
+    "on_silence": "ps",
+}
+"""Options of one mode alone."""
+LATER = ("hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow", *_OF_MODES)
+"""Their defaults depend on other options."""
+
+
+def complete(options: dict[str, Any]) -> None:
+    """Fill in what was left open.
+
+    Raises
+    ------
+    UsageError
+        If options contradict each other.
+    """
+    _check_model(options)
+    _check_data(options)
+    _check_compression(options)
+    _check_sharing(options)
+    _check_mode(options)
+    _check_checkpoints(options)
+    _check_output(options)
+    if options["nesterov"] and not options["momentum"]:
+        raise UsageError("--nesterov needs a --momentum above 0")
+
+
+def _check_model(options: dict[str, Any]) -> None:
+    model = options["model"]
+    if options["hidden"] is not None and model != "mlp":
+        raise UsageError(f"--hidden is for --model mlp, not {model}")
+    if options["filters"] is not None and model != "conv":
+        raise UsageError(f"--filters is for --model conv, not {model}")
+    options["hidden"] = options["hidden"] or (HIDDEN if model == "mlp" else ())
+    options["filters"] = options["filters"] or (FILTERS if model == "conv" else 0)
+
+
+def _check_data(options: dict[str, Any]) -> None:
+    dataset, labels = options["dataset"], options["labels"]
+    if dataset.endswith(".npy") and labels is None:
+        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
+    if labels is not None and not dataset.endswith(".npy"):
+        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
+    if dataset.startswith("synthetic"):
+        parse_synthetic(dataset)
+
+
+def _check_compression(options: dict[str, Any]) -> None:
+    spec, feedback = options["compression"], options["error_feedback"]
+    if spec is None:
+        if feedback != "auto" or options["warmup_dense"]:
+            name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
+            raise UsageError(f"{name} has no meaning without --compression")
+        return
+    from mpicoll.compression import compressor
+
+    try:
+        made = compressor(spec)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    if options["dtype"] != "float32":
+        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
+    if feedback == "on" and made.unbiased:
+        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+
+
+def _check_sharing(options: dict[str, Any]) -> None:
+    sharded, pipeline = options["shard"] != "none", options["pipeline"]
+    if sharded and options["compression"] is not None:
+        raise UsageError(f"--compression is for --shard none, not {options['shard']}")
+    for name in ("microbatches", "pipeline_schedule"):
+        if options[name] is not None and pipeline == 1:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")
+    options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
+    if options["microbatches"] is None:
+        options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
+    if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
+        raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
+    if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
+        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
+
+
+def _check_checkpoints(options: dict[str, Any]) -> None:
+    for name in ("checkpoint_every", "resume"):
+        if options[name] is not None and options["checkpoint"] is None:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
+    options["resume"] = options["resume"] or "no"
+
+
+def _check_output(options: dict[str, Any]) -> None:
+    if options["run"] is not None and options["tensorboard"] is None:
+        raise UsageError("--run has no meaning without --tensorboard FOLDER")
+    if options["trace_steps"] != DEFAULTS["trace_steps"] and options["trace"] is None:
+        raise UsageError("--trace-steps has no meaning without --trace FILE.json")
+    if options["algorithm"] == NOOP:
+        if options["checkpoint"] is not None:
+            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
+        if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
+            raise UsageError(
+                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
+            )
+
+
+def _check_mode(options: dict[str, Any]) -> None:
+    mode = options["mode"]
+    for name, only in _OF_MODES.items():
+        given = options[name] is not None and options[name] is not False
+        if given and mode != only:
+            raise UsageError(f"--{name.replace('_', '-')} is for --mode {only}, not {mode}")
+        if not given:
+            options[name] = 1 if name == "servers" and mode == "ps" else DEFAULTS[name]
+    options["slow"] = options["slow"] or ()
+    if mode == "sync":
+        if options["optimizer"] != "momentum":
+            raise UsageError(f"--optimizer {options['optimizer']} is for --mode ps or p2p, not sync")
+        return
+    _check_alone(options, mode)
+    if mode in ("local", "gossip") and options["optimizer"] != "momentum":
+        raise UsageError(f"--optimizer {options['optimizer']} is for --mode ps or p2p, not {mode}")
+    if mode == "ps":
+        _check_served(options)
+    if mode in ("ps", "p2p") and options["nesterov"]:
+        raise UsageError(f"--nesterov is not for --mode {mode}")
+    if mode == "gossip" and options["compression"] is not None:
+        raise UsageError("--compression is not for --mode gossip, where what is lost would be lost for good")
+
+
+def _check_alone(options: dict[str, Any], mode: str) -> None:
+    """Refuse what needs ranks that take each step together."""
+    together = {
+        "--shard": options["shard"] != "none",
+        "--tensor": options["tensor"] > 1,
+        "--pipeline": options["pipeline"] > 1,
+        "--algorithm noop": options["algorithm"] == NOOP,
+        "--overlap on": options["overlap"] == "on",
+        "--warmup-dense": options["warmup_dense"] > 0 and mode != "local",
+    }
+    for name, given in together.items():
+        if given:
+            raise UsageError(f"{name} is for --mode sync, not {mode}")
+
+
+def _check_served(options: dict[str, Any]) -> None:
+    if options["backup"] and options["staleness"] != 0:
+        raise UsageError("--backup needs --staleness 0; otherwise nobody waits for the last of each step")
+    if options["push"] == "direct":
+        for name, given in {
+            "--compression": options["compression"] is not None,
+            "--staleness 0": options["staleness"] == 0,
+            "--damping": options["damping"],
+            "--optimizer": options["optimizer"] not in ("sgd", "momentum"),
+        }.items():
+            if given:
+                raise UsageError(f"{name} needs --push mailbox, not direct")

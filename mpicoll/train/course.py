@@ -1,0 +1,95 @@
+"""The course of a run: how many steps, which samples each takes, at which learning rate; and their buffers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.data import Dataset, Samples
+from mpicoll.train.engine import Part
+from mpicoll.train.optimizer import learning_rate
+from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
+
+_EVALUATION_ROWS = 1024
+
+
+class Course:
+    """The steps of a run over `count` training samples.
+
+    Attributes
+    ----------
+    steps_per_epoch
+        Steps of an epoch; the last may take fewer samples.
+    total_steps
+        Steps of the whole run.
+    """
+
+    def __init__(self, config: TrainConfig, count: int) -> None:
+        self._config, self._count = config, count
+        self.steps_per_epoch = steps_per_epoch(count, config.step_batch)
+        steps = config.epochs * self.steps_per_epoch
+        self.total_steps = steps if config.steps is None else min(steps, config.steps)
+        self._epoch, self._order = -1, np.empty(0, np.int32)
+
+    def epochs(self, first_step: int) -> Iterator[tuple[int, range]]:
+        """Yield each epoch with its steps, from `first_step` on."""
+        for epoch, start in enumerate(range(0, self.total_steps, self.steps_per_epoch)):
+            stop = min(start + self.steps_per_epoch, self.total_steps)
+            if stop > first_step:
+                yield epoch, range(max(start, first_step), stop)
+
+    def samples(self, step: int, size: int, rank: int) -> tuple[np.ndarray, int]:
+        """Return the samples that `rank` of `size` takes in a step, and how many all take together."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(self._count, self._config.seed, epoch)
+        return batch_of_rank(self._order, number, self._config.step_batch, size, rank)
+
+    def batch_count(self, step: int) -> int:
+        """Return how many samples a step takes."""
+        batch = self._config.step_batch
+        return min(self._count - step % self.steps_per_epoch * batch, batch)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        config = self._config
+        return learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
+
+
+class Reader:
+    """Training samples of one rank, in memory that is used again.
+
+    Parameters
+    ----------
+    size
+        Ranks that share out a batch.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, size: int) -> None:
+        self._train, self._parts = dataset.train, config.accumulate * config.microbatches
+        rows = max(part(min(config.step_batch, dataset.train.count), size, 0)[1], 1)
+        self._x = np.empty((rows, dataset.feature_count), config.dtype)
+        self._y = np.empty(rows, np.int64)
+
+    def parts(self, indices: np.ndarray) -> list[Part]:
+        """Return samples, cut as the options say; parts may be empty."""
+        x, y = self._x[: len(indices)], self._y[: len(indices)]
+        self._train.fill(indices, x, y)
+        cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
+        return [(x[cut], y[cut]) for cut in cuts]
+
+
+def shares_for_evaluation(
+    samples: Samples, features: int, dtype: str, size: int, rank: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield features and labels of a rank's share, some at a time; as often on all ranks, perhaps without rows."""
+    start, stop = part(samples.count, size, rank)
+    x, y = np.empty((_EVALUATION_ROWS, features), dtype), np.empty(_EVALUATION_ROWS, np.int64)
+    batches = -(-part(samples.count, size, 0)[1] // _EVALUATION_ROWS)
+    for first in itertools.islice(itertools.count(start, _EVALUATION_ROWS), batches):
+        indices = np.arange(min(first, stop), min(first + _EVALUATION_ROWS, stop))
+        samples.fill(indices, x[: len(indices)], y[: len(indices)])
+        yield x[: len(indices)], y[: len(indices)]

@@ -1,0 +1,201 @@
+"""Training in which ranks go on without each other."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.failures import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.train.run import run
+
+pytestmark = pytest.mark.mpi
+CONFIG = TrainConfig(
+    dataset="synthetic:400x6x4",
+    hidden=(12,),
+    batch=24,
+    epochs=10,
+    warmup=5,
+    lr=0.05,
+    schedule="constant",
+    timeout=20.0,
+    progress=False,
+    quiet=True,
+)
+MODES: dict[str, dict[str, Any]] = {
+    "ps": {"mode": "ps", "servers": 1},
+    "bounded": {"mode": "ps", "servers": 2, "staleness": 2, "compression": "int8", "damping": True},
+    "synchronous": {"mode": "ps", "servers": 1, "staleness": 0},
+    "backup": {"mode": "ps", "servers": 1, "staleness": 0, "backup": 1},
+    "direct": {"mode": "ps", "servers": 1, "push": "direct"},
+    "feedback": {"mode": "ps", "servers": 1, "compression": "topk:0.1"},
+    "adam": {"mode": "ps", "servers": 1, "optimizer": "adam", "lr": 0.01, "clip": 1.0},
+    "p2p": {"mode": "p2p"},
+    "p2p signs": {"mode": "p2p", "compression": "sign"},
+    "gossip": {"mode": "gossip", "nesterov": True},
+    "local": {"mode": "local", "sync_every": 4},
+    "elastic": {"mode": "local", "sync_every": 4, "averaging": "elastic", "compression": "int8"},
+}
+
+
+def configured(name: str, comm: Intracomm, **more: Any) -> TrainConfig:
+    config = replace(CONFIG, **{**MODES[name], **more})
+    workers = comm.size - config.servers
+    if workers < 1 or config.backup >= workers:
+        pytest.skip("too few ranks")
+    return config
+
+
+@pytest.fixture
+def folder(comm: Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    made = tempfile.mkdtemp(prefix="mpicoll-modes-") if comm.rank == 0 else None
+    path = Path(share(comm, {"path": made} if made else None)["path"])
+    yield path
+    wait_politely(comm)
+    if made:
+        shutil.rmtree(path)
+
+
+@functools.cache
+def alone() -> dict[str, Any]:
+    """The same run on one rank, step by step."""
+    return run(CONFIG, Intracomm(MPI.COMM_SELF))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_every_mode_learns(comm: Intracomm, name: str) -> None:
+    result = run(configured(name, comm), comm)
+    assert result["test_accuracy"] > alone()["test_accuracy"] - 0.1
+    assert result["epochs"][-1]["train_loss"] < 0.7 * result["epochs"][0]["train_loss"]
+    assert result["steps"] == alone()["steps"]
+    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(10))
+    told = comm.allgather(result["parameters_sha256"])
+    assert len(set(told)) == 1
+    if "staleness" in (result["mode"] or {}) and comm.size > 2:
+        assert result["mode"]["staleness"]["mean"] <= 4 * comm.size
+    if name == "synchronous":
+        assert result["mode"]["staleness"]["most"] == 0
+
+
+@pytest.mark.parametrize("compression", [None, "fp16"])
+def test_no_staleness_is_synchronous_training(comm: Intracomm, folder: Path, compression: str | None) -> None:
+    """The curve is that of one rank, and the same to the bit in every run."""
+    config = configured("synchronous", comm, compression=compression, steps=50)
+    curves = []
+    for number in range(2):
+        path = folder / f"{number}.csv"
+        run(replace(config, log_steps=str(path), jitter=0.001 * number), comm)
+        wait_politely(comm)
+        curves.append(np.loadtxt(path, delimiter=",", skiprows=1)[:, 3])
+    assert np.array_equal(*curves)
+    losses = np.array([epoch["train_loss"] for epoch in alone()["epochs"]])[:3]
+    steps = alone()["steps"] // 10
+    means = [curves[0][first : first + steps].mean() for first in range(0, 3 * steps, steps)]
+    # The last batch of an epoch is short: means over steps are not those over samples.
+    np.testing.assert_allclose(means, losses, rtol=0.05)
+
+
+def test_one_local_step_at_a_time_is_synchronous_training(comm: Intracomm) -> None:
+    """Without momentum the mean of replicas that took a step is the step with the mean of gradients."""
+    more: dict[str, Any] = {"momentum": 0.0, "dtype": "float64", "batch": 4 * comm.size, "dataset": "synthetic:320x6x4"}
+    if 256 % (4 * comm.size):
+        pytest.skip("parts of the last batch would differ")
+    found = [run(replace(CONFIG, steps=30, **more, **mode), comm) for mode in ({}, {"mode": "local", "sync_every": 1})]
+    assert found[1]["test_loss"] == pytest.approx(found[0]["test_loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "local", "elastic"])
+def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, folder: Path, name: str) -> None:
+    config = configured(name, comm, steps=24, compression=None)
+    wanted = run(config, comm)["parameters_sha256"]
+    saved = replace(config, checkpoint=str(folder / "run"), checkpoint_every=7)
+    if name == "synchronous":
+        run(replace(saved, steps=14), comm)
+    else:  # in the midst of local steps: the end of a run is a place where replicas meet
+        run(saved, comm)
+        if comm.rank == 0:
+            newest = max((folder / "run").glob("step-*"))
+            assert newest.name == "step-00000024"
+            shutil.rmtree(newest)
+        wait_politely(comm)
+    result = run(replace(saved, resume="yes"), comm)
+    assert result["resumed_after"] == (14 if name == "synchronous" else 21)
+    assert result["parameters_sha256"] == wanted
+
+
+@pytest.mark.parametrize("name", ["ps", "bounded", "direct", "adam", "p2p", "gossip"])
+def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, folder: Path, name: str) -> None:
+    """A checkpoint has the very parameters: with a rate of next to nothing they are those of the end."""
+    config = configured(name, comm, checkpoint=str(folder / "run"), checkpoint_every=10)
+    first = run(replace(config, steps=20), comm)
+    again = run(replace(config, steps=40, resume="yes"), comm)
+    assert again["resumed_after"] == 20
+    assert again["steps"] == 20
+    assert again["test_loss"] < 1.2 * first["test_loss"]
+    kept = sorted(path.name for path in (folder / "run").glob("step-*")) if comm.rank == 0 else []
+    assert comm.rank or len(kept) == 2
+    with pytest.raises(CheckpointFailed, match="--batch was 24"):
+        run(replace(config, steps=50, resume="yes", batch=25), comm)
+
+
+@pytest.mark.parametrize("name", ["ps", "synchronous", "p2p", "gossip", "local"])
+def test_a_loss_that_is_not_finite_ends_the_run_everywhere(comm: Intracomm, name: str) -> None:
+    with pytest.raises(NonFiniteLoss):
+        run(configured(name, comm, lr=1e30, warmup=0, clip=None), comm)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intracomm, folder: Path) -> None:
+    config = configured("ps", comm, checkpoint=str(folder / "run"), checkpoint_every=5)
+    if comm.rank == 0:
+        (folder / "run").mkdir()
+        (folder / "run" / "step-00009999").mkdir()
+    wait_politely(comm)
+    with pytest.raises(CheckpointFailed, match="9999"):
+        run(config, comm)
+
+
+def test_the_slow_do_less(comm: Intracomm) -> None:
+    """The shares of a batch go to whoever comes for them."""
+    if comm.size < 3:
+        pytest.skip("somebody else has to be faster")
+    config = configured("ps", comm, epochs=2, slow=((1, 8.0),), step_seconds=0.004)
+    steps = run(config, comm)["mode"]["steps_by_rank"]
+    assert steps[1] == min(steps[:-1])
+    assert sum(steps) == (comm.size - 1) * alone()["steps"] // 5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"servers": 99}, "--servers 99"), ({"slow": ((77, 2.0),)}, "--slow 77"), ({"backup": 90}, "--backup 90")],
+)
+def test_what_the_ranks_cannot_do_is_refused(comm: Intracomm, options: dict[str, Any], says: str) -> None:
+    if comm.size < 2:
+        pytest.skip("no worker")
+    with pytest.raises(UsageError, match=says):
+        run(configured("ps", comm, **options), comm)
+
+
+def test_the_report_tells_of_the_mode(comm: Intracomm, folder: Path) -> None:
+    path = folder / "result.json"
+    files = {"json": str(path), "plot": str(folder / "run.png"), "trace": str(folder / "trace.json")}
+    run(configured("ps", comm, epochs=2, **files), comm)
+    if comm.rank == 0:
+        mode = json.loads(path.read_text())["mode"]
+        assert sum(mode["steps_by_rank"]) == (comm.size - 1) * alone()["steps"] // 5
+        assert mode["staleness"]["p99"] >= 0
+        assert (folder / "run.png").stat().st_size > 10000
+        names = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+        assert {"pull", "push", "compute"} <= names
