@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compression bench-compare bench-report bench-training warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -97,6 +97,13 @@ bench-compare: $(VENV)/ready  ## what got slower between two sets of results: ma
 
 bench-training: warmup  ## train with each compressor on 8 ranks: accuracy at equal steps, bytes sent
 	$(BIN)/python -m bench.compressed_training --ranks $(RANKS) $(ARGS)
+
+bench-strategies: warmup  ## samples a second, memory and bytes of every strategy on 1 to 8 ranks, beside PyTorch
+	$(BIN)/python -m bench.training $(ARGS)
+
+bench-async: warmup  ## ways of training that do not wait, and a parameter server's pace
+	$(BIN)/python -m bench.async_modes --ranks $(RANKS) $(ARGS)
+	$(BIN)/python -m bench.server
 
 bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 hosts (Linux, root)
 	for hosts in 2 4; do \

@@ -70,7 +70,11 @@ SET_UP = {
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""
 
-WINDOWS = {"mpicoll/runtime/node.py": "Allocate_shared", "mpicoll/parameter_server/transport.py": "Allocate"}
+WINDOWS = {
+    "bench/server.py": "Allocate",
+    "mpicoll/runtime/node.py": "Allocate_shared",
+    "mpicoll/parameter_server/transport.py": "Allocate",
+}
 FILES = sorted(
     path.relative_to(REPOSITORY) for top in ("kernels", "mpicoll", "bench") for path in (REPOSITORY / top).rglob("*.py")
 )
@@ -149,7 +153,7 @@ def test_only_one_room_calls_the_mpi_librarys_collectives(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_windows_are_allocated_in_two_places(path: Path) -> None:
+def test_windows_are_allocated_in_few_places(path: Path) -> None:
     """Windows on memory of ours, or dynamic ones, would need the owner inside MPI, and MPI libraries fail with them."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("MPI.Win"):

@@ -180,6 +180,16 @@ class ParameterServer(Lifecycle):
         return self._session.late
 
     @property
+    def is_dropped(self) -> bool:
+        """Whether this is a worker that was silent for longer than its lease, as far as it knows."""
+        return not self.is_server and bool(self._control.dropped[self.rank])
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that did not come to the end of the block; known when it has ended."""
+        return self._session.missing
+
+    @property
     def steps(self) -> int:
         """Pushes of this worker; 0 on a server."""
         return 0 if self._worker is None else self._worker.steps

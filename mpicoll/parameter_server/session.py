@@ -34,6 +34,8 @@ class Session:
     ----------
     staleness, late
         The histogram, and how many pushes were left out, once all have left.
+    missing
+        The ranks that did not come to the end.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Layout, settings: Settings, places: Sequence[Places]) -> None:
@@ -45,6 +47,7 @@ class Session:
         ]
         self.staleness: np.ndarray | None = None
         self.late: int | None = None
+        self.missing: tuple[int, ...] = ()
 
     def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
         """Return what this rank does as a server of its part of `initial`."""
@@ -81,16 +84,17 @@ class Session:
         """
         self.control.enter(State.CLOSING)
         late = self._meet()
+        self.missing = () if late is None else tuple(late.missing_ranks)
         self.control.look()
         # The traceback of a server that failed may show memory of its window: it has to stay where it is.
         free = self.control.all_free(late is None and self.control.failed_server() is None)
-        if free or late is None:
+        if free or late is None or self._are_dropped(self.missing):
             self.staleness, self.late = self.control.counted()
         if free:
             self._free()
             return
         _kept.extend([self.control, self._regions, self._comm])
-        if late is not None and not quiet and not self._are_dropped(late.missing_ranks):
+        if late is not None and not quiet and not self._are_dropped(self.missing):
             raise late
 
     def _meet(self) -> CollectiveTimeout | None:

@@ -142,8 +142,20 @@ def _check_mode(options: dict[str, Any]) -> None:
         _check_served(options)
     if mode in ("ps", "p2p") and options["nesterov"]:
         raise UsageError(f"--nesterov is not for --mode {mode}")
-    if mode == "gossip" and options["compression"] is not None:
+    if options["compression"] is not None:
+        _check_compression_alone(options["compression"], mode)
+
+
+def _check_compression_alone(spec: str, mode: str) -> None:
+    if mode == "gossip":
         raise UsageError("--compression is not for --mode gossip, where what is lost would be lost for good")
+    from mpicoll.compression import compressor
+    from mpicoll.compression.summed import SummedCompressor
+
+    if mode != "local" and isinstance(compressor(spec), SummedCompressor):
+        raise UsageError(
+            f"--compression {spec} adds up what all ranks send at a time; in --mode {mode} each sends alone"
+        )
 
 
 def _check_alone(options: dict[str, Any], mode: str) -> None:

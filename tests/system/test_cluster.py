@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import subprocess
 import sys
@@ -89,7 +90,9 @@ def test_one_cluster_runs_several_programs_and_passes_on_their_status() -> None:
 def start_sleeper() -> subprocess.Popen[bytes]:
     """Start a cluster of its own whose two ranks sleep; return when they do."""
     command = [sys.executable, "-m", "bench.cluster", "--ranks", "1", "--", "-c", SLEEPER]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE)
+    # Shells start what goes on in the background without interrupts; that must not come down to here.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, preexec_fn=heeding)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"here")
     return process

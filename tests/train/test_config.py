@@ -68,6 +68,26 @@ def test_options_arrive():
         ("--pipeline 3 --hidden 8", "--pipeline 3 needs as many layers; --hidden makes 2"),
         ("--tensor 2 --model logistic", "--tensor and --pipeline are for --model mlp, not logistic"),
         ("--pipeline 2 --model conv", "--tensor and --pipeline are for --model mlp, not conv"),
+        ("--servers 1", "--servers is for --mode ps, not sync"),
+        ("--staleness 0", "--staleness is for --mode ps, not sync"),
+        ("--mode p2p --damping", "--damping is for --mode ps, not p2p"),
+        ("--mode ps --sync-every 3", "--sync-every is for --mode local, not ps"),
+        ("--mode ps --backup 1", "--backup needs --staleness 0"),
+        ("--mode ps --push direct --compression int8", "--compression needs --push mailbox"),
+        ("--mode ps --push direct --staleness 0", "--staleness 0 needs --push mailbox"),
+        ("--mode ps --push direct --optimizer adam", "--optimizer needs --push mailbox"),
+        ("--mode ps --compression powersgd:4", "--compression powersgd:4"),
+        ("--mode ps --shard optimizer", "--shard is for --mode sync, not ps"),
+        ("--mode gossip --compression int8", "--compression is not for --mode gossip"),
+        ("--mode gossip --overlap on", "--overlap on is for --mode sync"),
+        ("--mode local --optimizer adam", "--optimizer adam is for --mode ps or p2p, not local"),
+        ("--optimizer sgd", "--optimizer sgd is for --mode ps or p2p, not sync"),
+        ("--mode p2p --nesterov", "--nesterov is not for --mode p2p"),
+        ("--mode elsewhere", "--mode"),
+        ("--slow 1", "--slow"),
+        ("--slow 1:0.5", "--slow"),
+        ("--slow 1:2,1:3", "--slow"),
+        ("--jitter -1", "--jitter"),
         ("--dtype float16", "--dtype"),
         ("--epoch 3", "unrecognized"),
         ("--bogus", "unrecognized"),
@@ -80,6 +100,13 @@ def test_wrong_options_give_one_line(options, message):
         parse(options.split())
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 2
+
+
+def test_options_of_modes():
+    config = parse(["--mode", "ps", "--staleness", "0", "--slow", "1:2,3:5.5"])
+    assert (config.servers, config.staleness, config.slow) == (1, 0, ((1, 2.0), (3, 5.5)))
+    assert parse(["--mode", "ps"]).staleness is None
+    assert parse([]).servers == 0
 
 
 def test_help_names_every_option_and_default():

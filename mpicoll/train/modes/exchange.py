@@ -10,6 +10,10 @@ State = dict[str, np.ndarray]
 """Parameters and what else is needed to go on: vectors of the model's length, by name; ``"parameters"`` is one."""
 
 
+class LeftBehind(Exception):
+    """The others have gone on without this rank, and will do so to the end."""
+
+
 class Sent(NamedTuple):
     """Bytes that this rank has sent and read so far, and bytes that it would have sent without compression."""
 
@@ -32,7 +36,13 @@ class Exchange(Protocol):
     scale: float
 
     def before(self) -> None:
-        """Bring the replica up to date for the next step; may wait, where the mode says so."""
+        """Bring the replica up to date for the next step; may wait, where the mode says so.
+
+        Raises
+        ------
+        LeftBehind
+            As may `after`.
+        """
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Make use of a step's gradient, which may be overwritten."""

@@ -22,11 +22,12 @@ from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, TrainingError
 from mpicoll.train.models import Flat, Model
-from mpicoll.train.modes.exchange import Exchange
+from mpicoll.train.modes.exchange import Exchange, LeftBehind
 from mpicoll.train.modes.pieces import Piece, Pieces
 from mpicoll.train.modes.saving import ChiefSaver
 from mpicoll.train.modes.served import is_fed_back
 from mpicoll.train.monitor import Monitor
+from mpicoll.train.report import complain
 from mpicoll.train.strategy import clipping, norm_of, sum_of_squares
 from mpicoll.train.tally import EpochRecord, StepRecord
 
@@ -126,6 +127,8 @@ class FreeTrainer:
     def ask_to_stop(self) -> None:
         """Let all ranks stop soon; may be called from a signal handler."""
         self._stop = True
+        if not self.is_worker:  # it serves, and looks at nothing else
+            self._counter.draw(_STOP)
 
     def train(self, monitor: Monitor, saver: ChiefSaver) -> None:
         """Take steps until there are none left, then wait for the others and take over the last model.
@@ -137,10 +140,7 @@ class FreeTrainer:
         """
         self._began = time.perf_counter()
         if self.is_worker:
-            for number in self._numbers():
-                if self.is_chief:
-                    self._attend(number, monitor, saver)
-                self._take_step(number)
+            self._work(monitor, saver)
         if self.is_chief and self._failure is None:
             self.exchange.settle()
             self._try(saver.save, self, self._reached if self._is_cut_short() else self._total)
@@ -150,6 +150,15 @@ class FreeTrainer:
         if self.is_chief:
             self._note_epochs(self._reached, monitor)
         self._share_epochs()
+
+    def _work(self, monitor: Monitor, saver: ChiefSaver) -> None:
+        try:
+            for number in self._numbers():
+                if self.is_chief:
+                    self._attend(number, monitor, saver)
+                self._take_step(number)
+        except LeftBehind:
+            complain(f"rank {self.rank} was silent for longer than --timeout; the others have gone on without it")
 
     def _try(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something of which a failure ends the run, for all ranks alike."""
@@ -252,6 +261,7 @@ class FreeTrainer:
 
     def _close(self) -> None:
         """Learn how it went for all; free what is common."""
+        self.exchange.close()
         all_succeed(self._comm, self._raise)
         facts = np.array([self._is_cut_short(), self._reached, self.wall_seconds], np.float64)
         self._comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
@@ -259,7 +269,6 @@ class FreeTrainer:
         self.wall_seconds = float(facts[2])
         self._comm.Bcast(self._vector)
         self._counter.close()
-        self.exchange.close()
         self.pieces.share(self._comm)
 
     def _share_epochs(self) -> None:

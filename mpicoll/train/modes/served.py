@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll import ParameterServer, compressor
+from mpicoll.errors import CollectiveTimeout
 from mpicoll.train.config import FEEDBACK, TrainConfig
-from mpicoll.train.modes.exchange import Sent, State
+from mpicoll.train.modes.exchange import LeftBehind, Sent, State
 
 
 class Served:
@@ -57,8 +60,18 @@ class Served:
 
     def before(self) -> None:
         """Pull."""
-        self.ps.pull(self._replica)
+        with self._noticing():
+            self.ps.pull(self._replica)
         self._read += self._replica.nbytes
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except CollectiveTimeout:
+            if self.ps.is_dropped:
+                raise LeftBehind from None
+            raise
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Push."""
@@ -66,7 +79,8 @@ class Served:
             self._velocity *= self._momentum
             self._velocity += gradient
             gradient = self._velocity
-        self.ps.push(gradient, rate * self._factor)
+        with self._noticing():
+            self.ps.push(gradient, rate * self._factor)
 
     def snapshot(self) -> None:
         """Pull, each shard of one version where there can be such a thing."""
@@ -85,12 +99,26 @@ class Served:
         """Wait for the last gradient of all workers and pull; or serve until then."""
         if self.ps.is_server:
             self.ps.serve()
+        elif self.ps.is_dropped:
+            self.ps.finish()
         else:
             self.ps.result(self._replica)
 
     def close(self) -> None:
-        """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
+        """See :class:`~mpicoll.train.modes.exchange.Exchange`.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Naming ranks that did not come.
+        """
         self.ps.close()
+        if self.ps.missing:
+            named = ", ".join(map(str, self.ps.missing))
+            raise CollectiveTimeout(
+                f"rank {named} was dropped, and did not come to the end; checkpoints have what the others reached",
+                self.ps.missing,
+            )
 
     def sent(self) -> Sent:
         """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
