@@ -1,6 +1,7 @@
 """A parameter server loses nothing, mixes nothing, keeps its bound and always ends.
 
-``MPICOLL_TEST_PUSHES`` is the number of pushes of all workers in the test of exact sums (2000 by default).
+``MPICOLL_TEST_PUSHES`` is the number of pushes of all workers in the test of exact sums (2000 by default), and
+``MPICOLL_TEST_STEPS`` that of steps of the workers in that of the bound on staleness (100).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mpicoll.parameter_server.shard import HEADER_NBYTES, Header
 pytestmark = pytest.mark.mpi
 TIMEOUT = 20.0
 PUSHES = int(os.environ.get("MPICOLL_TEST_PUSHES", "2000"))
+STEPS = int(os.environ.get("MPICOLL_TEST_STEPS", "100"))
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +118,7 @@ def test_the_bound_on_staleness_holds(comm: Intracomm, push: str, staleness: int
         pytest.skip("refused")
     servers = 2 if comm.size > 3 else 1
     workers = comm.size - servers
-    plan = [20 + 15 * worker for worker in range(workers)]
+    plan = [STEPS // (workers + worker) for worker in range(workers)]
     with serving(np.zeros(workers + 4, np.float32), comm, servers=servers, push=push, staleness=staleness) as ps:
         if not ps.is_server:
             one = np.zeros(ps.count, np.float32)

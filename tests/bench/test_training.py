@@ -1,0 +1,63 @@
+"""The tables of the training benchmarks; that they train is seen by running them."""
+
+import argparse
+
+import pytest
+
+from bench import async_modes, server, training
+
+
+def test_strategies_are_compared_with_one_rank():
+    outcomes = [
+        training.Outcome("digits", "replicated", 1, 1000.0, 0.5, 0.98, 2_000_000, 0.0, [1.0, 0.5]),
+        training.Outcome("digits", "int8", 2, 1500.0, None, 0.98, 1_000_000, 500_000.0, [1.0, 0.55]),
+        training.Outcome("digits", training.TORCH, 2, 500.0),
+    ]
+    lines = training.table(outcomes, "digits").splitlines()
+    assert lines[2].split() == ["1", "replicated", "1,000", "1.00", "0.50", "s", "0e+00", "2.00", "0.00"]
+    assert lines[3].split() == ["2", "int8", "1,500", "1.50", "1e-01", "1.00", "0.50"]
+    assert lines[4].split() == ["2", "PyTorch", "DDP", "500", "0.50"]
+
+
+def test_strategies_that_do_not_fit_are_left_out():
+    names = {
+        size: [name for name, _ in training.configurations("large", list(training.STRATEGIES), size)]
+        for size in (1, 2, 4)
+    }
+    assert names[1] == ["replicated"]
+    assert "tensor 2 pipeline 2" in names[4]
+    assert "tensor 2 pipeline 2" not in names[2]
+
+
+def outcome(part, mode, seed, accuracy, of_ideal=None, late=None):
+    return async_modes.Outcome(part, mode, seed, accuracy, 1000.0, of_ideal, late, late, 10.0, 20.0, [1.0], [accuracy])
+
+
+def test_modes_are_compared_with_synchronous_training():
+    outcomes = [outcome("digits", "sync", seed, accuracy) for seed, accuracy in enumerate((0.98, 0.97, 0.99))]
+    outcomes += [outcome("digits", "ps", seed, accuracy, late=3.0) for seed, accuracy in enumerate((0.97, 0.5, 0.99))]
+    outcomes += [outcome("slow", "ps", 0, 0.9, of_ideal=0.9)]
+    lines = async_modes.table(outcomes).splitlines()
+    assert lines[2].startswith("| sync | 98.00% | +0.00 | 1,000 |  |  | 10 | 20 |  |  |")
+    assert lines[3] == "| ps | 97.00% | -1.00 | 1,000 | 3.0 | 3 | 10 | 20 | 1,000 | 90% |"
+
+
+def test_what_all_workers_could_do_alone():
+    arguments = argparse.Namespace(epochs=1, steps=10, step_seconds=0.01)
+    config = async_modes.config_of("slow", "ps", 0, arguments)
+    assert async_modes.ideal_samples_per_second(config, 8) == pytest.approx(6.2 / 0.01 * 64 / 7)
+
+
+def test_the_drawing_has_two_panels(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "modes.svg"
+    async_modes.draw(path, [outcome("digits", "sync", 0, 0.9), outcome("slow", "gossip", 0, 0.9, of_ideal=0.8)])
+    assert path.read_text().count('id="axes_') == 2
+
+
+@pytest.mark.parametrize("main", [training.main, async_modes.main, server.main])
+def test_wrong_options_are_refused(main, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--bogus"])
+    assert caught.value.code == 2
+    assert "--bogus" in capsys.readouterr().err
