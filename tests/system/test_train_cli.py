@@ -1,6 +1,7 @@
 """The trainer under mpirun, in fresh processes."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -12,6 +13,8 @@ from bench import launch as mpirun
 from tests.mpirun import run
 
 MODULE = ("-m", "mpicoll.train")
+SEEDS = int(os.environ.get("MPICOLL_TEST_SEEDS", "1"))
+"""Seeds with which the defaults have to reach their accuracy."""
 TRAIN = "import sys; from mpicoll.train.__main__ import main; sys.exit(main({arguments!r}))"
 
 
@@ -41,12 +44,12 @@ def only_line(done):
 )
 def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
     curves = {}
-    for size in (1, 2, 3, 8):
+    for size in (1, 3, 6):
         path = tmp_path / f"{size}.csv"
         train(size, *options.split(), "--steps", "50", "--log-steps", str(path))
         curves[size] = np.loadtxt(path, delimiter=",", skiprows=1)[:, 3:]
         assert len(curves[size]) == 50
-    for size in (2, 3, 8):
+    for size in (3, 6):
         np.testing.assert_allclose(curves[size], curves[1], rtol=1e-5, err_msg=f"{size} ranks")
     assert curves[1][-1, 0] < curves[1][0, 0]
 
@@ -64,7 +67,7 @@ def test_ranks_share_a_model_and_follow_the_same_loss_curve(tmp_path):
     assert json.loads(result.read_text())["test_accuracy"] > 0.8
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_defaults_reach_97_percent_on_digits_with_eight_ranks(tmp_path, seed):
     path = tmp_path / "r.json"
     train(8, "--seed", str(seed), "--json", str(path))

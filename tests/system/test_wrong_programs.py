@@ -10,7 +10,8 @@ from tests.mpirun import run
 from tests.system.outcomes import outcomes_of
 
 PROGRAM = "tests/system/programs/disagree.py"
-SIZES = (3, 8)
+RUNS = ((3, "default"), (3, "full"), (8, "default"))
+"""Sizes and modes; each is one launch."""
 DIFFER = (
     "count",
     "count_zero",
@@ -34,8 +35,7 @@ def outcomes(size: int, mode: str) -> dict[str, list[dict]]:
     return outcomes_of(PROGRAM, size, mode)
 
 
-@pytest.mark.parametrize("mode", ["default", "full"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "mode"), RUNS)
 @pytest.mark.parametrize("case", DIFFER)
 def test_every_rank_learns_who_called_what(case: str, size: int, mode: str) -> None:
     for entry in outcomes(size, mode)[case]:
@@ -46,8 +46,7 @@ def test_every_rank_learns_who_called_what(case: str, size: int, mode: str) -> N
         assert entry["usable"] or mode == "default", entry
 
 
-@pytest.mark.parametrize("mode", ["default", "full"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "mode"), RUNS)
 def test_one_ranks_bad_argument_is_an_error_on_all(size: int, mode: str) -> None:
     for entry in outcomes(size, mode)["refused"]:
         assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError")
@@ -56,16 +55,14 @@ def test_one_ranks_bad_argument_is_an_error_on_all(size: int, mode: str) -> None
         assert entry["usable"] == (mode == "full")
 
 
-@pytest.mark.parametrize("mode", ["default", "full"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "mode"), RUNS)
 def test_the_same_bad_argument_everywhere_leaves_the_communicator_usable(size: int, mode: str) -> None:
     for entry in outcomes(size, mode)["refused_by_all"]:
         assert (entry["error"], entry["usable"]) == ("ValueError", True)
         assert entry["text"] == "sendbuf has 3 elements, but recvbuf 4"
 
 
-@pytest.mark.parametrize("mode", ["default", "full"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "mode"), RUNS)
 @pytest.mark.parametrize("case", ["never_came", "left_early"])
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size: int, mode: str) -> None:
     for entry in outcomes(size, mode)[case]:
