@@ -135,7 +135,7 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome
     facts = trainer.facts()
     steps = trainer.course.total_steps
     seconds = trainer.clock.mean(comm).stepping / steps
-    losses = [record.train_loss for record in trainer.epochs]
+    losses = [record.train_loss for record in trainer.epochs if record.train_loss is not None]
     sent, ratio = facts["sent_nbytes_per_step"], facts["compression_ratio"] or 1.0
     return Outcome(task, variant.name, config.seed, steps, tested[1], losses, sent, ratio, seconds)
 

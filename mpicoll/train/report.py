@@ -95,7 +95,8 @@ def _reached(result: dict[str, Any]) -> str:
         return "not a trained model, since gradients were not exchanged (--algorithm noop),"
     accuracy = result["test_accuracy"]
     tested = "no test samples" if accuracy is None else f"test accuracy {accuracy:.2%}"
-    return f"{tested}, train loss {result['train_loss']:.4f}"
+    loss = result["train_loss"]
+    return tested if loss is None else f"{tested}, train loss {loss:.4f}"
 
 
 def _parameters(result: dict[str, Any]) -> str:

@@ -197,7 +197,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, running: Running, events: E
 
 
 def _train_loss(trainer: Trainer | FreeTrainer) -> float | None:
-    if trainer.epochs and math.isfinite(trainer.epochs[-1].train_loss):
+    if trainer.epochs and trainer.epochs[-1].train_loss is not None:
         return trainer.epochs[-1].train_loss
     return trainer.records[-1].loss if trainer.records else None
 

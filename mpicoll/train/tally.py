@@ -37,15 +37,15 @@ class StepRecord(NamedTuple):
 class EpochRecord(NamedTuple):
     """What is known after an epoch, or after its part that came before the last step.
 
-    `train_loss` and `train_accuracy` were measured while it ran; `steps` counts from the beginning of the run. Rank 0's
-    are `seconds`, wall time since training began or was resumed, everything included, and `samples_per_second`, of the
-    epoch's training steps.
+    `train_loss` and `train_accuracy` were measured while it ran, None if this rank knows none of its steps; `steps`
+    counts from the beginning of the run. Rank 0's are `seconds`, wall time since training began or was resumed,
+    everything included, and `samples_per_second`, of the epoch's training steps.
     """
 
     epoch: int
     steps: int
-    train_loss: float
-    train_accuracy: float
+    train_loss: float | None
+    train_accuracy: float | None
     test_loss: float | None
     test_accuracy: float | None
     seconds: float

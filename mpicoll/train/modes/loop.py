@@ -23,9 +23,9 @@ from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, TrainingError
 from mpicoll.train.models import Flat, Model
 from mpicoll.train.modes.exchange import Exchange, LeftBehind
+from mpicoll.train.modes.momentum import is_fed_back
 from mpicoll.train.modes.pieces import Piece, Pieces
 from mpicoll.train.modes.saving import ChiefSaver
-from mpicoll.train.modes.served import is_fed_back
 from mpicoll.train.monitor import Monitor
 from mpicoll.train.report import complain
 from mpicoll.train.strategy import clipping, norm_of, sum_of_squares
@@ -117,8 +117,7 @@ class FreeTrainer:
     def samples_per_second(self) -> float:
         """Training samples of all ranks a second, so far as this rank knows."""
         per_share = self._config.step_batch / self.workers
-        seconds = self.wall_seconds or time.perf_counter() - self._began
-        return (self._reached - self._first) * per_share / max(seconds, 1e-9)
+        return (self._reached - self._first) * per_share / max(self._seconds(), 1e-9)
 
     def lagging(self) -> int | None:
         """Return None: nobody waits for the slowest."""
@@ -225,20 +224,22 @@ class FreeTrainer:
         self._try(saver.after, self, number)
 
     def _note_epochs(self, reached: int, monitor: Monitor) -> None:
-        """Evaluate, if an epoch has ended, all workers together."""
-        course, last = self.course, -(-self.course.total_steps // self.course.steps_per_epoch)
-        ended = min(last, reached // self.workers // course.steps_per_epoch)
-        if self.wall_seconds and not self.stopped:
-            ended = last
-        if ended <= (self.epochs[-1].epoch + 1 if self.epochs else self.first_step // course.steps_per_epoch):
-            return
-        due = ended % self._config.evaluate_every == 0 or bool(self.wall_seconds)
-        loss, accuracy = (self.evaluate() if due else None) or (None, None)
-        steps, seconds = min(ended * course.steps_per_epoch, course.total_steps), time.perf_counter() - self._began
-        self.epochs.append(
-            EpochRecord(ended - 1, steps, math.nan, math.nan, loss, accuracy, seconds, self.samples_per_second)
-        )
-        monitor.after_epoch(self.epochs[-1])
+        """Note the epochs that have ended, all workers together; evaluate behind the last of them."""
+        course, epochs = self.course, -(-self.course.total_steps // self.course.steps_per_epoch)
+        over = self.wall_seconds and not self.stopped
+        ended = epochs if over else min(epochs, reached // self.workers // course.steps_per_epoch)
+        known = self.epochs[-1].epoch + 1 if self.epochs else self.first_step // course.steps_per_epoch
+        for epoch in range(known, ended):
+            due = epoch == ended - 1 and ((epoch + 1) % self._config.evaluate_every == 0 or bool(over))
+            loss, accuracy = (self.evaluate() if due else None) or (None, None)
+            steps, seconds = min((epoch + 1) * course.steps_per_epoch, course.total_steps), self._seconds()
+            pace = self.samples_per_second
+            self.epochs.append(EpochRecord(epoch, steps, None, None, loss, accuracy, seconds, pace))
+            monitor.after_epoch(self.epochs[-1])
+
+    def _seconds(self) -> float:
+        """Return how long training has gone on."""
+        return self.wall_seconds or time.perf_counter() - self._began
 
     def evaluate(self) -> tuple[float, float] | None:
         """Return mean loss and accuracy over the test samples; not collective. None where there are none."""

@@ -15,7 +15,8 @@ from mpicoll.parameter_server.optimizers import OPTIMIZERS
 from mpicoll.parameter_server.peers import Peers
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.modes.exchange import Sent, State
-from mpicoll.train.modes.served import is_fed_back, momentum_of_push, spread_of
+from mpicoll.train.modes.momentum import Momentum, is_fed_back
+from mpicoll.train.modes.served import spread_of
 from mpicoll.train.optimizer import MomentumSGD
 
 _SLOTS = 2
@@ -38,11 +39,9 @@ class PeerToPeer:
         nbytes = replica.nbytes if self._codec is None else self._codec.wire_nbytes(replica.size)
         self._payload = np.empty(nbytes // 4, np.uint32).view(np.uint8)
         self._arrived = np.empty(0 if self._codec is None else replica.size, np.float32)
-        self._factor = 1.0
-        hyper = {**OPTIMIZERS[config.optimizer].defaults}
-        if config.optimizer == "momentum":
-            hyper["momentum"], self._factor = momentum_of_push(config.momentum, comm.Get_size())
-        self._optimizer = OPTIMIZERS[config.optimizer](replica, hyper)
+        self._momentum = Momentum(config, replica, comm.Get_size())
+        kind = OPTIMIZERS[self._momentum.optimizer]
+        self._optimizer = kind(replica, {**kind.defaults, **self._momentum.hyper})
         if state is not None:
             self._optimizer.steps = int(state["steps"][0])
             for name, vector in self._optimizer.state.items():
@@ -82,7 +81,7 @@ class PeerToPeer:
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Send the gradient to everybody, waiting for room where somebody is slow, and apply it."""
-        payload, rate = self._encoded(gradient), rate * self._factor
+        payload, rate = self._encoded(self._momentum.applied(gradient)), rate * self._momentum.factor
         for other in self._others:
             has_room, whose = functools.partial(self._has_room, other), functools.partial(_only, other)
             self._peers.wait(has_room, whose, "room in a mailbox")
@@ -144,7 +143,7 @@ class PeerToPeer:
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
         return {
-            "optimizer": sum(vector.nbytes for vector in self._optimizer.state.values()),
+            "optimizer": self._momentum.nbytes + sum(vector.nbytes for vector in self._optimizer.state.values()),
             "mailboxes": self._peers.nbytes,
         }
 

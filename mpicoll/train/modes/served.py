@@ -9,40 +9,30 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ParameterServer, compressor
+from mpicoll import ParameterServer
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.modes.exchange import LeftBehind, Sent, State
+from mpicoll.train.modes.momentum import Momentum
 
 
 class Served:
     """A worker's or a server's part; an :class:`~mpicoll.train.modes.exchange.Exchange`.
 
-    Momentum is the server's business, but where workers add to the parameters themselves, and where compression is fed
-    back: then each worker sends its own velocity (:class:`~mpicoll.train.optimizer.LocalMomentumSGD` says why).
+    For momentum see :class:`~mpicoll.train.modes.momentum.Momentum`.
     """
 
     scale = 1.0
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._replica, self._direct = replica, config.push == "direct"
-        optimizer = config.optimizer
-        self._velocity: np.ndarray | None = None
-        if optimizer == "momentum" and (config.push == "direct" or is_fed_back(config)):
-            optimizer, self._velocity = "sgd", np.zeros_like(replica)
-            self._momentum = replica.dtype.type(config.momentum)
-        hyper: dict[str, Any] = {}
-        self._factor = 1.0
-        if optimizer == "momentum":
-            at_once = comm.Get_size() - config.servers if config.staleness == 0 else 1
-            hyper["momentum"], self._factor = momentum_of_push(
-                config.momentum, comm.Get_size() - config.servers, at_once
-            )
+        workers = comm.Get_size() - config.servers
+        self._momentum = Momentum(config, replica, workers, workers if config.staleness == 0 else 1)
         self.ps = ParameterServer(
             replica,
             comm=comm,
             servers=config.servers,
-            optimizer=optimizer,
+            optimizer=self._momentum.optimizer,
             lr=config.lr,
             staleness=config.staleness,
             backup=config.backup,
@@ -53,10 +43,9 @@ class Served:
             timeout=config.timeout,
             on_silence=config.on_silence,
             state=state,
-            **hyper,
+            **self._momentum.hyper,
         )
         self._read = 0
-        self._facts: dict[str, Any] = {}
 
     def before(self) -> None:
         """Pull."""
@@ -75,12 +64,8 @@ class Served:
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Push."""
-        if self._velocity is not None:
-            self._velocity *= self._momentum
-            self._velocity += gradient
-            gradient = self._velocity
         with self._noticing():
-            self.ps.push(gradient, rate * self._factor)
+            self.ps.push(self._momentum.applied(gradient), rate * self._momentum.factor)
 
     def snapshot(self) -> None:
         """Pull, each shard of one version where there can be such a thing."""
@@ -127,30 +112,12 @@ class Served:
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
-        own = 0 if self._velocity is None else self._velocity.nbytes
-        return {"optimizer": own, "server": self.ps.held_nbytes}
+        return {"optimizer": self._momentum.nbytes, "server": self.ps.held_nbytes}
 
     def facts(self) -> dict[str, Any]:
         """Return how late gradients were, in updates of the parameters."""
         histogram = self.ps.staleness
         return {"staleness": spread_of(histogram), "left_out": self.ps.late}
-
-
-def is_fed_back(config: TrainConfig) -> bool:
-    """Return whether what compression loses comes with the next gradient."""
-    if config.compression is None or config.error_feedback == "off":
-        return False
-    return config.error_feedback == "on" or compressor(config.compression).needs_feedback
-
-
-def momentum_of_push(momentum: float, workers: int, at_once: int = 1) -> tuple[float, float]:
-    """Return momentum and a factor of the learning rate for updates with the gradients of `at_once` workers.
-
-    When every worker's gradient has come once, the velocity has then decayed as in a step of synchronous training, and
-    in the long run a gradient moves the parameters as far: ``rate / (1 - momentum)`` times itself.
-    """
-    decay: float = momentum ** (at_once / workers)
-    return decay, (1 - decay) / (1 - momentum)
 
 
 def spread_of(histogram: np.ndarray) -> dict[str, float] | None:

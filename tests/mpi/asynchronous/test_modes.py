@@ -23,10 +23,10 @@ from mpicoll.train.run import run
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(
-    dataset="synthetic:400x6x4",
+    dataset="synthetic:1600x6x4",
     hidden=(12,),
-    batch=24,
-    epochs=10,
+    batch=48,
+    epochs=6,
     warmup=5,
     lr=0.05,
     schedule="constant",
@@ -81,7 +81,7 @@ def test_every_mode_learns(comm: Intracomm, name: str) -> None:
     assert result["test_accuracy"] > alone()["test_accuracy"] - 0.1
     assert result["epochs"][-1]["train_loss"] < 0.7 * result["epochs"][0]["train_loss"]
     assert result["steps"] == alone()["steps"]
-    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(10))
+    assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(6))
     told = comm.allgather(result["parameters_sha256"])
     assert len(set(told)) == 1
     if "staleness" in (result["mode"] or {}) and comm.size > 2:
@@ -93,7 +93,7 @@ def test_every_mode_learns(comm: Intracomm, name: str) -> None:
 @pytest.mark.parametrize("compression", [None, "fp16"])
 def test_no_staleness_is_synchronous_training(comm: Intracomm, folder: Path, compression: str | None) -> None:
     """The curve is that of one rank, and the same to the bit in every run."""
-    config = configured("synchronous", comm, compression=compression, steps=50)
+    config = configured("synchronous", comm, compression=compression, steps=81)
     curves = []
     for number in range(2):
         path = folder / f"{number}.csv"
@@ -102,7 +102,7 @@ def test_no_staleness_is_synchronous_training(comm: Intracomm, folder: Path, com
         curves.append(np.loadtxt(path, delimiter=",", skiprows=1)[:, 3])
     assert np.array_equal(*curves)
     losses = np.array([epoch["train_loss"] for epoch in alone()["epochs"]])[:3]
-    steps = alone()["steps"] // 10
+    steps = alone()["steps"] // 6
     means = [curves[0][first : first + steps].mean() for first in range(0, 3 * steps, steps)]
     # The last batch of an epoch is short: means over steps are not those over samples.
     np.testing.assert_allclose(means, losses, rtol=0.05)
@@ -147,7 +147,7 @@ def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, folder: Path, name: 
     assert again["test_loss"] < 1.2 * first["test_loss"]
     kept = sorted(path.name for path in (folder / "run").glob("step-*")) if comm.rank == 0 else []
     assert comm.rank or len(kept) == 2
-    with pytest.raises(CheckpointFailed, match="--batch was 24"):
+    with pytest.raises(CheckpointFailed, match="--batch was 48"):
         run(replace(config, steps=50, resume="yes", batch=25), comm)
 
 
@@ -174,7 +174,7 @@ def test_the_slow_do_less(comm: Intracomm) -> None:
     config = configured("ps", comm, epochs=2, slow=((1, 8.0),), step_seconds=0.004)
     steps = run(config, comm)["mode"]["steps_by_rank"]
     assert steps[1] == min(steps[:-1])
-    assert sum(steps) == (comm.size - 1) * alone()["steps"] // 5
+    assert sum(steps) == (comm.size - 1) * alone()["steps"] // 3
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_report_tells_of_the_mode(comm: Intracomm, folder: Path) -> None:
     run(configured("ps", comm, epochs=2, **files), comm)
     if comm.rank == 0:
         mode = json.loads(path.read_text())["mode"]
-        assert sum(mode["steps_by_rank"]) == (comm.size - 1) * alone()["steps"] // 5
+        assert sum(mode["steps_by_rank"]) == (comm.size - 1) * alone()["steps"] // 3
         assert mode["staleness"]["p99"] >= 0
         assert (folder / "run.png").stat().st_size > 10000
         names = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}

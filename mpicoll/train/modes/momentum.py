@@ -1,0 +1,65 @@
+"""Momentum where every gradient is an update of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpicoll import compressor
+from mpicoll.train.config import TrainConfig
+
+
+class Momentum:
+    """Where the velocity is: with whoever applies gradients, or with each worker, which then sends its velocity.
+
+    It is the worker's where workers add to the parameters themselves, and where compression is fed back:
+    :class:`~mpicoll.train.optimizer.LocalMomentumSGD` says why. Otherwise it is that of all gradients, and decays with
+    each by so much that it has decayed as in a step of synchronous training when every worker's has come once; in the
+    long run a gradient moves the parameters as far, by ``rate / (1 - momentum)`` times itself.
+
+    Parameters
+    ----------
+    workers, at_once
+        How many there are, and how many of their gradients make up an update.
+
+    Attributes
+    ----------
+    optimizer, hyper
+        What whoever applies gradients has to do with them.
+    factor
+        Of the learning rate.
+    """
+
+    def __init__(self, config: TrainConfig, replica: np.ndarray, workers: int, at_once: int = 1) -> None:
+        self.optimizer, self.factor = config.optimizer, 1.0
+        self.hyper: dict[str, Any] = {}
+        self._velocity: np.ndarray | None = None
+        if config.optimizer != "momentum":
+            return
+        if config.push == "direct" or is_fed_back(config):
+            self.optimizer, self._velocity = "sgd", np.zeros_like(replica)
+            self._decay = replica.dtype.type(config.momentum)
+            return
+        decay: float = config.momentum ** (at_once / workers)
+        self.hyper, self.factor = {"momentum": decay}, (1 - decay) / (1 - config.momentum)
+
+    def applied(self, gradient: np.ndarray) -> np.ndarray:
+        """Return what is to be sent for a gradient; not to be changed."""
+        if self._velocity is None:
+            return gradient
+        self._velocity *= self._decay
+        self._velocity += gradient
+        return self._velocity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this worker's velocity."""
+        return 0 if self._velocity is None else self._velocity.nbytes
+
+
+def is_fed_back(config: TrainConfig) -> bool:
+    """Return whether what compression loses comes with the next gradient."""
+    if config.compression is None or config.error_feedback == "off":
+        return False
+    return config.error_feedback == "on" or compressor(config.compression).needs_feedback
