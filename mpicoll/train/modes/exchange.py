@@ -47,6 +47,9 @@ class Exchange(Protocol):
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Make use of a step's gradient, which may be overwritten."""
 
+    def beat(self) -> None:
+        """Show that this rank is alive, in work that takes long."""
+
     def snapshot(self) -> None:
         """Let the replica be the newest model that can be had without waiting for a worker; between two steps."""
 

@@ -252,6 +252,8 @@ class FreeTrainer:
             sums = np.zeros(2)
             for x, y in shares_for_evaluation(samples, self._dataset.feature_count, self._config.dtype, 1, 0):
                 sums += self._engine.loss(self._replica, x, y)
+                if not self.wall_seconds:
+                    self.exchange.beat()
         loss, correct = (sums / samples.count).tolist()
         return loss, correct
 

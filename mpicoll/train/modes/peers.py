@@ -104,6 +104,10 @@ class PeerToPeer:
             self._feedback.update(self._decoded(payload))
         return payload
 
+    def beat(self) -> None:
+        """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
+        self._peers.beat()
+
     def snapshot(self) -> None:
         """Apply what has come."""
         self.before()
@@ -213,6 +217,10 @@ class Gossip:
         self._weight /= 2
         self._peers.send(other, self._replica.view(np.uint8), self._weight)
         self._sent += self._replica.nbytes
+
+    def beat(self) -> None:
+        """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
+        self._peers.beat()
 
     def snapshot(self) -> None:
         """Take the mean with what has come."""

@@ -67,6 +67,10 @@ class Served:
         with self._noticing():
             self.ps.push(self._momentum.applied(gradient), rate * self._momentum.factor)
 
+    def beat(self) -> None:
+        """See :class:`~mpicoll.train.modes.exchange.Exchange`."""
+        self.ps.beat()
+
     def snapshot(self) -> None:
         """Pull, each shard of one version where there can be such a thing."""
         self.ps.pull(self._replica, snapshot=not self._direct)
