@@ -84,7 +84,7 @@ def prepare(scope: Scope, call: Call) -> AnyTask:
     except (TypeError, ValueError, MpicollError) as error:
         channel = scope.channel
         if channel.check == "full" and channel.broken is None:
-            signature = Signature.of(f"{call.collective}: refused")
+            signature = Signature.refusing(call.collective)
             agree(channel, signature, channel.enter(signature), scope.timeout, error)
         channel.refuse(error)
         raise

@@ -129,7 +129,7 @@ class ParameterServer(Lifecycle):
     ) -> None:
         plain = arguments.checked_comm(comm)
         problem: Exception | None = None
-        text, seconds = "ParameterServer: refused", _TIMEOUT
+        text, seconds = "", _TIMEOUT
         try:
             vector = arguments.checked_initial(initial)
             layout = arguments.checked_layout(vector.size, servers, plain)
@@ -204,7 +204,7 @@ class ParameterServer(Lifecycle):
         """Bytes of parameters, mailboxes and optimizer that this rank holds as a server; 0 on a worker."""
         return 0 if self._server is None else self._server.held_nbytes
 
-    def pull(self, out: np.ndarray | None = None, *, snapshot: bool = False) -> int:
+    def pull(self, out: np.ndarray | None = None, *, first: int | None = None, snapshot: bool = False) -> int:
         """Read the newest parameters, once the bound on staleness lets this worker begin its next step.
 
         Each element is one that was current at some time during the call, and all of them together may mix versions;
@@ -214,6 +214,8 @@ class ParameterServer(Lifecycle):
         ----------
         out : (count,) of `dtype`
             Overwritten; by default :attr:`parameters`.
+        first
+            Read as many parameters as `out` is long, from this one on.
         snapshot
             Not with direct pushes, where no moment is known at which all elements are of one version.
 
@@ -235,13 +237,14 @@ class ParameterServer(Lifecycle):
         if snapshot and self._settings.direct:
             raise ValueError("snapshot: True needs push='mailbox', where only the server changes the parameters")
         found = self.parameters if out is None else out
-        arguments.checked_vector("out", found, self.count, self.dtype, writable=True)
+        begin = arguments.checked_part("out", found, first, self.count, self.dtype)
+        arguments.checked_vector("out", found, found.size, self.dtype, writable=True)
         if not worker.finished:
             worker.enter()
-        self._version = worker.pull(found, snapshot)
+        self._version = worker.pull(found, begin, snapshot)
         return self._version
 
-    def push(self, gradient: np.ndarray, rate: float | None = None) -> int:
+    def push(self, gradient: np.ndarray, rate: float | None = None, *, first: int | None = None) -> int:
         """Send a gradient, and take a step of this worker's clock; the gradient may be changed when this returns.
 
         Parameters
@@ -250,6 +253,9 @@ class ParameterServer(Lifecycle):
             Left as it is. NaN and inf are passed on.
         rate
             The learning rate, by default `lr`; in synchronous training that of the lowest rank counts.
+        first
+            The gradient is of as many parameters as it is long, from this one on; all others stay as they are, and what
+            the optimizer keeps of them. Not with compression.
 
         Returns
         -------
@@ -269,10 +275,12 @@ class ParameterServer(Lifecycle):
         worker = self._as_worker("push")
         if worker.finished:
             raise RuntimeError("push: this worker has finished")
-        arguments.checked_vector("gradient", gradient, self.count, self.dtype)
+        begin = arguments.checked_part("gradient", gradient, first, self.count, self.dtype)
+        if first is not None and self._settings.compressor is not None:
+            raise ValueError(f"first: {first} needs gradients that are not compressed")
         found = self._settings.lr if rate is None else arguments.checked_number("rate", rate)
         worker.enter()
-        return worker.push(gradient, found)
+        return worker.push(gradient, begin, found)
 
     def result(self, out: np.ndarray | None = None) -> int:
         """Finish, wait until all workers have finished, and read the last parameters; arguments as for :meth:`pull`.

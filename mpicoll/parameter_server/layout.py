@@ -220,6 +220,22 @@ def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
     return found
 
 
+def checked_part(name: str, vector: Any, first: int | None, count: int, dtype: np.dtype[Any]) -> int:
+    """Return the first of `count` parameters that a vector has: all of them, or from `first` on as many as it is long.
+
+    Raise TypeError or ValueError if they are not there.
+    """
+    if first is None:
+        checked_vector(name, vector, count, dtype)
+        return 0
+    begin = checked_whole("first", first, 0)
+    size = vector.size if isinstance(vector, np.ndarray) else 0
+    if size == 0 or begin + size > count:
+        raise ValueError(f"first: {size} elements from {begin} on are not among {count} parameters")
+    checked_vector(name, vector, size, dtype)
+    return begin
+
+
 def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, writable: bool = False) -> np.ndarray:
     """Return it; raise TypeError or ValueError unless it has this count and dtype, contiguous."""
     if not isinstance(vector, np.ndarray) or vector.dtype != dtype or not vector.dtype.isnative:

@@ -56,18 +56,29 @@ class Link:
         self.seen = int(self._words[Places.VERSION])
         return self._words
 
-    def pull(self, out: np.ndarray) -> int:
-        """Read the parameters, each of which has the effect of at least the returned number of pushes."""
+    def within(self, first: int, vector: np.ndarray) -> tuple[int, np.ndarray]:
+        """Return where the shard's part of a vector from parameter `first` on begins in the shard, and that part."""
+        start, stop = max(self.part.start, first), min(self.part.stop, first + vector.size)
+        if start >= stop:
+            return 0, vector[:0]
+        return start - self.part.start, vector[start - first : stop - first]
+
+    def _read(self, at: int, out: np.ndarray) -> None:
+        if out.size:
+            self._region.read(self._places.parameters + at * out.itemsize, out)
+
+    def pull(self, at: int, out: np.ndarray) -> int:
+        """Read parameters from `at` on, each of which has the effect of at least the returned number of pushes."""
         self.read_words()
-        self._region.read(self._places.parameters, out)
+        self._read(at, out)
         return self.seen
 
-    def try_snapshot(self, out: np.ndarray) -> bool:
-        """Read the parameters; say whether all are of version `seen`."""
+    def try_snapshot(self, at: int, out: np.ndarray) -> bool:
+        """Read parameters; say whether all are of version `seen`."""
         before = self.read_words()[Places.SEQUENCE]
         if before % 2:
             return False
-        self._region.read(self._places.parameters, out)
+        self._read(at, out)
         after = np.empty(1, np.int64)
         self._region.read(word_at(Places.SEQUENCE), after)
         return bool(after[0] == before)
@@ -100,10 +111,10 @@ class Link:
         """Return whether another message fits into the mailbox; look at the version, too."""
         return self.sent - int(self.read_words()[self._places.tails + self._worker]) < self._places.slots
 
-    def send(self, gradient: np.ndarray, rate: float) -> None:
-        """Put the shard's part of a gradient into the mailbox, where there is room."""
+    def send(self, at: int, gradient: np.ndarray, rate: float) -> None:
+        """Put the gradient of the parameters from `at` on into the mailbox, where there is room."""
         payload = self._encoded(gradient)
-        header = Header(self.sent, payload.size, self.sent, self.pulled, self._codec, bits_of(rate)).sealed(payload)
+        header = Header(self.sent, payload.size, self.sent, self.pulled, self._codec, at, bits_of(rate)).sealed(payload)
         self.sent_nbytes += payload.size
         self._region.put(self._places.slot(self._worker, self.sent), header.words(), payload)
         self.sent += 1
@@ -120,9 +131,11 @@ class Link:
             self._feedback.update(self._scratch)
         return payload
 
-    def add(self, gradient: np.ndarray, rate: float) -> int:
+    def add(self, at: int, gradient: np.ndarray, rate: float) -> int:
         """Add the step along a gradient to the parameters; return how many versions came since the last pull."""
-        updates.scaled_into(self._scratch, gradient, gradient.dtype.type(-rate))
-        self.sent_nbytes += gradient.nbytes
-        self._region.add(self._places.parameters, self._scratch)
+        if gradient.size:
+            scaled = self._scratch[: gradient.size]
+            updates.scaled_into(scaled, gradient, gradient.dtype.type(-rate))
+            self.sent_nbytes += gradient.nbytes
+            self._region.add(self._places.parameters + at * gradient.itemsize, scaled)
         return self._region.fetch_add(word_at(Places.VERSION), 1) - self.pulled

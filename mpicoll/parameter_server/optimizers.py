@@ -38,21 +38,24 @@ class Optimizer(ABC):
         self.hyper = dict(hyper)
         self._scalar = parameters.dtype.type
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step at this learning rate; the gradient, of the parameters' count and dtype, is left as it is."""
+    def apply(self, gradient: np.ndarray, rate: float, first: int = 0) -> None:
+        """Take a step at this learning rate, by the elements from `first` on of which there is a gradient.
+
+        The gradient, of the parameters' dtype, is left as it is; so are all other elements and what is kept of them.
+        """
         self.steps += 1
-        self._apply(gradient, rate)
+        self._apply(slice(first, first + gradient.size), gradient, rate)
 
     @abstractmethod
-    def _apply(self, gradient: np.ndarray, rate: float) -> None:
-        """Take step number `steps`, from 1."""
+    def _apply(self, part: slice, gradient: np.ndarray, rate: float) -> None:
+        """Take step number `steps`, from 1, by a part of the elements."""
 
 
 class SGD(Optimizer):
     """See :func:`mpicoll.kernels.updates.sgd`."""
 
-    def _apply(self, gradient: np.ndarray, rate: float) -> None:
-        updates.sgd(self.parameters, gradient, self._scalar(rate))
+    def _apply(self, part: slice, gradient: np.ndarray, rate: float) -> None:
+        updates.sgd(self.parameters[part], gradient, self._scalar(rate))
 
 
 class Momentum(Optimizer):
@@ -61,9 +64,9 @@ class Momentum(Optimizer):
     defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9}
     slots = ("velocity",)
 
-    def _apply(self, gradient: np.ndarray, rate: float) -> None:
+    def _apply(self, part: slice, gradient: np.ndarray, rate: float) -> None:
         momentum = self._scalar(self.hyper["momentum"])
-        updates.momentum(self.parameters, gradient, self.state["velocity"], self._scalar(rate), momentum)
+        updates.momentum(self.parameters[part], gradient, self.state["velocity"][part], self._scalar(rate), momentum)
 
 
 class Adagrad(Optimizer):
@@ -72,9 +75,9 @@ class Adagrad(Optimizer):
     defaults: ClassVar[Mapping[str, float]] = {"epsilon": 1e-10}
     slots = ("total",)
 
-    def _apply(self, gradient: np.ndarray, rate: float) -> None:
+    def _apply(self, part: slice, gradient: np.ndarray, rate: float) -> None:
         epsilon = self._scalar(self.hyper["epsilon"])
-        updates.adagrad(self.parameters, gradient, self.state["total"], self._scalar(rate), epsilon)
+        updates.adagrad(self.parameters[part], gradient, self.state["total"][part], self._scalar(rate), epsilon)
 
 
 class Adam(Optimizer):
@@ -83,13 +86,13 @@ class Adam(Optimizer):
     defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
     slots = ("mean", "square")
 
-    def _apply(self, gradient: np.ndarray, rate: float) -> None:
+    def _apply(self, part: slice, gradient: np.ndarray, rate: float) -> None:
         beta1, beta2 = self.hyper["beta1"], self.hyper["beta2"]
         root = math.sqrt(1 - beta2**self.steps)
         corrected, epsilon = rate * root / (1 - beta1**self.steps), self.hyper["epsilon"] * root
         scalars = (corrected, beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
-        mean, square = self.state["mean"], self.state["square"]
-        updates.adam(self.parameters, gradient, mean, square, np.array(scalars, self.parameters.dtype))
+        mean, square = self.state["mean"][part], self.state["square"][part]
+        updates.adam(self.parameters[part], gradient, mean, square, np.array(scalars, self.parameters.dtype))
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adagrad": Adagrad, "adam": Adam}

@@ -79,7 +79,7 @@ class Peers:
         """Put a message, of uint8, into a mailbox that has room; `version` is not negative."""
         places, way, region = self._places[destination], self._ways[destination], self._regions[destination]
         sent = self._sent[destination]
-        header = Header(sent, payload.size, sent, version, _CODEC, bits_of(number)).sealed(payload)
+        header = Header(sent, payload.size, sent, version, _CODEC, 0, bits_of(number)).sealed(payload)
         region.put(places.slot(way, sent), header.words(), payload)
         self._sent[destination] = sent + 1
         region.replace(word_at(places.heads + way), np.array([sent + 1], np.int64))
@@ -98,7 +98,7 @@ class Peers:
             number = int(self._taken[way])
             region.refresh()
             slot = region.local[places.slot(way, number) :][: HEADER_NBYTES + places.payload_nbytes]
-            header, payload = opened(slot, self._sources[way], number, _CODEC, places.payload_nbytes)
+            header, payload = opened(slot, self._sources[way], number, _CODEC, places.payload_nbytes, 4)
             yield Mail(self._sources[way], header.learning_rate, header.version, payload)
             self._taken[way] += 1
             region.replace(word_at(places.tails + way), self._taken[way : way + 1])

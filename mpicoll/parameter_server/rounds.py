@@ -52,12 +52,16 @@ class Round:
                 return
             self._turn += 1
 
-    def add(self, worker: int, gradient: np.ndarray, rate: float) -> None:
-        """Take a gradient."""
+    def add(self, worker: int, gradient: np.ndarray, rate: float, first: int = 0) -> None:
+        """Take a gradient of the elements from `first` on."""
+        part = self.total[first : first + gradient.size]
         if self.given == 0:
-            self.total[:], self.rate = gradient, rate
+            self.rate = rate
+            if part.size < self.total.size:
+                self.total[:] = 0
+            part[:] = gradient
         else:
-            self.total += gradient
+            part += gradient
         self.given += 1
         self._gave[worker] = True
 

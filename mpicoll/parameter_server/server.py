@@ -152,7 +152,7 @@ class Server:
             for worker in np.flatnonzero(waiting).tolist():
                 header, gradient = self._open(worker)
                 self._note(header)
-                self._optimizer.apply(gradient, self._rate_of(header))
+                self._optimizer.apply(gradient, self._rate_of(header), header.first)
                 self.version += 1
         elif self.version == self._shown:
             self._take_together(self._step, waiting, over.tolist())
@@ -172,7 +172,7 @@ class Server:
                 self.late += 1
                 continue
             self._note(header)
-            step.add(worker, gradient, header.learning_rate)
+            step.add(worker, gradient, header.learning_rate, header.first)
         if step.is_complete(over):
             self._optimizer.apply(step.total, step.rate)
             self.version += step.given
@@ -183,7 +183,8 @@ class Server:
         number, most = int(self._taken[worker]), self._places.payload_nbytes
         self._region.refresh()
         slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
-        header, payload = opened(slot, worker, number, self._codec, most)
+        itemsize = 0 if self._compressor is not None else self._parameters.itemsize
+        header, payload = opened(slot, worker, number, self._codec, most, itemsize)
         self._taken[worker] += 1
         if self._compressor is None:
             return header, payload.view(self._parameters.dtype)

@@ -143,6 +143,6 @@ def places_of(layout: Layout, settings: Settings, rank: int) -> list[Places]:
 
 def agree_on(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:
     """Raise on all ranks if one has a problem, or their texts differ."""
-    signature = Signature.of(text)
+    signature = Signature.of(text) if problem is None else Signature.refusing("ParameterServer")
     with channel.alone:
         agree(channel, signature, channel.enter(signature), seconds, problem)

@@ -41,6 +41,8 @@ class Header(NamedTuple):
         Of the worker when it wrote this: pushes before this one, and the version that it had pulled from this shard.
     codec
         Which compressor; see :func:`codec_of`.
+    first
+        The payload's first element in the shard; 0 where it is compressed.
     rate
         The learning rate, or what else a number is needed for: the bits of a float64.
     checksum
@@ -52,6 +54,7 @@ class Header(NamedTuple):
     step: int
     version: int
     codec: int
+    first: int = 0
     rate: int = 0
     checksum: int = 0
 
@@ -115,7 +118,9 @@ def codec_of(compressor: Compressor | None, start: int, stop: int) -> int:
     return 0 if compressor is None else 1 + zlib.crc32(repr((compressor, start, stop)).encode())
 
 
-def opened(slot: np.ndarray, worker: int, number: int, codec: int, most: int) -> tuple[Header, np.ndarray]:
+def opened(
+    slot: np.ndarray, worker: int, number: int, codec: int, most: int, itemsize: int
+) -> tuple[Header, np.ndarray]:
     """Return header and payload of the message that has to be in a slot.
 
     Parameters
@@ -124,6 +129,8 @@ def opened(slot: np.ndarray, worker: int, number: int, codec: int, most: int) ->
         Memory from the slot's beginning on, for at least the longest payload.
     most
         The bytes of that.
+    itemsize
+        Bytes of an element, of which a message may have some only; 0 where it always has all of them.
 
     Raises
     ------
@@ -131,7 +138,7 @@ def opened(slot: np.ndarray, worker: int, number: int, codec: int, most: int) ->
         If it is not that message, whole and by that codec.
     """
     header = Header(*slot[:HEADER_NBYTES].view(np.int64)[: len(Header._fields)].tolist())
-    wrong = _problem(header, number, codec, most)
+    wrong = _problem(header, number, codec, most, itemsize)
     payload = slot[HEADER_NBYTES : HEADER_NBYTES + (0 if wrong else header.nbytes)]
     if not wrong and header._replace(checksum=0).sealed(payload) != header:
         wrong = "its checksum is wrong"
@@ -140,11 +147,15 @@ def opened(slot: np.ndarray, worker: int, number: int, codec: int, most: int) ->
     return header, payload
 
 
-def _problem(header: Header, number: int, codec: int, most: int) -> str:
+def _problem(header: Header, number: int, codec: int, most: int, itemsize: int) -> str:
     if header.number != number:
         return f"its number is {header.number}"
     if not 0 <= header.nbytes <= most or header.nbytes % 4:
         return f"{header.nbytes} bytes are not up to {most}"
     if header.codec != codec:
         return "it was written by another compressor"
+    if header.first and not itemsize:
+        return f"it begins at element {header.first}"
+    if itemsize and (header.nbytes % itemsize or not 0 <= header.first * itemsize <= most - header.nbytes):
+        return f"{header.nbytes} bytes from element {header.first} on are not in the shard"
     return "" if header.step == number and header.version >= 0 else "it has an impossible step or version"

@@ -94,47 +94,50 @@ class Worker:
         for link in self._links if self.steps else ():
             self._control.wait(link.is_past_pulled, behind, "the next step")
 
-    def pull(self, out: np.ndarray, snapshot: bool) -> int:
-        """Read all parameters; return the lowest version of a shard."""
+    def pull(self, out: np.ndarray, first: int, snapshot: bool) -> int:
+        """Read parameters from `first` on; return the lowest version of a shard."""
         for shard, link in enumerate(self._links):
             if self._settings.read_own and not self._settings.direct:
                 rank = self._layout.server_rank(shard)
                 self._control.wait_at_most(link.is_own_applied, rank, "the effect of this rank's own pushes")
             if snapshot:
-                self._snapshot(link, out[link.part], self._layout.server_rank(shard))
+                self._snapshot(link, *link.within(first, out), self._layout.server_rank(shard))
             else:
-                link.pull(out[link.part])
+                link.pull(*link.within(first, out))
             link.pulled = link.seen
         return min(link.pulled for link in self._links)
 
-    def _snapshot(self, link: Link, out: np.ndarray, rank: int) -> None:
+    def _snapshot(self, link: Link, at: int, out: np.ndarray, rank: int) -> None:
         for _ in range(_FREE_TRIES):
-            if link.try_snapshot(out):
+            if link.try_snapshot(at, out):
                 return
         link.hold(True)
         try:
-            self._control.wait_at_most(lambda: link.try_snapshot(out), rank, "parameters that do not change")
+            self._control.wait_at_most(lambda: link.try_snapshot(at, out), rank, "parameters that do not change")
         finally:
             link.hold(False)
 
-    def push(self, gradient: np.ndarray, rate: float) -> int:
-        """Send a gradient to all shards; return how many updates the first one has seen since the last pull."""
-        staleness = (self._add if self._settings.direct else self._send)(gradient, rate)
+    def push(self, gradient: np.ndarray, first: int, rate: float) -> int:
+        """Send a gradient of the parameters from `first` on to all shards, of which some may get nothing.
+
+        Return how many updates the first one has seen since the last pull.
+        """
+        staleness = (self._add if self._settings.direct else self._send)(gradient, first, rate)
         self._control.tick()
         self.steps += 1
         return staleness
 
-    def _add(self, gradient: np.ndarray, rate: float) -> int:
-        staleness = [link.add(gradient[link.part], rate) for link in self._links]
+    def _add(self, gradient: np.ndarray, first: int, rate: float) -> int:
+        staleness = [link.add(*link.within(first, gradient), rate) for link in self._links]
         self._histogram[min(staleness[0], BINS - 1)] += 1
         return staleness[0]
 
-    def _send(self, gradient: np.ndarray, rate: float) -> int:
+    def _send(self, gradient: np.ndarray, first: int, rate: float) -> int:
         for shard, link in enumerate(self._links):
             rank = self._layout.server_rank(shard)
             self._control.wait_at_most(link.has_room, rank, "room in its mailbox")
         for link in self._links:
-            link.send(gradient[link.part], rate)
+            link.send(*link.within(first, gradient), rate)
         return self._links[0].seen - self._links[0].pulled
 
     def finish(self) -> None:
@@ -158,7 +161,7 @@ class Worker:
     def _state_of_direct(self) -> dict[str, np.ndarray]:
         parameters = np.empty(self._layout.count, self._settings.dtype)
         for link in self._links:
-            link.pull(parameters[link.part])
+            link.pull(*link.within(0, parameters))
         version = np.array([link.seen for link in self._links])
         return {"version": version, "steps": np.zeros_like(version), "parameters": parameters}
 

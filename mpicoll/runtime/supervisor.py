@@ -36,6 +36,10 @@ _EVERYBODY = 64
 """Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
 
 
+_ANY = 0
+"""Goes with every code."""
+
+
 class Signature(NamedTuple):
     """A call as all ranks must make it: its text for people, and a number for comparing."""
 
@@ -46,6 +50,11 @@ class Signature(NamedTuple):
     def of(cls, text: str) -> Signature:
         """Make the signature with this text."""
         return cls(text, zlib.crc32(text.encode()))
+
+    @classmethod
+    def refusing(cls, call: str) -> Signature:
+        """Make that of a rank whose arguments are wrong: it differs from none, since the others will be told why."""
+        return cls(f"{call}: refused", _ANY)
 
 
 class Waiting(NamedTuple):
@@ -235,7 +244,7 @@ class Supervisor:
     def _find_mismatch(self) -> int | None:
         for report in self._reports.values():
             own = self.called(report.number)
-            if own is not None and own.code != report.code:
+            if own is not None and own.code != report.code and _ANY not in (own.code, report.code):
                 return report.number
         return None
 

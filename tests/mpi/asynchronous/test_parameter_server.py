@@ -67,6 +67,33 @@ def test_every_push_counts_once(comm: Intracomm, push: str, dtype: type) -> None
         assert ps.staleness.sum() == steps * workers
 
 
+@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("push", ["mailbox", "direct"])
+def test_parts_of_the_vector(comm: Intracomm, push: str, staleness: int | None) -> None:
+    """Every worker pushes to parts of its own choice, within a shard and across the border between two."""
+    if push == "direct" and staleness == 0:
+        pytest.skip("refused")
+    count, first = 50, np.arange(50.0)
+    with serving(first, comm, servers=server_counts(comm)[-1], push=push, staleness=staleness) as ps:
+        if not ps.is_server:
+            total = first.copy()
+            for worker in range(ps.workers):
+                random = np.random.default_rng(worker)
+                for _ in range(20):
+                    begin = int(random.integers(0, count))
+                    gradient = random.integers(-3, 4, int(random.integers(1, count - begin + 1))).astype(float)
+                    total[begin : begin + gradient.size] += gradient
+                    if worker == ps.rank:
+                        ps.pull()
+                        ps.push(gradient, first=begin)
+            ps.result()
+            assert np.array_equal(ps.parameters, total)
+            for begin, size in ((0, 1), (20, 30), (24, 3), (49, 1), (0, 50)):
+                out = np.empty(size)
+                ps.pull(out, first=begin, snapshot=push == "mailbox")
+                assert np.array_equal(out, total[begin : begin + size])
+
+
 def test_long_vectors_travel_in_chunks(comm: Intracomm) -> None:
     count = 200_003
     for push in ("mailbox", "direct"):
@@ -503,6 +530,14 @@ def test_wrong_arguments_are_refused_everywhere(comm: Intracomm, wrong: dict[str
         pass
 
 
+def test_a_refusal_is_told_to_ranks_that_have_waited_for_long(comm: Intracomm) -> None:
+    """They look at what others are in meanwhile; that one has refused is no difference between calls."""
+    if comm.rank == comm.size - 1:
+        time.sleep(0.7)
+    with pytest.raises(ValueError if comm.rank == 0 else RemoteError, match="staleness"):
+        serving(np.zeros(9, np.float32), comm, staleness=-1 if comm.rank == 0 else 1)
+
+
 def test_ranks_that_differ_are_told(comm: Intracomm) -> None:
     with pytest.raises(MismatchError, match="ParameterServer"):
         serving(np.zeros(9 + (comm.rank == 0), np.float32), comm)
@@ -527,6 +562,10 @@ def test_wrong_vectors_change_nothing(comm: Intracomm) -> None:
                     ps.push(bad)  # type: ignore[arg-type]
                 with pytest.raises((TypeError, ValueError), match="out"):
                     ps.pull(bad)  # type: ignore[arg-type]
+            for begin, size in ((-1, 2), (9, 1), (3, 7), (0, 0), (1.5, 2)):
+                for call in (ps.push, ps.pull):
+                    with pytest.raises((TypeError, ValueError), match="first"):
+                        call(np.ones(size, np.float32), first=begin)
             fixed = np.ones(9, np.float32)
             fixed.setflags(write=False)
             with pytest.raises(ValueError, match="out"):
