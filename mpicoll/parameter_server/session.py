@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,12 @@ from mpicoll.parameter_server.layout import Layout, Settings
 from mpicoll.parameter_server.link import Link
 from mpicoll.parameter_server.server import Server
 from mpicoll.parameter_server.shard import Places, payload_nbytes
-from mpicoll.parameter_server.transport import Region, Window
+from mpicoll.parameter_server.transport import SHARED_MEMORY, Region, Window, free_nbytes
 from mpicoll.parameter_server.worker import Worker
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.supervisor import Signature
 
-_SHARED_MEMORY = Path("/dev/shm")
 _kept: list[Any] = []
 """Windows that were not freed: memory that others may still use."""
 
@@ -130,13 +127,12 @@ def places_of(layout: Layout, settings: Settings, rank: int) -> list[Places]:
         nbytes = payload_nbytes(compressor, stop - start, settings.dtype.itemsize)
         slots = 0 if settings.direct else settings.slots
         found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes))
-    if rank >= layout.workers and _SHARED_MEMORY.is_dir():
-        state = os.statvfs(_SHARED_MEMORY)
-        needed, free = found[rank - layout.workers].nbytes, state.f_bavail * state.f_frsize
-        if needed > free:
+    if rank >= layout.workers:
+        needed, free = found[rank - layout.workers].nbytes, free_nbytes()
+        if free is not None and needed > free:
             raise ValueError(
-                f"initial: rank {rank} needs {needed} bytes of {_SHARED_MEMORY} and {free} are free; "
-                f"take more servers, fewer slots, compression or a larger {_SHARED_MEMORY}"
+                f"initial: rank {rank} needs {needed} bytes of {SHARED_MEMORY} and {free} are free; "
+                f"take more servers, fewer slots, compression or a larger {SHARED_MEMORY}"
             )
     return found
 

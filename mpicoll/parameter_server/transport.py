@@ -11,7 +11,9 @@ written by a later call.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from mpicoll.errors import MpicollError
 
 CHUNK_NBYTES = 1 << 18
 """MPI libraries hold a lock of the window while they do an accumulate: others wait no longer than for this."""
+SHARED_MEMORY = Path("/dev/shm")
 _ALIGNMENT = 64
 _WORD = 8
 _KINDS: dict[str, MPI.Datatype] = {"int64": MPI.INT64_T, "float32": MPI.FLOAT, "float64": MPI.DOUBLE}
@@ -166,6 +169,14 @@ def _chunks(vector: np.ndarray) -> Any:
     step = CHUNK_NBYTES // vector.itemsize
     for first in range(0, vector.size, step):
         yield first * vector.itemsize, vector[first : first + step]
+
+
+def free_nbytes() -> int | None:
+    """Return how much of the memory is free in which MPI libraries have windows on a node; None if that is unknown."""
+    if not SHARED_MEMORY.is_dir():
+        return None
+    state = os.statvfs(SHARED_MEMORY)
+    return state.f_bavail * state.f_frsize
 
 
 def word_at(number: int) -> int:

@@ -13,7 +13,10 @@ from mpicoll import ErrorFeedback, compressor
 from mpicoll.compression import Key
 from mpicoll.parameter_server.optimizers import OPTIMIZERS
 from mpicoll.parameter_server.peers import Peers
+from mpicoll.parameter_server.transport import SHARED_MEMORY, free_nbytes
+from mpicoll.train.agreement import all_succeed
 from mpicoll.train.config import TrainConfig
+from mpicoll.train.failures import UsageError
 from mpicoll.train.modes.exchange import Sent, State
 from mpicoll.train.modes.momentum import Momentum, is_fed_back
 from mpicoll.train.modes.served import spread_of
@@ -47,6 +50,7 @@ class PeerToPeer:
             for name, vector in self._optimizer.state.items():
                 vector[:] = state[name]
         size, rank = comm.Get_size(), comm.Get_rank()
+        all_succeed(comm, lambda: _check_room("p2p", size * (size - 1) * nbytes))
         self._others = [other for other in range(size) if other != rank]
         self._peers = Peers(
             MPI.Intracomm(comm),
@@ -178,6 +182,8 @@ class Gossip:
         self._optimizer = MomentumSGD(replica, momentum=config.momentum, nesterov=config.nesterov)
         if state is not None:
             self._optimizer.velocity[:] = state["velocity"]
+        mailboxes = self._size * len(self._ahead(0))
+        all_succeed(comm, lambda: _check_room("gossip", mailboxes * replica.nbytes))
         self._peers = Peers(MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=_SLOTS, timeout=config.timeout)
         self._turns = itertools.cycle(self._ahead(comm.Get_rank()))
         self._sent = self._steps = self._skipped = 0
@@ -266,6 +272,16 @@ class Gossip:
     def facts(self) -> dict[str, Any]:
         """Return in which part of the steps the mailbox of the other was full, and nothing was passed on."""
         return {"skipped": float(self._counts[1] / max(1, self._counts[0]))}
+
+
+def _check_room(mode: str, mailboxes_nbytes: int) -> None:
+    """Refuse mailboxes of all ranks that would not fit into the shared memory of one node."""
+    needed, free = _SLOTS * mailboxes_nbytes, free_nbytes()
+    if free is not None and needed > free:
+        raise UsageError(
+            f"--mode {mode} needs {needed} bytes of {SHARED_MEMORY} for all mailboxes, and {free} are free; "
+            "take --mode ps, or compression where that is possible"
+        )
 
 
 def _only(rank: int) -> list[int]:
