@@ -13,10 +13,11 @@ from mpicoll.train.config import TrainConfig
 class Momentum:
     """Where the velocity is: with whoever applies gradients, or with each worker, which then sends its velocity.
 
-    It is the worker's where workers add to the parameters themselves, and where compression is fed back:
-    :class:`~mpicoll.train.optimizer.LocalMomentumSGD` says why. Otherwise it is that of all gradients, and decays with
-    each by so much that it has decayed as in a step of synchronous training when every worker's has come once; in the
-    long run a gradient moves the parameters as far, by ``rate / (1 - momentum)`` times itself.
+    It is the worker's where compression is fed back, for which :class:`~mpicoll.train.optimizer.LocalMomentumSGD` has
+    the reason, and where servers take gradients as they come, since the first epochs then go better. Otherwise it is
+    that of all gradients, and decays with each by so much that it has decayed as in a step of synchronous training when
+    every worker's has come once; in the long run a gradient moves the parameters as far, by ``rate / (1 - momentum)``
+    times itself.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class Momentum:
         self._velocity: np.ndarray | None = None
         if config.optimizer != "momentum":
             return
-        if config.push == "direct" or is_fed_back(config):
+        if is_fed_back(config) or (config.mode == "ps" and config.staleness != 0):
             self.optimizer, self._velocity = "sgd", np.zeros_like(replica)
             self._decay = replica.dtype.type(config.momentum)
             return

@@ -22,7 +22,9 @@ from mpicoll.train.modes.momentum import Momentum, is_fed_back
 from mpicoll.train.modes.served import spread_of
 from mpicoll.train.optimizer import MomentumSGD
 
-_SLOTS = 2
+_FEWEST_SLOTS, _MOST_SLOTS = 2, 16
+_PART = 8
+"""More slots than the fewest take no more than this part of what is free."""
 _BINS = 1024
 
 
@@ -50,13 +52,13 @@ class PeerToPeer:
             for name, vector in self._optimizer.state.items():
                 vector[:] = state[name]
         size, rank = comm.Get_size(), comm.Get_rank()
-        all_succeed(comm, lambda: _check_room("p2p", size * (size - 1) * nbytes))
+        slots = _slots(comm, "p2p", size * (size - 1) * nbytes)
         self._others = [other for other in range(size) if other != rank]
         self._peers = Peers(
             MPI.Intracomm(comm),
             lambda rank: [other for other in range(size) if other != rank],
             nbytes,
-            slots=_SLOTS,
+            slots=slots,
             timeout=config.timeout,
         )
         self._pushes = self._sent = self._seen = 0
@@ -183,8 +185,8 @@ class Gossip:
         if state is not None:
             self._optimizer.velocity[:] = state["velocity"]
         mailboxes = self._size * len(self._ahead(0))
-        all_succeed(comm, lambda: _check_room("gossip", mailboxes * replica.nbytes))
-        self._peers = Peers(MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=_SLOTS, timeout=config.timeout)
+        slots = _slots(comm, "gossip", mailboxes * replica.nbytes)
+        self._peers = Peers(MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=slots, timeout=config.timeout)
         self._turns = itertools.cycle(self._ahead(comm.Get_rank()))
         self._sent = self._steps = self._skipped = 0
         self._counts = np.zeros(2, np.int64)
@@ -274,14 +276,32 @@ class Gossip:
         return {"skipped": float(self._counts[1] / max(1, self._counts[0]))}
 
 
-def _check_room(mode: str, mailboxes_nbytes: int) -> None:
-    """Refuse mailboxes of all ranks that would not fit into the shared memory of one node."""
-    needed, free = _SLOTS * mailboxes_nbytes, free_nbytes()
-    if free is not None and needed > free:
+def _slots(comm: MPI.Intracomm, mode: str, mailboxes_nbytes: int) -> int:
+    """Return how many messages a mailbox shall hold, the same on all ranks. Collective.
+
+    All mailboxes together take so many bytes if each holds one. A rank that is five times as slow as the others finds
+    five messages of each when it comes to look; who finds no room waits, or goes without.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if mailboxes would not fit into the shared memory of one node.
+    """
+    slots = np.array([all_succeed(comm, lambda: _slots_here(mode, mailboxes_nbytes))])
+    comm.Allreduce(MPI.IN_PLACE, slots, MPI.MIN)
+    return int(slots[0])
+
+
+def _slots_here(mode: str, mailboxes_nbytes: int) -> int:
+    free = free_nbytes()
+    if free is None:
+        return _FEWEST_SLOTS
+    if _FEWEST_SLOTS * mailboxes_nbytes > free:
         raise UsageError(
-            f"--mode {mode} needs {needed} bytes of {SHARED_MEMORY} for all mailboxes, and {free} are free; "
-            "take --mode ps, or compression where that is possible"
+            f"--mode {mode} needs {_FEWEST_SLOTS * mailboxes_nbytes} bytes of {SHARED_MEMORY} for all mailboxes, and "
+            f"{free} are free; take --mode ps, or compression where that is possible"
         )
+    return max(_FEWEST_SLOTS, min(_MOST_SLOTS, free // _PART // max(1, mailboxes_nbytes)))
 
 
 def _only(rank: int) -> list[int]:
