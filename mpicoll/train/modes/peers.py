@@ -185,8 +185,10 @@ class Gossip:
         if state is not None:
             self._optimizer.velocity[:] = state["velocity"]
         mailboxes = self._size * len(self._ahead(0))
-        slots = _slots(comm, "gossip", mailboxes * replica.nbytes)
-        self._peers = Peers(MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=slots, timeout=config.timeout)
+        _slots(comm, "gossip", mailboxes * replica.nbytes)  # who finds no room keeps what it has: few are enough
+        self._peers = Peers(
+            MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=_FEWEST_SLOTS, timeout=config.timeout
+        )
         self._turns = itertools.cycle(self._ahead(comm.Get_rank()))
         self._sent = self._steps = self._skipped = 0
         self._counts = np.zeros(2, np.int64)
