@@ -26,7 +26,11 @@ CHUNK_NBYTES = 1 << 18
 SHARED_MEMORY = Path("/dev/shm")
 _ALIGNMENT = 64
 _WORD = 8
-_KINDS: dict[str, MPI.Datatype] = {"int64": MPI.INT64_T, "float32": MPI.FLOAT, "float64": MPI.DOUBLE}
+_KINDS: dict[np.dtype[Any], MPI.Datatype] = {
+    np.dtype(np.int64): MPI.INT64_T,
+    np.dtype(np.float32): MPI.FLOAT,
+    np.dtype(np.float64): MPI.DOUBLE,
+}
 
 
 class Region(ABC):
@@ -108,7 +112,7 @@ class Window(Region):
 
     def read(self, offset: int, out: np.ndarray) -> None:
         """See the interface; in chunks, since accumulates of one window wait for each other."""
-        kind = _KINDS[out.dtype.name]
+        kind = _KINDS[out.dtype]
         for first, part in _chunks(out):
             target = (self._shift + offset + first, part.size, kind)
             into = [part, part.size, kind]
@@ -124,7 +128,7 @@ class Window(Region):
         self._accumulate(offset, values, MPI.SUM)
 
     def _accumulate(self, offset: int, values: np.ndarray, op: MPI.Op) -> None:
-        kind = _KINDS[values.dtype.name]
+        kind = _KINDS[values.dtype]
         for first, part in _chunks(values):
             target = (self._shift + offset + first, part.size, kind)
             self._window.Accumulate([part, part.size, kind], self._owner, target, op)
