@@ -97,8 +97,8 @@ class ParameterServer(Lifecycle):
     Parameters and mailboxes lie in windows of ``MPI_Win_allocate``, one for each shard, and are reached by one-sided
     operations: by accumulates, which are atomic for each element. A server is busy with nothing else and is always in
     MPI. One MPI call of a rank that waits for a server on another node has no deadline of its own, nor has one that
-    waits for a rank on its own which was stopped inside a lock of the MPI library; if a rank dies, the launcher ends the
-    job.
+    waits for a rank of its own node which was stopped inside a lock of the MPI library; if a rank dies, the launcher
+    ends the job.
 
     Staleness is counted in updates: versions of the first shard between pull and push. (Li et al., "Scaling distributed
     machine learning with the parameter server", OSDI 2014; Ho et al., "More effective distributed ML via a stale
