@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, dense, fastlane, hierarchy, payoff, select, shared, tables
-from mpicoll.collectives.dense import AnyOp, Call, Scope
-from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
-from mpicoll.collectives.task import Task
+from mpicoll.collectives import compressed, payoff, select, tables
+from mpicoll.collectives.call import AnyOp, Scope
+from mpicoll.collectives.requests import PersistentRequest, Request
+from mpicoll.collectives.run import go_on, keep, run, start
 from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.derived import Derived
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels.calls import call
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
@@ -26,7 +27,7 @@ from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.registry import channel_of
 
 
-class Intracomm(MPI.Intracomm):
+class Intracomm(Derived):
     """A communicator whose collectives are mpicoll's; everything else is inherited from mpi4py.
 
     Making one is collective over `comm`: the first time, a private duplicate for our messages is made and cached on
@@ -154,14 +155,14 @@ class Intracomm(MPI.Intracomm):
             measure: see :mod:`mpicoll.collectives.payoff`.
         """
         if compression is not None and not (type(compression) is str and compression in self._uncompressed):
-            self._run("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+            run(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
             return
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
             status = call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            self._go_on(status, algorithm, "allreduce", sendbuf, recvbuf, op)
+            go_on(self._scope, status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
@@ -172,7 +173,7 @@ class Intracomm(MPI.Intracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
         if status != DONE:
-            self._go_on(status, algorithm, "reduce", sendbuf, recvbuf, op, root)
+            go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Copy the root's buffer to all ranks."""
@@ -181,7 +182,7 @@ class Intracomm(MPI.Intracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call(table, BCAST, 0, id(buf), 0, root)
         if status != DONE:
-            self._go_on(status, algorithm, "bcast", None, buf, MPI.SUM, root)
+            go_on(self._scope, status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
     def Reduce_scatter(
         self,
@@ -193,7 +194,7 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> None:
         """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
-        self._run("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+        run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
@@ -204,7 +205,7 @@ class Intracomm(MPI.Intracomm):
         if table:
             status = call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            self._go_on(status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
+            go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, equally long."""
@@ -213,11 +214,11 @@ class Intracomm(MPI.Intracomm):
         if table:
             status = call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
-            self._go_on(status, algorithm, "allgather", sendbuf, recvbuf)
+            go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
-        self._run("allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
         """Wait until every rank has come."""
@@ -226,7 +227,7 @@ class Intracomm(MPI.Intracomm):
         if table:
             status = call(table, BARRIER, 0, 0, 0, 0)
         if status != DONE:
-            self._go_on(status, algorithm, "barrier")
+            go_on(self._scope, status, algorithm, "barrier")
 
     # Nonblocking collectives ----------------------------------------------------------------------------------------
 
@@ -240,11 +241,11 @@ class Intracomm(MPI.Intracomm):
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
-        return self._start("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+        return start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`."""
-        return self._start("bcast", None, buf, MPI.SUM, root, algorithm)
+        return start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Ireduce_scatter(
         self,
@@ -256,17 +257,17 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter`."""
-        return self._start("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+        return start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`."""
-        return self._start("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+        return start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`."""
-        return self._start("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        return start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     # Persistent collectives -----------------------------------------------------------------------------------------
 
@@ -280,17 +281,17 @@ class Intracomm(MPI.Intracomm):
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> PersistentRequest:
         """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
-        return self._keep("allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+        return keep(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce`."""
-        return self._keep("reduce", sendbuf, recvbuf, op, root, algorithm)
+        return keep(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Bcast`."""
-        return self._keep("bcast", None, buf, MPI.SUM, root, algorithm)
+        return keep(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Reduce_scatter_init(
         self,
@@ -302,63 +303,21 @@ class Intracomm(MPI.Intracomm):
         algorithm: str | None = None,
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter`."""
-        return self._keep("reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+        return keep(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter_block`."""
-        return self._keep("reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+        return keep(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Allgather`."""
-        return self._keep("allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        return keep(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Barrier`."""
-        return self._keep("barrier", None, None, MPI.SUM, 0, algorithm)
-
-    # Making and freeing communicators -------------------------------------------------------------------------------
-
-    def Split(self, color: int = 0, key: int = 0) -> Any:
-        """Split as mpi4py does; the parts are mpicoll communicators with the same settings."""
-        return self._wrap(MPI.Intracomm(self).Split(color, key))
-
-    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
-        """Split by kind as mpi4py does; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Split_type(split_type, key, info))
-
-    def Dup(self, info: MPI.Info | None = None) -> Any:
-        """Duplicate; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Dup(info))
-
-    def Dup_with_info(self, info: MPI.Info) -> Any:
-        """Duplicate with hints; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Dup_with_info(info))
-
-    def Idup(self, info: MPI.Info | None = None) -> Any:
-        """Start to duplicate; the duplicate is a plain mpi4py communicator until it is wrapped."""
-        return MPI.Intracomm(self).Idup(info)
-
-    def Idup_with_info(self, info: MPI.Info) -> Any:
-        """Start to duplicate with hints; see :meth:`Idup`."""
-        return MPI.Intracomm(self).Idup_with_info(info)
-
-    def Clone(self) -> Any:
-        """Duplicate; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Clone())
-
-    def Create(self, group: MPI.Group) -> Any:
-        """Make a communicator of a group; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Create(group))
-
-    def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
-        """Make a communicator of a group, collective over the group only; see :meth:`Split`."""
-        return self._wrap(MPI.Intracomm(self).Create_group(group, tag))
-
-    def Free(self) -> None:
-        """Free the communicator and everything that was cached on it; collective."""
-        super().Free()
+        return keep(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
 
     def _wrap(self, comm: MPI.Comm) -> Any:
         if comm == MPI.COMM_NULL:
@@ -372,62 +331,3 @@ class Intracomm(MPI.Intracomm):
         if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
             return self._auto_table + 1
         return 0
-
-    def _run(self, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
-        """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`)."""
-        scope = self._scope
-        channel = scope.channel
-        with scope.channel.alone:
-            key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
-            lane = channel.lanes.get(key) if key is not None else None
-            if lane is not None:
-                fastlane.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
-                return
-            made = Call(collective, sendbuf, recvbuf, op, root, *settings)
-            task = dense.prepare(scope, made)
-            if isinstance(task, Task) and task.algorithm == select.SHARED:
-                if shared.run(task, scope.timeout):
-                    return
-                task = dense.prepare(scope.by_messages(), made._replace(algorithm=None))
-            if isinstance(task, Task) and task.algorithm == select.HIERARCHY:
-                hierarchy.run(task, scope.timeout)
-                return
-            plan = task.run(scope.timeout)
-            if key is not None and plan is not None:
-                fastlane.note(channel, key, task, plan)
-
-    def _go_on(
-        self,
-        status: int,
-        algorithm: str | None,
-        collective: str,
-        sendbuf: Any = None,
-        recvbuf: Any = None,
-        op: AnyOp = MPI.SUM,
-        root: Any = 0,
-    ) -> None:
-        """Do what is left to do of a call after `call` returned `status`."""
-        if status == OTHER:
-            self._run(collective, sendbuf, recvbuf, op, root, algorithm)
-            return
-        scope = self._scope
-        with scope.channel.alone:
-            if not shared.end(scope.channel, status, scope.timeout):
-                made = Call(collective, sendbuf, recvbuf, op, root)
-                dense.prepare(scope.by_messages(), made).run(scope.timeout)
-
-    def _start(self, *what: Any) -> Request:
-        scope = self._scope.by_messages()._replace(may_wait=False)
-        with scope.channel.alone:
-            return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
-
-    def _keep(self, *what: Any) -> PersistentRequest:
-        scope = self._scope if self._scope.channel.node is not None else self._scope.by_messages()
-        with scope.channel.alone:
-            task = dense.prepare(scope, Call(*what))
-            if isinstance(task, Task) and task.algorithm == select.SHARED:
-                lane = shared.find_lane(task, scope.timeout)
-                if lane.number >= 0:
-                    return shared.SharedRequest(task, lane, scope.timeout)
-                task = dense.prepare(scope.by_messages(), Call(*what)._replace(algorithm=None))
-            return MessageRequest(task, scope.timeout)

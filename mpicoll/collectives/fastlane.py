@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives.dense import AnyOp, AnyTask, Scope
+from mpicoll.collectives.call import AnyOp, AnyTask, Scope
 from mpicoll.collectives.task import STAGED_NBYTES, Part, Task
 from mpicoll.compression import Compressor
 from mpicoll.runtime.agreement import agree

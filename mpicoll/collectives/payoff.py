@@ -31,7 +31,7 @@ from mpicoll.runtime import ops
 from mpicoll.runtime.buffers import Buffer, view_at
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.dense import Call, Scope
+    from mpicoll.collectives.call import Call, Scope
     from mpicoll.runtime.channel import Channel
 
 CANDIDATE = "int8"

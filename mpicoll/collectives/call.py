@@ -1,0 +1,88 @@
+"""A call as it was made, where it was made, and what every kind of call needs to choose how it is done."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from mpicoll.collectives import select
+from mpicoll.collectives.task import NativeTask, Task
+from mpicoll.runtime import ops
+from mpicoll.runtime.buffers import Buffer
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.ops import Operation
+
+AnyTask = Task | NativeTask
+AnyOp = MPI.Op | Operation
+
+
+class Scope(NamedTuple):
+    """Where a call is made: the channel and the settings of the communicator object."""
+
+    channel: Channel
+    means: select.Means
+    algorithm: str
+    timeout: float
+    may_wait: bool = True
+    """Whether to decide something may take messages to and from other ranks."""
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes if there is a hierarchy of them, else 0."""
+        cluster = self.channel.cluster
+        return len(set(cluster.node_of)) if cluster is not None and self.means.hierarchy else 0
+
+    def by_messages(self) -> Scope:
+        """Return the same with nothing but messages between ranks."""
+        return self._replace(means=self.means.without_memory())
+
+
+class Call(NamedTuple):
+    """What the caller passed; what a collective does not have is left out."""
+
+    collective: str
+    sendbuf: Any = None
+    recvbuf: Any = None
+    op: AnyOp = MPI.SUM
+    root: Any = 0
+    algorithm: str | None = None
+    recvcounts: Any = None
+    compression: Any = None
+
+
+def algorithm_for(scope: Scope, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True) -> str:
+    """Return the name of the algorithm that does a call on so many bytes."""
+    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
+
+
+class Chosen(NamedTuple):
+    """What decides how a reducing call is done; `reducer` is None if the MPI library has to do it."""
+
+    algorithm: str
+    reducer: ops.Reducer | None
+    op_name: str
+
+
+def choose_reduction(
+    scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, nbytes: int
+) -> Chosen:
+    """Choose for a call that combines elements; `nbytes` is what decides."""
+    reducer = ops.reducer_for(op, buffer.dtype)
+    name = algorithm_for(scope, collective, algorithm, nbytes, commutative=ops.is_commutative(op))
+    return Chosen(name, reducer, ops.name_of(op) or "")
+
+
+def native(scope: Scope, collective: str, title: str, arguments: tuple[Any, ...], chosen: bool) -> NativeTask:
+    """Leave a call to the MPI library; `chosen`: because somebody said so."""
+    return NativeTask(scope.channel, collective, title, arguments, chosen)
+
+
+def native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:
+    """Return an operation that the MPI library can apply."""
+    if isinstance(op, MPI.Op):
+        return op
+    dtype = next((buffer.dtype for buffer in buffers if buffer is not None), None)
+    if dtype is None:
+        raise TypeError(f"op: {op!r} needs buffers with elements that Numba knows")
+    return op.mpi_op(dtype)

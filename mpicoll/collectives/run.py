@@ -1,0 +1,82 @@
+"""Calls from beginning to end: blocking, nonblocking and persistent ones, each the way that was chosen for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.collectives import dense, fastlane, hierarchy, select, shared
+from mpicoll.collectives.call import AnyOp, Call, Scope
+from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
+from mpicoll.collectives.task import Task
+from mpicoll.kernels.shared import OTHER
+
+
+def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
+    """Make a blocking call, the short way if it was made before (see :mod:`mpicoll.collectives.fastlane`).
+
+    Parameters
+    ----------
+    settings
+        What else a :class:`~mpicoll.collectives.call.Call` has, in its order.
+    """
+    channel = scope.channel
+    with channel.alone:
+        key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
+        lane = channel.lanes.get(key) if key is not None else None
+        if lane is not None:
+            fastlane.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
+            return
+        made = Call(collective, sendbuf, recvbuf, op, root, *settings)
+        task = dense.prepare(scope, made)
+        if isinstance(task, Task) and task.algorithm == select.SHARED:
+            if shared.run(task, scope.timeout):
+                return
+            task = dense.prepare(scope.by_messages(), made._replace(algorithm=None))
+        if isinstance(task, Task) and task.algorithm == select.HIERARCHY:
+            hierarchy.run(task, scope.timeout)
+            return
+        plan = task.run(scope.timeout)
+        if key is not None and plan is not None:
+            fastlane.note(channel, key, task, plan)
+
+
+def go_on(
+    scope: Scope,
+    status: int,
+    algorithm: str | None,
+    collective: str,
+    sendbuf: Any = None,
+    recvbuf: Any = None,
+    op: AnyOp = MPI.SUM,
+    root: Any = 0,
+) -> None:
+    """Do what is left to do of a call after :func:`mpicoll.kernels.calls.call` returned `status`."""
+    if status == OTHER:
+        run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
+        return
+    with scope.channel.alone:
+        if not shared.end(scope.channel, status, scope.timeout):
+            made = Call(collective, sendbuf, recvbuf, op, root)
+            dense.prepare(scope.by_messages(), made).run(scope.timeout)
+
+
+def start(scope: Scope, *what: Any) -> Request:
+    """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
+    scope = scope.by_messages()._replace(may_wait=False)
+    with scope.channel.alone:
+        return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
+
+
+def keep(scope: Scope, *what: Any) -> PersistentRequest:
+    """Set up a persistent call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
+    scope = scope if scope.channel.node is not None else scope.by_messages()
+    with scope.channel.alone:
+        task = dense.prepare(scope, Call(*what))
+        if isinstance(task, Task) and task.algorithm == select.SHARED:
+            lane = shared.find_lane(task, scope.timeout)
+            if lane.number >= 0:
+                return shared.SharedRequest(task, lane, scope.timeout)
+            task = dense.prepare(scope.by_messages(), Call(*what)._replace(algorithm=None))
+        return MessageRequest(task, scope.timeout)
