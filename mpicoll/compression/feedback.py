@@ -227,3 +227,32 @@ def _check_state(state: Mapping[str, np.ndarray], count: int | None) -> None:
     steps = state.get("steps", np.array(0))
     if steps.shape != () or steps.dtype.kind != "i" or steps < 0:
         raise ValueError(f"state: steps is {steps!r}, not a whole number of at least 0")
+
+
+def chosen(
+    given: str | Compressor | None, error_feedback: bool | None, dtype: np.dtype
+) -> tuple[Compressor | None, bool]:
+    """Return the compressor for vectors of a type, and whether with error feedback.
+
+    Parameters
+    ----------
+    error_feedback
+        None for: where the compressor needs it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming `compression` or `error_feedback`, if that cannot be.
+    """
+    if error_feedback not in (None, True, False):
+        raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")
+    if given is None:
+        if error_feedback:
+            raise ValueError("error_feedback: True has no meaning without compression")
+        return None, False
+    made = compressor(given)
+    if dtype != np.float32:
+        raise ValueError(f"compression: {given!r} is for float32, not {dtype}")
+    if error_feedback and made.unbiased:
+        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
+    return made, made.needs_feedback if error_feedback is None else bool(error_feedback)

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
-from mpicoll.compression import Compressor, compressor
+from mpicoll.compression import Compressor, feedback
 from mpicoll.errors import MismatchError, RemoteError
 
 REFUSED = bytes(32)
@@ -51,20 +51,10 @@ def checked_compression(
     given: str | Compressor | None, error_feedback: bool | None, comm: MPI.Intracomm, dtype: np.dtype
 ) -> tuple[Compressor | None, bool]:
     """Return the compressor, and whether with error feedback; raise TypeError or ValueError if that cannot be."""
-    if error_feedback not in (None, True, False):
-        raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")
-    if given is None:
-        if error_feedback:
-            raise ValueError("error_feedback: True has no meaning without compression")
-        return None, False
-    made = compressor(given)
-    if not isinstance(comm, Intracomm):
+    made, fed_back = feedback.chosen(given, error_feedback, dtype)
+    if made is not None and not isinstance(comm, Intracomm):
         raise TypeError(f"comm: compression={given!r} needs an mpicoll.Intracomm, not {comm!r}")
-    if dtype != np.float32:
-        raise ValueError(f"compression: {given!r} is for float32 gradients, not {dtype}")
-    if error_feedback and made.unbiased:
-        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
-    return made, made.needs_feedback if error_feedback is None else bool(error_feedback)
+    return made, fed_back
 
 
 def checked_layout(parameters_or_shapes: Sequence[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:

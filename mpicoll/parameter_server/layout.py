@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.compression import Compressor, ErrorFeedback, feedback
 from mpicoll.compression.summed import SummedCompressor
 from mpicoll.parameter_server.optimizers import OPTIMIZERS, checked_settings
 
@@ -160,22 +160,12 @@ def checked(
 def _checked_compression(
     given: str | Compressor | ErrorFeedback | None, error_feedback: bool | None, dtype: np.dtype[Any]
 ) -> tuple[Compressor | None, bool]:
-    if error_feedback not in (None, True, False):
-        raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")
-    if given is None:
-        if error_feedback:
-            raise ValueError("error_feedback: True has no meaning without compression")
-        return None, False
     if isinstance(given, ErrorFeedback):
         raise TypeError("compression: give the compressor; error_feedback=True makes a memory for each shard")
-    made = compressor(given)
+    made, fed_back = feedback.chosen(given, error_feedback, dtype)
     if isinstance(made, SummedCompressor):
         raise ValueError(f"compression: {given!r} adds up what all ranks send at a time; pushes come one by one")
-    if dtype != np.float32:
-        raise ValueError(f"compression: {given!r} is for float32, not {dtype}")
-    if error_feedback and made.unbiased:
-        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
-    return made, made.needs_feedback if error_feedback is None else bool(error_feedback)
+    return made, fed_back
 
 
 def checked_whole(name: str, value: Any, least: int) -> int:

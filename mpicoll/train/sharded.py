@@ -25,7 +25,7 @@ from mpicoll.train.holders import (
 from mpicoll.train.layers import Arrays
 from mpicoll.train.models import Model
 from mpicoll.train.optimizer import MomentumSGD
-from mpicoll.train.strategy import Squares, Traffic, clipping, norm_of, squares_of
+from mpicoll.train.strategy import Squares, Traffic, clipping, norm_of, optimizer_for, squares_of
 from mpicoll.train.units import Division
 
 
@@ -86,13 +86,7 @@ class Sharded:
             WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
         )
         self._optimizers = [
-            MomentumSGD(
-                chunk,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-                spans=model.layout.decayed(own.start, own.stop),
-            )
+            optimizer_for(MomentumSGD, config, chunk, model.layout.decayed(own.start, own.stop))
             for own, chunk in zip(division.own, self._parameters.own, strict=True)
         ]
         self._scale, self._last, self._steps = 1.0, True, 0

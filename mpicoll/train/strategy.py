@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -18,8 +18,12 @@ from mpicoll.gradients import GradientSynchronizer
 from mpicoll.train.checkpoints import Tensors, Whole
 from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.layers import Arrays
-from mpicoll.train.models import Flat, Model, Storage
+from mpicoll.train.models import Flat, Model, Span, Storage
 from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD
+
+_Optimizer = TypeVar("_Optimizer", MomentumSGD, LocalMomentumSGD)
+_OWED = "owed."
+"""Begins the names of residuals among a rank's own state."""
 
 
 class Traffic(NamedTuple):
@@ -114,7 +118,71 @@ def clipping(norm: float, clip: float | None) -> float:
     return clip / norm if clip is not None and clip < norm < math.inf else 1.0
 
 
-class Replicated:
+def optimizer_for(
+    kind: type[_Optimizer], config: TrainConfig, parameters: np.ndarray, spans: Sequence[Span]
+) -> _Optimizer:
+    """Return an optimizer of parameters, of which `spans` are the parts, as the options say."""
+    return kind(
+        parameters,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        spans=spans,
+    )
+
+
+class OnFlatVector:
+    """What strategies have in common whose ranks hold the whole model and send it by a synchronizer.
+
+    Attributes
+    ----------
+    sync
+        Adds up a vector over the ranks, or takes its mean.
+    """
+
+    def __init__(
+        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, average: bool
+    ) -> None:
+        self._vector, self._size = parameters, comm.Get_size()
+        self.sync = GradientSynchronizer(
+            model.shapes,
+            comm=comm,
+            compression=config.compression,
+            error_feedback=FEEDBACK[config.error_feedback],
+            bucket_bytes=config.bucket_bytes,
+            average=average,
+            dtype=model.dtype,
+        )
+        self._spans = model.layout.decayed(0, model.parameter_count)
+        self._flat: Flat
+
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._flat.parameters(layer)
+
+    def release(self, layer: int) -> None:
+        """See :class:`~mpicoll.train.models.Storage`."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.train.models.Storage`."""
+        return self._flat.gradients(layer)
+
+    def complete(self, layer: int) -> None:
+        """See :class:`~mpicoll.train.models.Storage`."""
+
+    def _owed(self) -> dict[str, np.ndarray]:
+        return {_OWED + name: array for name, array in self.sync.state().items()}
+
+    def _load_owed(self, state: dict[str, np.ndarray]) -> None:
+        self.sync.load({name[len(_OWED) :]: array for name, array in state.items() if name.startswith(_OWED)})
+
+    def traffic(self) -> Traffic:
+        """See :class:`Strategy`."""
+        sync, size = self.sync, self._size
+        return Traffic(sync.sent_nbytes, 2 * (size - 1) * sync.nbytes / size, sync.under_way_seconds, sync.seconds)
+
+
+class Replicated(OnFlatVector):
     """Every rank holds everything; gradients are added up in buckets by Allreduce; a :class:`Strategy`.
 
     With ``overlap`` a bucket is on its way while the gradients of lower layers are computed. Where compression loses
@@ -142,42 +210,20 @@ class Replicated:
         overlap: bool,
         squares: Squares = squares_of,
     ) -> None:
-        self._vector, self._bounds = parameters, model.layout.bounds
-        self._size, self._clip, self._squares = comm.Get_size(), config.clip, squares
-        self.sync = GradientSynchronizer(
-            model.shapes,
-            comm=comm,
-            compression=config.compression,
-            error_feedback=FEEDBACK[config.error_feedback],
-            bucket_bytes=config.bucket_bytes,
-            average=False,
-            dtype=model.dtype,
-        )
+        super().__init__(model, parameters, comm, config, average=False)
+        self._bounds, self._clip, self._squares = model.layout.bounds, config.clip, squares
         compressor = self.sync.compression
         self._local = self.sync.error_feedback or (compressor is not None and compressor.needs_feedback)
         self._overlap = overlap and not (self._local and config.clip is not None)
-        self._optimizer = (LocalMomentumSGD if self._local else MomentumSGD)(
-            parameters,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            spans=model.layout.decayed(0, model.parameter_count),
+        self._optimizer: LocalMomentumSGD | MomentumSGD = (
+            optimizer_for(LocalMomentumSGD, config, parameters, self._spans)
+            if self._local
+            else optimizer_for(MomentumSGD, config, parameters, self._spans)
         )
         self._flat = Flat(model.layout, parameters, self.sync.flat)
         self._scale, self._last, self._compress = 1.0, True, True
 
     # ---- Storage ----------------------------------------------------------------------------------------------------
-
-    def parameters(self, layer: int) -> Arrays:
-        """See :class:`~mpicoll.train.models.Storage`."""
-        return self._flat.parameters(layer)
-
-    def release(self, layer: int) -> None:
-        """See :class:`~mpicoll.train.models.Storage`."""
-
-    def gradients(self, layer: int) -> Arrays:
-        """See :class:`~mpicoll.train.models.Storage`."""
-        return self._flat.gradients(layer)
 
     def complete(self, layer: int) -> None:
         """Send what is complete now, if this is the time."""
@@ -233,11 +279,11 @@ class Replicated:
     def own_state(self) -> dict[str, np.ndarray]:
         """See :class:`Strategy`."""
         own = {f"optimizer.{name}": array.copy() for name, array in self._optimizer.own_state().items()}
-        return own | {f"owed.{name}": array for name, array in self.sync.state().items()}
+        return own | self._owed()
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> None:
         """See :class:`Strategy`."""
-        self.sync.load({name[len("owed.") :]: array for name, array in state.items() if name.startswith("owed.")})
+        self._load_owed(state)
         for name, array in self._optimizer.own_state().items():
             array[...] = state[f"optimizer.{name}"]
 
@@ -248,8 +294,3 @@ class Replicated:
             "gradients": self.sync.flat.nbytes,
             "optimizer": self._optimizer.nbytes,
         }
-
-    def traffic(self) -> Traffic:
-        """See :class:`Strategy`."""
-        sync, size = self.sync, self._size
-        return Traffic(sync.sent_nbytes, 2 * (size - 1) * sync.nbytes / size, sync.under_way_seconds, sync.seconds)

@@ -88,7 +88,7 @@ def test_wrong_arguments_are_refused(shapes, options, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"compression": "sign", "dtype": "float64"}, ValueError, "'sign' is for float32 gradients, not float64"),
+        ({"compression": "sign", "dtype": "float64"}, ValueError, "'sign' is for float32, not float64"),
         ({"compression": "int4:rounding=stochastic", "error_feedback": True}, ValueError, "is unbiased"),
         ({"compression": "int9"}, ValueError, "'int9' is not one of"),
         ({"compression": "sign", "error_feedback": "on"}, TypeError, "'on' is not True"),

@@ -8,16 +8,17 @@ import math
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.gradients import GradientSynchronizer
 from mpicoll.train.checkpoints import Tensors, Whole
-from mpicoll.train.config import FEEDBACK, TrainConfig
-from mpicoll.train.layers import Arrays
+from mpicoll.train.config import TrainConfig
 from mpicoll.train.models import Flat, Model
 from mpicoll.train.optimizer import MomentumSGD
-from mpicoll.train.strategy import Squares, Traffic, clipping, norm_of, squares_of
+from mpicoll.train.strategy import OnFlatVector, Squares, clipping, norm_of, optimizer_for, squares_of
+
+_ELASTICITY = 0.9
+"""How far the centre goes towards the mean of the replicas."""
 
 
-class LocalSteps:
+class LocalSteps(OnFlatVector):
     """Each rank takes steps of its own; a :class:`~mpicoll.train.strategy.Strategy`.
 
     After every ``--sync-every`` steps the ranks send how far they have come from the point that all of them know, the
@@ -40,45 +41,14 @@ class LocalSteps:
         *,
         squares: Squares = squares_of,
     ) -> None:
-        self._vector, self._center, self._gradient = parameters, parameters.copy(), np.zeros_like(parameters)
-        self._size, self._every, self._squares = comm.Get_size(), config.sync_every, squares
+        super().__init__(model, parameters, comm, config, average=True)
+        self._center, self._gradient = parameters.copy(), np.zeros_like(parameters)
+        self._every, self._squares = config.sync_every, squares
         self._pull = _ELASTICITY / self._size if config.averaging == "elastic" else None
-        self.sync = GradientSynchronizer(
-            model.shapes,
-            comm=comm,
-            compression=config.compression,
-            error_feedback=FEEDBACK[config.error_feedback],
-            bucket_bytes=config.bucket_bytes,
-            dtype=model.dtype,
-        )
-        self._optimizer = MomentumSGD(
-            parameters,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            spans=model.layout.decayed(0, model.parameter_count),
-        )
+        self._optimizer = optimizer_for(MomentumSGD, config, parameters, self._spans)
         self._flat = Flat(model.layout, parameters, self._gradient)
         self._scale, self._compress = 1.0, True
         self._steps = np.zeros(1, np.int64)
-
-    # ---- Storage ----------------------------------------------------------------------------------------------------
-
-    def parameters(self, layer: int) -> Arrays:
-        """See :class:`~mpicoll.train.models.Storage`."""
-        return self._flat.parameters(layer)
-
-    def release(self, layer: int) -> None:
-        """See :class:`~mpicoll.train.models.Storage`."""
-
-    def gradients(self, layer: int) -> Arrays:
-        """See :class:`~mpicoll.train.models.Storage`."""
-        return self._flat.gradients(layer)
-
-    def complete(self, layer: int) -> None:
-        """See :class:`~mpicoll.train.models.Storage`."""
-
-    # ---- Strategy ---------------------------------------------------------------------------------------------------
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """Take the mean over this rank's samples, which are as many as those of the others, or one fewer."""
@@ -124,15 +94,14 @@ class LocalSteps:
 
     def own_state(self) -> dict[str, np.ndarray]:
         """See :class:`Strategy`."""
-        owed = {f"owed.{name}": array for name, array in self.sync.state().items()}
-        return {name: array.copy() for name, array in self._own().items()} | owed
+        return {name: array.copy() for name, array in self._own().items()} | self._owed()
 
     def _own(self) -> dict[str, np.ndarray]:
         return {"replica": self._vector, "velocity": self._optimizer.velocity, "steps": self._steps}
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> None:
         """See :class:`Strategy`."""
-        self.sync.load({name[len("owed.") :]: array for name, array in state.items() if name.startswith("owed.")})
+        self._load_owed(state)
         for name, array in self._own().items():
             array[...] = state[name]
 
@@ -143,12 +112,3 @@ class LocalSteps:
             "gradients": self._gradient.nbytes + self.sync.flat.nbytes,
             "optimizer": self._optimizer.nbytes,
         }
-
-    def traffic(self) -> Traffic:
-        """See :class:`Strategy`."""
-        sync, size = self.sync, self._size
-        return Traffic(sync.sent_nbytes, 2 * (size - 1) * sync.nbytes / size, sync.under_way_seconds, sync.seconds)
-
-
-_ELASTICITY = 0.9
-"""How far the centre goes towards the mean of the replicas."""

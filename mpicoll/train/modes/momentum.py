@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll import compressor
-from mpicoll.train.config import TrainConfig
+from mpicoll.compression import feedback
+from mpicoll.train.config import FEEDBACK, TrainConfig
 
 
 class Momentum:
@@ -61,6 +61,4 @@ class Momentum:
 
 def is_fed_back(config: TrainConfig) -> bool:
     """Return whether what compression loses comes with the next gradient."""
-    if config.compression is None or config.error_feedback == "off":
-        return False
-    return config.error_feedback == "on" or compressor(config.compression).needs_feedback
+    return feedback.chosen(config.compression, FEEDBACK[config.error_feedback], np.dtype(config.dtype))[1]
