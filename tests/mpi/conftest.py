@@ -86,14 +86,20 @@ def comm(verdicts: MPI.Intracomm) -> Iterator[mpicoll.Intracomm]:
 
 
 @pytest.fixture
-def folder(comm: mpicoll.Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see and that does not exist yet."""
+def shared_folder(comm: mpicoll.Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see; with pytest's own they would clear up after each other."""
     made = tempfile.mkdtemp(prefix="mpicoll-") if comm.rank == 0 else None
     path = Path(share(comm, {"path": made} if made else None)["path"])
-    yield path / "run"
+    yield path
     wait_politely(comm)
     if made:
         shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder(shared_folder: Path) -> Path:
+    """A folder that all ranks see and that does not exist yet."""
+    return shared_folder / "run"
 
 
 def _groups() -> list[tuple[int, ...]]:

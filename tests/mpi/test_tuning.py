@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +19,11 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, comm: Intracomm) -> Iterator[Path]:
-    """A folder that rank 0 makes and removes; eight ranks with pytest's own would clear up after each other."""
-    text = np.zeros(4096, np.uint8)
-    made = tempfile.TemporaryDirectory() if comm.rank == 0 else None
-    if made is not None:
-        own = os.fsencode(made.name)
-        text[: len(own)] = np.frombuffer(own, np.uint8)
-    comm.Bcast(text)
-    path = Path(os.fsdecode(text.tobytes().rstrip(b"\0")))
-    monkeypatch.setenv("MPICOLL_CACHE_DIR", str(path))
+def folder(monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> Path:
+    """A folder for tables that nobody has read."""
+    monkeypatch.setenv("MPICOLL_CACHE_DIR", str(shared_folder))
     monkeypatch.setattr(tables, "_read", {})
-    yield path
-    comm.Barrier()
-    if made is not None:
-        made.cleanup()
+    return shared_folder
 
 
 def fresh() -> Intracomm:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.agreement import wait_politely
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.failures import CheckpointFailed, NonFiniteLoss, UsageError
 from mpicoll.train.run import run
@@ -58,17 +56,6 @@ def configured(name: str, comm: Intracomm, **more: Any) -> TrainConfig:
     return config
 
 
-@pytest.fixture
-def folder(comm: Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = tempfile.mkdtemp(prefix="mpicoll-modes-") if comm.rank == 0 else None
-    path = Path(share(comm, {"path": made} if made else None)["path"])
-    yield path
-    wait_politely(comm)
-    if made:
-        shutil.rmtree(path)
-
-
 @functools.cache
 def alone() -> dict[str, Any]:
     """The same run on one rank, step by step."""
@@ -91,12 +78,12 @@ def test_every_mode_learns(comm: Intracomm, name: str) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
-def test_no_staleness_is_synchronous_training(comm: Intracomm, folder: Path, compression: str | None) -> None:
+def test_no_staleness_is_synchronous_training(comm: Intracomm, shared_folder: Path, compression: str | None) -> None:
     """The curve is that of one rank, and the same to the bit in every run."""
     config = configured("synchronous", comm, compression=compression, steps=81)
     curves = []
     for number in range(2):
-        path = folder / f"{number}.csv"
+        path = shared_folder / f"{number}.csv"
         run(replace(config, log_steps=str(path), jitter=0.001 * number), comm)
         wait_politely(comm)
         curves.append(np.loadtxt(path, delimiter=",", skiprows=1)[:, 3])
@@ -118,16 +105,16 @@ def test_one_local_step_at_a_time_is_synchronous_training(comm: Intracomm) -> No
 
 
 @pytest.mark.parametrize("name", ["synchronous", "local", "elastic"])
-def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, folder: Path, name: str) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, shared_folder: Path, name: str) -> None:
     config = configured(name, comm, steps=24, compression=None)
     wanted = run(config, comm)["parameters_sha256"]
-    saved = replace(config, checkpoint=str(folder / "run"), checkpoint_every=7)
+    saved = replace(config, checkpoint=str(shared_folder / "run"), checkpoint_every=7)
     if name == "synchronous":
         run(replace(saved, steps=14), comm)
     else:  # in the midst of local steps: the end of a run is a place where replicas meet
         run(saved, comm)
         if comm.rank == 0:
-            newest = max((folder / "run").glob("step-*"))
+            newest = max((shared_folder / "run").glob("step-*"))
             assert newest.name == "step-00000024"
             shutil.rmtree(newest)
         wait_politely(comm)
@@ -137,15 +124,15 @@ def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, folder: Path, na
 
 
 @pytest.mark.parametrize("name", ["ps", "bounded", "direct", "adam", "p2p", "gossip"])
-def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, folder: Path, name: str) -> None:
+def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, shared_folder: Path, name: str) -> None:
     """A checkpoint has the very parameters: with a rate of next to nothing they are those of the end."""
-    config = configured(name, comm, checkpoint=str(folder / "run"), checkpoint_every=10)
+    config = configured(name, comm, checkpoint=str(shared_folder / "run"), checkpoint_every=10)
     first = run(replace(config, steps=20), comm)
     again = run(replace(config, steps=40, resume="yes"), comm)
     assert again["resumed_after"] == 20
     assert again["steps"] == 20
     assert again["test_loss"] < 1.2 * first["test_loss"]
-    kept = sorted(path.name for path in (folder / "run").glob("step-*")) if comm.rank == 0 else []
+    kept = sorted(path.name for path in (shared_folder / "run").glob("step-*")) if comm.rank == 0 else []
     assert comm.rank or len(kept) == 2
     with pytest.raises(CheckpointFailed, match="--batch was 48"):
         run(replace(config, steps=50, resume="yes", batch=25), comm)
@@ -157,11 +144,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_everywhere(comm: Intracomm, name
         run(configured(name, comm, lr=1e30, warmup=0, clip=None), comm)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intracomm, folder: Path) -> None:
-    config = configured("ps", comm, checkpoint=str(folder / "run"), checkpoint_every=5)
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intracomm, shared_folder: Path) -> None:
+    config = configured("ps", comm, checkpoint=str(shared_folder / "run"), checkpoint_every=5)
     if comm.rank == 0:
-        (folder / "run").mkdir()
-        (folder / "run" / "step-00009999").mkdir()
+        (shared_folder / "run").mkdir()
+        (shared_folder / "run" / "step-00009999").mkdir()
     wait_politely(comm)
     with pytest.raises(CheckpointFailed, match="9999"):
         run(config, comm)
@@ -188,14 +175,14 @@ def test_what_the_ranks_cannot_do_is_refused(comm: Intracomm, options: dict[str,
         run(configured("ps", comm, **options), comm)
 
 
-def test_the_report_tells_of_the_mode(comm: Intracomm, folder: Path) -> None:
-    path = folder / "result.json"
-    files = {"json": str(path), "plot": str(folder / "run.png"), "trace": str(folder / "trace.json")}
+def test_the_report_tells_of_the_mode(comm: Intracomm, shared_folder: Path) -> None:
+    path = shared_folder / "result.json"
+    files = {"json": str(path), "plot": str(shared_folder / "run.png"), "trace": str(shared_folder / "trace.json")}
     run(configured("ps", comm, epochs=2, **files), comm)
     if comm.rank == 0:
         mode = json.loads(path.read_text())["mode"]
         assert sum(mode["steps_by_rank"]) == (comm.size - 1) * alone()["steps"] // 3
         assert mode["staleness"]["p99"] >= 0
-        assert (folder / "run.png").stat().st_size > 10000
-        names = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+        assert (shared_folder / "run.png").stat().st_size > 10000
+        names = {event["name"] for event in json.loads((shared_folder / "trace.json").read_text())["traceEvents"]}
         assert {"pull", "push", "compute"} <= names

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.errors import CollectiveTimeout
-from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.agreement import wait_politely
 from mpicoll.train.assemble import build_model, make_trainer
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -60,17 +57,6 @@ def config(request: pytest.FixtureRequest, comm: Intracomm) -> TrainConfig:
     if rest or replicas not in (1, 2) or (replicas == 2 and 4 in (tensor, pipeline)):
         pytest.skip("other meshes are enough")
     return replace(CONFIG, tensor=tensor, pipeline=pipeline)
-
-
-@pytest.fixture
-def folder(comm: Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = tempfile.mkdtemp(prefix="mpicoll-mesh-") if comm.rank == 0 else None
-    path = Path(share(comm, {"path": made} if made else None)["path"])
-    yield path
-    wait_politely(comm)
-    if made:
-        shutil.rmtree(path)
 
 
 def batch(rows: int, features: int, classes: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -226,10 +212,12 @@ def test_a_replica_that_went_astray_is_named(comm: Intracomm) -> None:
         trainer.check_replicas()
 
 
-def test_a_run_goes_on_bit_for_bit_on_the_same_mesh_only(comm: Intracomm, config: TrainConfig, folder: Path) -> None:
+def test_a_run_goes_on_bit_for_bit_on_the_same_mesh_only(
+    comm: Intracomm, config: TrainConfig, shared_folder: Path
+) -> None:
     config = replace(config, steps=10, schedule="constant", clip=1.0)
     uninterrupted = run(config, comm)
-    config = replace(config, checkpoint=str(folder / "run"), resume="yes")
+    config = replace(config, checkpoint=str(shared_folder / "run"), resume="yes")
     run(replace(config, steps=5), comm)
     for name in ("tensor", "pipeline"):
         if (was := getattr(config, name)) > 1:
@@ -240,13 +228,13 @@ def test_a_run_goes_on_bit_for_bit_on_the_same_mesh_only(comm: Intracomm, config
     assert found["parameters_sha256"] == uninterrupted["parameters_sha256"]
 
 
-def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig, folder: Path) -> None:
+def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig, shared_folder: Path) -> None:
     places = config.tensor * config.pipeline
     if comm.size == places:
         pytest.skip("one replica only")
     config = replace(config, steps=10, schedule="constant", shard="gradients")
     uninterrupted = run(config, comm)
-    config = replace(config, checkpoint=str(folder / "run"), resume="yes")
+    config = replace(config, checkpoint=str(shared_folder / "run"), resume="yes")
     run(replace(config, steps=5), comm)
     one = comm.Split(comm.rank // places)
     if comm.rank < places:
