@@ -12,6 +12,7 @@ survive. `error_model="numpy"` lets a division by zero give inf as in NumPy, wit
 Bounds checks are left to NUMBA_BOUNDSCHECK. With NUMBA_DISABLE_JIT=1 all of them return the plain function.
 """
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -23,6 +24,8 @@ from typing import Any
 from numba import cfunc, config, njit, types
 from numba.core.caching import FunctionCache
 from numba.extending import register_jitable
+
+from .turns import Turn, in_turn
 
 _FLAGS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 
@@ -119,7 +122,8 @@ class Native:
         flags = {**_FLAGS, "nopython": True}
         del flags["nogil"]  # who calls knows whether it holds the lock
         try:
-            compiled = cfunc(self._signature, cache=True, **flags)(self._function)
+            with in_turn(_lock_file(FunctionCache(self._function))):
+                compiled = cfunc(self._signature, cache=True, **flags)(self._function)
         except (RuntimeError, OSError, EOFError, ValueError):
             compiled = cfunc(self._signature, **flags)(self._function)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(compiled))
@@ -167,6 +171,13 @@ def _stamp_of_shared_files() -> tuple:
     return tuple((stat.st_mtime, stat.st_size) for stat in stats)
 
 
+def _lock_file(cache: FunctionCache) -> Path:
+    """Return a file beside the entries of a function."""
+    with contextlib.suppress(OSError):
+        cache._impl.locator.ensure_cache_path()
+    return Path(cache.cache_path) / f"{cache._impl.filename_base}.lock"
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache, safe where Numba's own is not.
 
@@ -174,13 +185,26 @@ class _KernelCache(FunctionCache):
     - An entry that cannot be read, or that is for other types, counts as absent. The latter arises where two processes
       write entries of one kernel at the same time; Numba would call the wrong machine code.
     - An entry that cannot be written (disk full) costs a warning, not the program.
+    - Of processes that miss the same entry one compiles, and the others wait for what it writes: eight ranks on two
+      cores would take eight times as long.
     """
 
     def __init__(self, function: Callable) -> None:
         super().__init__(function)
         self._cache_file._source_stamp = (self._cache_file._source_stamp, _stamp_of_shared_files())
+        self._turn = Turn(_lock_file(self))
 
     def load_overload(self, sig: tuple, target_context: Any) -> Any:
+        """Return an entry; None if it has to be compiled, by this process, which then calls `save_overload`."""
+        found = self._load(sig, target_context)
+        if found is None:
+            self._turn.take()
+            found = self._load(sig, target_context)
+            if found is not None:
+                self._turn.give()
+        return found
+
+    def _load(self, sig: tuple, target_context: Any) -> Any:
         try:
             result = super().load_overload(sig, target_context)
         except Exception:  # unpickling damaged bytes can raise anything
@@ -194,6 +218,8 @@ class _KernelCache(FunctionCache):
             super().save_overload(sig, data)
         except OSError as error:
             _warn_once(f"a compiled kernel could not be cached on disk: {error}")
+        finally:
+            self._turn.give()
 
     def _flush(self) -> None:
         try:

@@ -1,0 +1,60 @@
+"""One process after the other: where all ranks of a job need a kernel, one compiles it and the others load it."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a system with such locks: everybody compiles
+    fcntl = None
+
+_PATIENCE_SECONDS = 120.0
+"""Nothing but time is lost if two processes compile the same."""
+_NAP_SECONDS = 0.01
+
+
+class Turn:
+    """A lock between processes, by a file that stays empty; the system opens it when a process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Wait for the turn; for so long, and not at all where no such file can be made."""
+        if self._descriptor is not None or fcntl is None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(_NAP_SECONDS)
+            else:
+                self._descriptor = descriptor
+                return
+        os.close(descriptor)
+
+    def give(self) -> None:
+        """Let the next one have it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold a turn in the body."""
+    turn = Turn(path)
+    turn.take()
+    try:
+        yield
+    finally:
+        turn.give()
