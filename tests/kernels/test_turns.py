@@ -14,6 +14,14 @@ updates.checksum(np.empty(0, np.uint32), np.uint64(0))
 stats = updates.checksum.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
+TRY = """
+import sys
+from mpicoll.kernels import turns
+turns._PATIENCE_SECONDS = 0.2
+turn = turns.Turn(sys.argv[1])
+turn.take()
+print(turn._descriptor is None)
+"""
 
 
 def test_one_of_many_processes_compiles(tmp_path, monkeypatch):
@@ -32,11 +40,7 @@ def test_a_turn_is_one_process_at_a_time(tmp_path):
     turn = Turn(path)
     turn.take()
     turn.take()
-    program = (
-        f"from mpicoll.kernels import turns; t = turns.Turn({str(path)!r}); t.take(); print(t._descriptor is None)"
-    )
-    program = program.replace("t.take()", "turns._PATIENCE_SECONDS = 0.2; t.take()")
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", TRY, str(path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True"
     turn.give()
     turn.give()
