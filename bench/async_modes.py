@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import launch
+from bench import launch, layout
 from bench.options import is_launcher
 from mpicoll.train.config import TrainConfig
 
@@ -117,13 +117,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return the rows of both parts, one a mode."""
     head = ("mode", "accuracy", "from sync", "samples/s", "late, mean", "late, 99%", "bytes sent", "bytes read",
             "samples/s, one slow", "of ideal")  # fmt: skip
-    rows = [head, ("---", *["---:"] * (len(head) - 1))]
+    rows: list[Sequence[str]] = [head]
     for mode in MODES:
         plain = [each for each in outcomes if (each.part, each.mode) == ("digits", mode)]
         slow = [each for each in outcomes if (each.part, each.mode) == ("slow", mode)]
         if plain or slow:
             rows.append((mode, *_plain_cells(plain, outcomes), *_slow_cells(slow)))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(layout.markdown(rows))
 
 
 def _plain_cells(found: Sequence[Outcome], outcomes: Sequence[Outcome]) -> tuple[str, ...]:

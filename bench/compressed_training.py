@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench import launch
+from bench import launch, layout
 from bench.options import is_launcher
 from mpicoll.train.config import TrainConfig
 
@@ -177,21 +177,21 @@ def table(outcomes: Sequence[Outcome]) -> str:
         groups = {name: [o for o in here if o.variant == name] for name in dict.fromkeys(o.variant for o in here)}
         seeds = len(next(iter(groups.values())))
         lines += [f"\n{task}: {here[0].steps} steps, medians of {seeds} seeds\n"]
-        lines += ["| compression | accuracy | from dense | final loss | bytes a step | ratio | ms a step |"]
-        lines += ["|---|---:|---:|---:|---:|---:|---:|"]
         base = median(o.accuracy for o in groups[DENSE]) if DENSE in groups else None
-        lines += [_row(name, group, base) for name, group in groups.items()]
+        lines += layout.markdown([_HEAD, *(_row(name, group, base) for name, group in groups.items())])
     return "\n".join(lines)
 
 
-def _row(name: str, group: Sequence[Outcome], base: float | None) -> str:
+_HEAD = ("compression", "accuracy", "from dense", "final loss", "bytes a step", "ratio", "ms a step")
+
+
+def _row(name: str, group: Sequence[Outcome], base: float | None) -> tuple[str, ...]:
     accuracy = median(o.accuracy for o in group)
     away = "" if base is None else f"{100 * (accuracy - base):+.2f}"
     loss, nbytes = median(o.losses[-1] for o in group), group[0].nbytes_per_step
     milliseconds = 1e3 * median(o.seconds_per_step for o in group)
-    return (
-        f"| {name} | {accuracy:.2%} | {away} | {loss:.4f} | {nbytes:,.0f} | {group[0].ratio:.1f} | {milliseconds:.1f} |"
-    )
+    ratio = f"{group[0].ratio:.1f}"
+    return name, f"{accuracy:.2%}", away, f"{loss:.4f}", f"{nbytes:,.0f}", ratio, f"{milliseconds:.1f}"
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> None:

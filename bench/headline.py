@@ -12,6 +12,7 @@ from bench.records import NATIVE, Case, Result, Run
 OURS = ("auto", "plan")
 _OTHER_LIBRARIES = ("gloo", "numba-mpi")
 _DEFAULT_LEVEL = "multiple"
+_NATIVE, _BEST = "native", "best baseline"
 
 Line = tuple[str, str, str, str, str, str, str, str]
 _Place = tuple[str, str, Case]
@@ -24,9 +25,21 @@ def lines(runs: Sequence[Run]) -> Iterator[Line]:
     keys = sorted((key for key in together if key.contender in OURS and key.thread_level == _DEFAULT_LEVEL), key=_group)
     for _, members in itertools.groupby(keys, key=_group):
         own = list(members)
-        yield from _against(own, together, {key: _native(key, together) for key in own}, "native")
+        yield from _against(own, together, {key: _native(key, together) for key in own}, _NATIVE)
         if any(best.get(_place(key)) not in (None, _native(key, together)) for key in own):
-            yield from _against(own, together, {key: best.get(_place(key)) for key in own}, "best baseline")
+            yield from _against(own, together, {key: best.get(_place(key)) for key in own}, _BEST)
+
+
+def in_short(runs: Sequence[Run]) -> list[list[str]]:
+    """Return the same as a table, the header first: a row for each number of ranks, the means with the least."""
+    places: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    for what, where, size, contender, against, mean, least, _ in lines(runs):
+        places.setdefault((what, where, size), {})[contender, against] = f"{mean.rstrip('x')} ({least.rstrip('x')})"
+    columns = list(dict.fromkeys(column for cells in places.values() for column in cells))
+    columns.sort(key=lambda column: (OURS.index(column[0]), column[1] != _NATIVE))
+    names = [contender if against == _NATIVE else f"{contender}, {against}" for contender, against in columns]
+    rows = [[*place, *(cells.get(column, "") for column in columns)] for place, cells in places.items()]
+    return [["native's time / ours: geometric mean (least)", "library", "ranks", *names], *rows]
 
 
 def _group(key: Key) -> tuple[str, ...]:

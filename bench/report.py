@@ -1,7 +1,7 @@
 """One page that shows a set of results: ``python -m bench.report bench/results/<time>``.
 
 ``report.html`` needs nothing else: figures are inside, no script, no network. It begins with what speaks against the
-numbers, then says how ours compare with the best that the MPI library can do.
+numbers, then says how ours compare with the best that the MPI library can do; that is printed, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import headline, plots, records, table
+from bench import headline, layout, plots, records, table
 from bench.records import ResultsError, Run
 from bench.table import Title
 
@@ -164,6 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = arguments.results[0]
     output = arguments.output or (first if first.is_dir() else first.parent) / "report.html"
     output.write_text(text)
+    short = headline.in_short(runs)
+    if len(short) > 1:
+        sys.stdout.write("\n".join(["", *layout.markdown(short, names=2), "", ""]))
     sys.stdout.write(f"{output}: {len(runs)} launches, {len(text) / 1e6:.1f} MB\n")
     return 1 if any(run.wrong for run in runs) else 0
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bench import intervals
+from bench import intervals, layout
 from bench.intervals import Key
 from bench.records import ASIDE, COPY, ERROR, NUMPY, PAYLOAD, PLAN, Case, Result, Run, baseline
 from mpicoll.schedules.cost import bus_factor
@@ -66,7 +66,10 @@ def show(runs: Sequence[Run], *, markdown: bool = False, long: bool = False) -> 
     cores = {run.metadata.get("cores", 0) for run in runs}
     for title, rows in group(runs).items():
         head = f"{heading(title)}, {max(cores)} cores"
-        sys.stdout.write("\n".join(["", head, "", *_lines(cells(rows, long=long), markdown), ""]))
+        lines = (
+            layout.markdown(cells(rows, long=long, brief=True)) if markdown else layout.plain(cells(rows, long=long))
+        )
+        sys.stdout.write("\n".join(["", head, "", *lines, ""]))
     notes = dict.fromkeys(str(note) for run in runs for note in run.metadata.get("warnings", ()))
     sys.stdout.write("\n".join(f"note: {note}" for note in notes) + "\n" * bool(notes))
     sys.stdout.flush()
@@ -79,20 +82,18 @@ def heading(title: Title) -> str:
     return ", ".join(filter(None, [*parts, title.dtype, title.variant]))
 
 
-def cells(rows: Mapping[int, Contenders], *, long: bool = False) -> list[list[str]]:
-    """Return a table's cells, the header first: a line for each length, or for each contender."""
+def cells(rows: Mapping[int, Contenders], *, long: bool = False, brief: bool = False) -> list[list[str]]:
+    """Return a table's cells, the header first: a line for each length, or for each contender.
+
+    Parameters
+    ----------
+    brief
+        A line for each length even where contenders have more to tell than a ratio.
+    """
     if long:
         return list(_long(rows))
-    lossy = any(ERROR in results[0].detail for row in rows.values() for results in row.values())
+    lossy = not brief and any(ERROR in results[0].detail for row in rows.values() for results in row.values())
     return list(_with_errors(rows)) if lossy else _ratios(rows)
-
-
-def _lines(cells: Sequence[Sequence[str]], markdown: bool) -> list[str]:
-    if markdown:
-        lines = ["| " + " | ".join(line) + " |" for line in cells]
-        return [lines[0], "|" + "---:|" * len(cells[0]), *lines[1:]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 
 
 def _ratios(rows: Mapping[int, Contenders]) -> list[list[str]]:

@@ -4,10 +4,11 @@
 weights, batch and learning rate for all: *digits*, to 97 % on the test samples; and *large*, a perceptron with ten
 million parameters on synthetic samples, a few steps. One thread a rank. Columns:
 
-- ``samples/s``: of all ranks, in training steps; ``scaling``: over what one rank does alone;
+- ``samples/s``: of all ranks, in training steps, and over what one rank does alone;
 - ``to 97%``: seconds of training steps until an epoch ended with that; evaluation is not counted;
-- ``single rank``: the largest relative difference of a loss of the first 50 steps from that on one rank;
-- ``MB held``: parameters, gradients and optimiser's state on rank 0; ``MB sent``: by a rank for a step.
+- ``MB held``: parameters, gradients and optimiser's state on rank 0; ``MB sent``: by a rank for a step, of gradients
+  and parameters; both, and the time before, on the most ranks;
+- ``from one rank``: the largest relative difference of a loss of the first 50 steps from that on one rank.
 
 PyTorch is left out where it is not installed (extra ``others``).
 """
@@ -20,12 +21,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import launch
+from bench import launch, layout
 from bench.options import is_launcher
 from mpicoll.train.config import TrainConfig
 
@@ -154,36 +155,40 @@ def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome
 
 
 def table(outcomes: Sequence[Outcome], task: str) -> str:
-    """Return the rows of a task, strategies by ranks."""
-    alone = next((each for each in outcomes if each.task == task and each.ranks == 1 and each.losses), None)
-    head = ("ranks", "strategy", "samples/s", "scaling", "to 97%", "single rank", "MB held", "MB sent")
-    rows = [head]
-    for each in outcomes:
-        if each.task == task:
-            scaling = f"{each.samples_per_second / alone.samples_per_second:.2f}" if alone else ""
-            goal = f"{each.seconds_to_goal:.2f} s" if each.seconds_to_goal is not None else ""
-            rows.append(
-                (
-                    str(each.ranks),
-                    each.strategy,
-                    f"{each.samples_per_second:,.0f}",
-                    scaling,
-                    goal,
-                    _difference(each, alone),
-                    _megabytes(each.held_nbytes),
-                    _megabytes(each.sent_nbytes),
-                )
-            )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([f"{task}:", *lines])
+    """Return the rows of a task, one a strategy."""
+    here = [each for each in outcomes if each.task == task]
+    sizes = sorted({each.ranks for each in here})
+    alone = next((each for each in here if each.ranks == 1 and each.losses), None)
+    pace = [f"samples/s, {size} rank{'s' * (size > 1)}" for size in sizes]
+    rows = [[task, *pace, f"to {GOAL:.0%}", "MB held", "MB sent", "from one rank"]]
+    there = {each.strategy for each in here}
+    for name in filter(there.__contains__, (*STRATEGIES, TORCH)):
+        runs = {each.ranks: each for each in here if each.strategy == name}
+        rows.append([name, *(_pace(runs.get(size), alone) for size in sizes), *_facts(runs, sizes[-1], alone)])
+    return "\n".join(layout.markdown(rows))
 
 
-def _difference(each: Outcome, alone: Outcome | None) -> str:
-    if alone is None or not each.losses:
+def _pace(run: Outcome | None, alone: Outcome | None) -> str:
+    if run is None:
         return ""
+    scaling = f" ({run.samples_per_second / alone.samples_per_second:.2f})" if alone else ""
+    return f"{run.samples_per_second:,.0f}{scaling}"
+
+
+def _facts(runs: Mapping[int, Outcome], size: int, alone: Outcome | None) -> list[str]:
+    run = runs.get(size)
+    apart = [_difference(each, alone) for each in runs.values() if alone and each.losses]
+    return [
+        f"{run.seconds_to_goal:.2f} s" if run and run.seconds_to_goal is not None else "",
+        _megabytes(run.held_nbytes if run else None),
+        _megabytes(run.sent_nbytes if run else None),
+        f"{max(apart):.0e}" if apart else "",
+    ]
+
+
+def _difference(each: Outcome, alone: Outcome) -> float:
     pairs = list(zip(each.losses, alone.losses, strict=True))[:_EQUAL_STEPS]
-    return f"{max(abs(a - b) / abs(b) for a, b in pairs):.0e}"
+    return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
 def _megabytes(nbytes: float | None) -> str:

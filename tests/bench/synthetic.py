@@ -34,3 +34,8 @@ def _bursts(random: np.random.Generator) -> np.ndarray:
     noise = np.convolve(random.normal(0, 0.1, 44), np.ones(5) / 5, "valid")
     noise[random.random(40) < 0.03] += 1.0
     return np.exp(noise)
+
+
+def row_cells(line: str) -> list[str]:
+    """Return the cells of a line of Markdown."""
+    return [cell.strip() for cell in line.strip("|").split("|")]

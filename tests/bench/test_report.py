@@ -82,6 +82,19 @@ def test_the_headline_takes_the_best_baseline() -> None:
     assert ratios["plan", "best baseline"] == pytest.approx(1.25, rel=0.1)
 
 
+def test_the_headline_in_short() -> None:
+    runs = [synthetic.run(1, launch_noise=0.0), synthetic.run(2, pace={"native": 0.25}, thread_level="funneled")]
+    head, *rows = headline.in_short(runs)
+    assert head[1:] == ["library", "ranks", "auto", "auto, best baseline", "plan", "plan, best baseline"]
+    long = {line[:5]: line[5] for line in headline.lines(runs)}
+    for row in rows:
+        assert [cell.partition(" ")[0] + "x" for cell in row[3:]] == [
+            long[(*row[:3], contender, against)]
+            for contender in ("auto", "plan")
+            for against in ("native", "best baseline")
+        ]
+
+
 def test_wrong_elements_stand_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic.run(1)
     records.save_in(tmp_path, dataclasses.replace(run, results=[dataclasses.replace(run.results[0], wrong=7)]))
