@@ -10,16 +10,8 @@ from mpicoll.collectives import select
 from mpicoll.collectives.call import AnyTask, Call, Scope, algorithm_for, choose_reduction, native, native_op
 from mpicoll.collectives.task import Part, Task, in_place
 from mpicoll.runtime import ops
-from mpicoll.runtime.buffers import (
-    Buffer,
-    Foreign,
-    ScatteredBlocks,
-    check_alike,
-    check_apart,
-    resolve,
-    resolve_blocks,
-    resolve_counts,
-)
+from mpicoll.runtime.blocks import ScatteredBlocks, resolve_blocks, resolve_counts
+from mpicoll.runtime.buffers import Buffer, Foreign, check_alike, check_apart, resolve
 
 
 def reduce_scatter(scope: Scope, call: Call) -> AnyTask:

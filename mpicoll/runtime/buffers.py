@@ -8,7 +8,6 @@ forms. What has no element type of ours (derived datatypes, long double, memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
@@ -244,11 +243,11 @@ def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks:
         dtype = _element_dtype(array.dtype, argument)
     else:
         raise TypeError(f"{argument}: a byte-swapped array ({array.dtype.str}) with a count needs a datatype as well")
-    displ = _index(parts.displs, argument, "displacement") if parts.displs is not None else 0
+    displ = index(parts.displs, argument, "displacement") if parts.displs is not None else 0
     available = array.nbytes // dtype.itemsize - displ
     if parts.counts is None and array.nbytes % dtype.itemsize:
         raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of {dtype}")
-    count = available if parts.counts is None else _index(parts.counts, argument, "count") * blocks
+    count = available if parts.counts is None else index(parts.counts, argument, "count") * blocks
     if not 0 <= count <= available:
         raise ValueError(
             f"{argument}: {max(count, 0)} elements of {dtype} from {displ} on do not fit in {array.nbytes} bytes"
@@ -262,7 +261,8 @@ def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks:
     return Buffer(array, address, count, dtype)
 
 
-def _index(value: Any, argument: str, what: str) -> int:
+def index(value: Any, argument: str, what: str) -> int:
+    """Return a count or a displacement that is a whole number and not negative."""
     try:
         number = int(value.__index__())
     except (AttributeError, TypeError):
@@ -286,114 +286,3 @@ def check_apart(send: Buffer, recv: Buffer) -> None:
         return  # one of them is a copy
     if send.address < recv.address + recv.nbytes and recv.address < send.address + send.nbytes:
         raise ValueError("sendbuf and recvbuf overlap in memory")
-
-
-class Blocks(NamedTuple):
-    """A receive buffer of a vector collective: one block a rank."""
-
-    buffer: Buffer
-    counts: list[int]
-    displs: list[int]
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the blocks follow each other without gaps."""
-        expected = 0
-        for count, displ in zip(self.counts, self.displs, strict=True):
-            if count and displ != expected:
-                return False
-            expected += count
-        return True
-
-
-class ScatteredBlocks(Buffer):
-    """Stands in, packed, for blocks that lie apart in the caller's memory."""
-
-    __slots__ = ("_blocks",)
-
-    def __init__(self, blocks: Blocks) -> None:
-        packed = np.empty(sum(blocks.counts), blocks.buffer.dtype)
-        super().__init__(packed, packed.ctypes.data, packed.size, packed.dtype, destination=packed)
-        self._blocks = blocks
-        self.take_in()
-
-    def _pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield each block here and in the caller's memory."""
-        whole, begin = self._blocks.buffer.view(self.dtype), 0
-        for count, displ in zip(self._blocks.counts, self._blocks.displs, strict=True):
-            yield self.owner[begin : begin + count], whole[displ : displ + count]
-            begin += count
-
-    def give_back(self) -> None:
-        """Copy the blocks to where the caller wants them."""
-        for packed, scattered in self._pairs():
-            scattered[...] = packed
-        self._blocks.buffer.give_back()
-
-    def take_in(self) -> None:
-        """Copy the caller's present blocks."""
-        for packed, scattered in self._pairs():
-            packed[...] = scattered
-
-
-def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
-    """Describe the receive buffer of Allgatherv.
-
-    As in mpi4py, one number for all counts is that of every block, one for all displacements the distance between
-    blocks; without counts the buffer is cut evenly, the first blocks being longer by one.
-
-    Raises
-    ------
-    Foreign, TypeError, ValueError
-        As :func:`resolve`; also for counts that do not fit the buffer and blocks that overlap.
-    """
-    parts = take_apart(spec, argument, vector=True)
-    plain = [parts.data, parts.datatype] if parts.datatype is not None else parts.data
-    buffer = resolve(plain, argument, writable=True)
-    if parts.counts is None:
-        counts = [buffer.count // size + (rank < buffer.count % size) for rank in range(size)]
-    elif hasattr(parts.counts, "__index__") and not np.ndim(parts.counts):
-        counts = [_index(parts.counts, argument, "count")] * size
-    else:
-        counts = _indices(parts.counts, argument, "counts", size)
-    if parts.displs is None:
-        displs = _running_sum(counts)
-    elif hasattr(parts.displs, "__index__") and not np.ndim(parts.displs):
-        displs = [rank * _index(parts.displs, argument, "displacement") for rank in range(size)]
-    else:
-        displs = _indices(parts.displs, argument, "displs", size)
-    _check_blocks(buffer.count, counts, displs, argument)
-    return Blocks(buffer, counts, displs)
-
-
-def _indices(values: Any, argument: str, what: str, size: int) -> list[int]:
-    try:
-        numbers = [_index(value, argument, what) for value in values]
-    except TypeError:
-        raise TypeError(f"{argument}: {what} {values!r} are not whole numbers") from None
-    if len(numbers) != size:
-        raise ValueError(f"{argument}: {len(numbers)} {what} were given for {size} ranks")
-    return numbers
-
-
-def _running_sum(counts: Sequence[int]) -> list[int]:
-    displs, total = [], 0
-    for count in counts:
-        displs.append(total)
-        total += count
-    return displs
-
-
-def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str) -> None:
-    end = 0
-    for displ, count in sorted((displ, count) for displ, count in zip(displs, counts, strict=True) if count):
-        if displ < end:
-            raise ValueError(f"{argument}: blocks overlap at element {displ}")
-        end = displ + count
-    if end > available:
-        raise ValueError(f"{argument}: the blocks end at element {end}, the buffer at {available}")
-
-
-def resolve_counts(recvcounts: Any, size: int) -> list[int]:
-    """Check the `recvcounts` of Reduce_scatter."""
-    return _indices(recvcounts, "recvcounts", "recvcounts", size)
