@@ -40,7 +40,7 @@ test:  ## all tests, under MPICH on 8 ranks and under Open MPI on 5
 test-one: test-mpi test-system
 
 warmup: $(VENV)/ready
-	$(BIN)/python -m mpicoll.kernels.warmup
+	$(BIN)/python -m mpicoll warmup
 
 # Kernels that see numbers from other ranks as places, once more with every access checked.
 CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compression/test_sparse.py

@@ -103,6 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", add_help=False, help="look at MPI library, launcher, cores and memory; under mpirun")
     commands.add_parser("predict", add_help=False, help="how long a collective takes, here and on thousands of ranks")
     commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
+    commands.add_parser("warmup", add_help=False, help="compile kernels and compressors beforehand")
     command = commands.add_parser(
         "explain",
         help="draw and price an algorithm",
@@ -143,6 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mpicoll import doctor
 
         return doctor.main(argv[1:])
+    if argv[:1] == ["warmup"]:
+        from mpicoll import warmup
+
+        return warmup.main(argv[1:])
     arguments = make_parser().parse_args(argv)
     try:
         lines = _explain(arguments) if arguments.command == "explain" else _list_algorithms()

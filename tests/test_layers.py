@@ -26,6 +26,7 @@ FLOORS = {
     "mpicoll/gradients": 5,
     "mpicoll/tune.py": 5,
     "mpicoll/doctor.py": 5,
+    "mpicoll/warmup.py": 5,
     "mpicoll/predict": 5,
     "mpicoll/__main__.py": 5,
     "mpicoll/__init__.py": 6,  # names everything, imports nothing until it is asked for

@@ -69,6 +69,15 @@ def test_doctor_says_why_something_is_not_used(variable: str, value: str, what: 
     assert says in facts(done)[what]["value"]
 
 
+def test_warmup_compiles_what_it_is_asked_for() -> None:
+    done = run(0, "-m", "mpicoll", "warmup", "--compression", "sign", "topk:0.01")
+    assert done.returncode == 0, done.stderr
+    assert "2 compressors ready" in done.stdout
+    wrong = run(0, "-m", "mpicoll", "warmup", "--compression", "int99")
+    assert wrong.returncode == 2
+    assert "'int99' is not one of" in wrong.stderr
+
+
 def test_tune_is_used_by_what_comes_after_it(tmp_path: Path) -> None:
     cache = {"MPICOLL_CACHE_DIR": str(tmp_path)}
     done = run(2, "-m", "mpicoll", "tune", "--collective", "bcast", "--max-mb", "0", "--seconds", "0.01", **cache)
