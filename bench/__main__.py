@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="how long to measure, roughly (default: %(default)s)")
+    add("--minutes", type=float, default=10.0, help="how long to measure each library, roughly (default: %(default)s)")
     add("--ranks", type=options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
     add("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters with other MPI libraries to measure too")
     add("--output", type=Path, metavar="FOLDER", help="where results go (default: bench/results/<time>)")
@@ -129,10 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     folder = arguments.output or _RESULTS / time.strftime("%Y-%m-%d_%H-%M-%S")
     pythons = [sys.executable, *arguments.also]
-    plan = [stage for python in pythons for stage in stages(arguments.ranks, python)]
-    sys.stdout.write(f"{len(plan)} launches, about {arguments.minutes:g} minutes; results go to {folder}\n")
+    plan, minutes = [stage for python in pythons for stage in stages(arguments.ranks, python)], arguments.minutes
+    minutes *= len(pythons)
+    sys.stdout.write(f"{len(plan)} launches, about {minutes:g} minutes; results go to {folder}\n")
     try:
-        status = measure(plan, arguments.minutes, folder)
+        status = measure(plan, minutes, folder)
     except KeyboardInterrupt:
         sys.stdout.write("stopped\n")
         status = 130

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
@@ -78,6 +79,41 @@ def _advanced(typingctx: Any, pointer: Any, begin: Any) -> Any:
         return builder.gep(args[0], [args[1]])
 
     return pointer(pointer, types.intp), codegen
+
+
+PREFETCHED_NBYTES = 8 << 10
+"""So far ahead of what is worked on: nearer, memory is not there in time; farther, it is gone again from the cache."""
+_LINE_NBYTES = 64
+
+
+def prefetch(array: np.ndarray, count: int) -> None:
+    """Ask for `count` float32 to be brought into the first cache, PREFETCHED_NBYTES beyond a pointer.
+
+    For loops that do more with an element than a machine foresees who only reads: there it doubles the pace of long
+    vectors. Nothing happens where there is no memory.
+    """
+
+
+@intrinsic
+def _prefetch_line(typingctx: Any, pointer: Any, offset: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        place = builder.gep(builder.bitcast(args[0], byte), [args[1]])
+        builder.call(function, [place, word(0), word(3), word(1)])  # to be read, kept near, data
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), codegen
+
+
+@overload(prefetch)
+def _prefetch(array, count):
+    def ask(array, count):
+        for offset in range(PREFETCHED_NBYTES, PREFETCHED_NBYTES + 4 * count, _LINE_NBYTES):
+            _prefetch_line(array, offset)
+
+    return ask
 
 
 def and_bits(a: np.floating, b: np.floating) -> np.floating:

@@ -14,7 +14,7 @@ scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The l
 
 import numpy as np
 
-from .bits import bits_float32, float32_bits, pointer
+from .bits import bits_float32, float32_bits, pointer, prefetch
 from .jit import BOOL, BYTES, FLOATS, INT, WORDS, helper, kernel, kernel_for
 from .planes import pack_at, unpack_at
 from .random import block_key, high_noise, low_noise, word
@@ -142,6 +142,7 @@ def _encode_block(x, ahead, block, bits, inverse, key, stochastic, codes, body):
     """Write the codes of a whole block, by way of `codes` where a code is not whole planes of 8 or 4 bits."""
     zero = np.float32(_MAGIC + (1 << (bits - 1)))
     target = body if bits == 8 else codes
+    prefetch(ahead, block)
     if bits == 4:
         if stochastic:
             return _stochastic_nibbles(x, ahead, block, inverse, zero, key, body)

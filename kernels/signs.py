@@ -7,7 +7,7 @@ A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale,
 
 import numpy as np
 
-from .bits import bits_float32, float32_bits, pointer
+from .bits import bits_float32, float32_bits, pointer, prefetch
 from .jit import BOOL, BYTES, FLOATS, INT, helper, kernel_for
 from .quantize import NOT_FINITE, is_scale
 
@@ -69,6 +69,7 @@ def _encode(x, count, out, scales, block, sums, last):
         last[i] = x[whole * block + i]
     for number in range(whole + (whole * block < count)):
         source, at = pointer(x, number * block) if number < whole else last, number * record
+        prefetch(source, block)
         _pack_signs(source, block // 8, pointer(out, at + 4), sums)
         total = _total(sums, block // 8)
         if not total < np.inf:

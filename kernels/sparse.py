@@ -6,6 +6,7 @@ from elsewhere: what is received goes through `entries.py`.
 
 import numpy as np
 
+from .bits import pointer, prefetch
 from .jit import helper, kernel
 from .masks import ABSOLUTE, LANES, enter, lowest, mask_of
 
@@ -30,6 +31,7 @@ def select_entries(x, threshold, ties, indices, values):
     """See `select`."""
     patterns, number, above = x.view(np.uint32), 0, np.uint32(threshold + np.uint32(1))
     for begin in range(0, x.size, LANES):
+        prefetch(pointer(patterns, begin), LANES)
         # Once enough are equal to the threshold, they are no longer looked at.
         mask = mask_of(patterns, begin, threshold if ties > 0 else above)
         if ties > 0:

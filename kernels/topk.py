@@ -14,6 +14,7 @@ for graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest,
 
 import numpy as np
 
+from .bits import pointer, prefetch
 from .jit import helper, kernel
 from .masks import ABSOLUTE, LANES, enter, mask_of
 from .random import mix
@@ -160,6 +161,7 @@ def _candidates(patterns, floor, indices, found):
     """Write indices and patterns of all that are not below `floor`; return their number, or -1 if it is too large."""
     number = 0
     for begin in range(0, patterns.size, LANES):
+        prefetch(pointer(patterns, begin), LANES)
         number = enter(mask_of(patterns, begin, floor), begin, number, indices)
         if number > indices.size:
             return -1
