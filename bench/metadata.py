@@ -70,7 +70,8 @@ def _setting() -> str:
     if not text:
         return ""
     facts = json.loads(text)
-    return f"{facts['hosts']} emulated hosts with {facts['ranks_per_host']} ranks, {facts['gbit']:g} Gbit/s"
+    ranks = f"{facts['ranks_per_host']} rank{'s' * (facts['ranks_per_host'] != 1)}"
+    return f"{facts['hosts']} emulated hosts with {ranks}, {facts['gbit']:g} Gbit/s"
 
 
 def _cpu() -> str:

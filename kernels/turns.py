@@ -31,22 +31,31 @@ class Turn:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
             return
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                time.sleep(_NAP_SECONDS)
-            else:
-                self._descriptor = descriptor
-                return
-        os.close(descriptor)
+        if _is_locked(descriptor):
+            self._descriptor = descriptor
+        else:
+            os.close(descriptor)
 
     def give(self) -> None:
         """Let the next one have it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Wait until the file can be locked, and lock it; False where that takes too long or files have no locks."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_NAP_SECONDS)
+        except OSError:  # as on file systems of clusters that are mounted without locks
+            return False
+        else:
+            return True
+    return False
 
 
 @contextlib.contextmanager

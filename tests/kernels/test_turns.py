@@ -1,8 +1,12 @@
 """Processes that need the same kernel at the same time: one compiles it."""
 
+import errno
 import subprocess
 import sys
 
+import pytest
+
+from mpicoll.kernels import turns
 from mpicoll.kernels.turns import Turn
 
 COMPILE = """
@@ -45,6 +49,17 @@ def test_a_turn_is_one_process_at_a_time(tmp_path):
     turn.give()
     turn.give()
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_where_files_have_no_locks_nobody_waits(tmp_path, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(turns.fcntl, "flock", flock)
+    monkeypatch.setattr(turns.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    turn = Turn(tmp_path / "x.lock")
+    turn.take()
+    turn.give()
 
 
 def test_where_there_can_be_no_file_nobody_waits(tmp_path):
