@@ -158,7 +158,7 @@ def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome
             from tqdm import tqdm
 
             tqdm.monitor_interval = 0  # no thread beside MPI
-            bar = tqdm(runs, unit="run", file=sys.stderr, mininterval=1.0)
+            bar = tqdm(runs, unit="run", file=sys.stderr, mininterval=1.0, disable=None)
         except ImportError:
             pass
     for run in bar:

@@ -64,7 +64,7 @@ def _progress_bar(pairs: list) -> Iterable:
         from tqdm import tqdm
     except ImportError:
         return pairs
-    return tqdm(pairs, desc="kernels", unit="pair", leave=False)
+    return tqdm(pairs, desc="kernels", unit="pair", leave=False, disable=None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
