@@ -12,7 +12,6 @@ survive. `error_model="numpy"` lets a division by zero give inf as in NumPy, wit
 Bounds checks are left to NUMBA_BOUNDSCHECK. With NUMBA_DISABLE_JIT=1 all of them return the plain function.
 """
 
-import contextlib
 import ctypes
 import functools
 import threading
@@ -172,9 +171,7 @@ def _stamp_of_shared_files() -> tuple:
 
 
 def _lock_file(cache: FunctionCache) -> Path:
-    """Return a file beside the entries of a function."""
-    with contextlib.suppress(OSError):
-        cache._impl.locator.ensure_cache_path()
+    """Return a file beside the entries of a function; Numba has made the folder."""
     return Path(cache.cache_path) / f"{cache._impl.filename_base}.lock"
 
 
