@@ -35,7 +35,7 @@ ONCE = tools checkpoints resume shared_memory wrong_programs_shared
 
 test:  ## all tests, under MPICH on 8 ranks and under Open MPI on 5
 	$(MAKE) MPI=mpich test-serial test-one
-	$(MAKE) MPI=openmpi test-one RANKS=5 SKIPPED=tests/mpi/training \
+	$(MAKE) MPI=openmpi test-one RANKS=5 \
 	    SYSTEM="$(ONCE:%=--ignore tests/system/test_%.py) -k 'not sharing and not share_a_model and not loss_curve'"
 
 test-one: test-mpi test-system
@@ -57,7 +57,7 @@ FEWER = $(addprefix tests/mpi/, compression training asynchronous $(addprefix te
 test-mpi: warmup  ## the MPI tests: collectives on 8 ranks, the rest on 4
 	$(BIN)/python -m tests.mpirun -n $(RANKS) -m pytest -q --with-mpi tests/mpi \
 	    $(FEWER:%=--ignore %) $(ARGS)
-	$(BIN)/python -m tests.mpirun -n 4 -m pytest -q --with-mpi $(filter-out $(SKIPPED),$(FEWER)) $(ARGS)
+	$(BIN)/python -m tests.mpirun -n 4 -m pytest -q --with-mpi $(FEWER) $(ARGS)
 
 test-%: warmup  ## test-N runs all MPI tests on N ranks, with a deadline for each
 	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)

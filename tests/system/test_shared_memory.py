@@ -7,6 +7,7 @@ import pytest
 from tests.mpirun import run
 
 SWITCHES = {
+    "no arenas": {"MPICOLL_ARENA": "off"},
     "no copying": {"MPICOLL_TRANSFER": "off"},
     "slots only": {"MPICOLL_ARENA": "off", "MPICOLL_TRANSFER": "off"},
     "nothing": {"MPICOLL_NODE": "off"},
@@ -14,11 +15,10 @@ SWITCHES = {
 FILES = ["tests/mpi/test_shared.py", "tests/mpi/test_shared_calls.py::test_operands_are_combined_in_rank_order"]
 
 
-# What is between this and everything is nothing special here, and without anything there are messages, which have
-# tests of their own.
-def test_slots_alone_give_the_same_results() -> None:
+@pytest.mark.parametrize("name", [name for name in SWITCHES if name != "no copying"])  # which is nothing special here
+def test_every_way_gives_the_same_results(name: str) -> None:
     arguments = ["-m", "pytest", "-q", "--with-mpi", "-p", "no:cacheprovider", *FILES]
-    outcome = run(4, arguments, timeout=240, test_timeout=90, environment=SWITCHES["slots only"])
+    outcome = run(4, arguments, timeout=240, test_timeout=90, environment=SWITCHES[name])
     assert not outcome.hung, outcome.report
     assert outcome.returncode == 0, outcome.text[-6000:]
 

@@ -13,7 +13,7 @@ from tests.mpirun import run
 from tests.system.outcomes import outcomes_of
 
 PROGRAM = "tests/system/programs/disagree_shared.py"
-RUNS = ((3, "default"), (5, "default"), (2, "full"))
+RUNS = ((3, "default"), (8, "default"), (2, "full"))
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "short_count",
