@@ -2,7 +2,8 @@
 
 ``python -m bench.compression`` starts itself on 2 and on 8 ranks of this machine, where most compressors lose; ``python
 -m bench.cluster --hosts 4 --ranks 1 --rate 1gbit -- -m bench.compression`` has links that are worth the effort, and
-``make bench-compression`` runs all three. A line for each contender:
+``make bench-compression`` runs all three. A line for each contender, or with ``--markdown`` a line of ratios for each
+length:
 
 - ``native``: the MPI library; ``dense``: ours, nothing compressed;
 - a compressor, as ``compression=`` takes it; ``auto:int8`` compresses where that is faster.
