@@ -30,7 +30,8 @@ install: $(VENV)/ready  ## make the virtual environment, with an MPI library fro
 train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 	$(RUN) -n $(RANKS) $(BIN)/python -m mpicoll.train $(ARGS)
 
-# What the launcher and the library have no part in is not tried twice; five ranks are no power of two, as eight are.
+# What the launcher and the library have no part in is not tried twice, nor are whole programs for strategies that
+# tests/mpi/training tries under both; five ranks are no power of two, as eight are.
 ONCE = tools checkpoints resume shared_memory wrong_programs_shared
 
 test:  ## all tests, under MPICH on 8 ranks and under Open MPI on 5
