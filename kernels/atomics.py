@@ -111,6 +111,17 @@ def exchange(typingctx, address, value):
 
 
 @intrinsic
+def fence(typingctx):
+    """Order what is before it before what is after it, stores before loads too."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def pause(typingctx):
     """Tell the processor that this is a waiting loop."""
 
@@ -142,7 +153,10 @@ _OPERAND = types.Array(types.uint8, 1, "C")
 
 @intrinsic
 def call_reducer(typingctx, function, out, a, b, count, itemsize):
-    """Call a reducer by the address that `reduce.native_address` returns, on memory given by address."""
+    """Call a reducer by the address that `reduce.native_address` returns, on memory given by address.
+
+    Return 1 if it raised an exception, which is lost, else 0.
+    """
 
     def generate(context, builder, signature, arguments):
         function, *addresses, count, itemsize = arguments
@@ -160,10 +174,11 @@ def call_reducer(typingctx, function, out, a, b, count, itemsize):
             operands.append(array._getvalue())
         kinds = [_OPERAND] * 3
         pointer = context.call_conv.get_function_type(types.none, kinds).as_pointer()
-        context.call_conv.call_function(builder, builder.inttoptr(function, pointer), types.none, kinds, operands)
-        return context.get_dummy_value()
+        target = builder.inttoptr(function, pointer)
+        status, _ = context.call_conv.call_function(builder, target, types.none, kinds, operands)
+        return builder.zext(builder.not_(status.is_ok), _WORD)
 
-    return types.void(*[types.int64] * 6), generate
+    return types.int64(*[types.int64] * 6), generate
 
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -220,16 +235,16 @@ def write_process(vectors, pid, local, remote, nbytes):
 
 
 @kernel
-def try_transfers(pid, theirs, mine):
-    """Read the word at `theirs` in process `pid`, add one, and write it to the next word there; return what was read.
+def try_transfers(pid, theirs, mine, expected):
+    """Write the word at `theirs` in process `pid`, plus one, to the next word there; return whether that worked.
 
-    -1: not allowed. `mine` is room for five words.
+    Nothing is written unless the word is `expected`: in another PID namespace the number may be that of a stranger.
+    `mine` is room for five words.
     """
-    if not read_process(mine + 8, pid, mine, theirs, 8):
-        return -1
-    word = load(mine)
-    store(mine, word + 1)
-    return word if write_process(mine + 8, pid, mine, theirs + 8, 8) else -1
+    if not read_process(mine + 8, pid, mine, theirs, 8) or load(mine) != expected:
+        return False
+    store(mine, expected + 1)
+    return write_process(mine + 8, pid, mine, theirs + 8, 8)
 
 
 _TURNS = 50
@@ -267,6 +282,7 @@ def _single(words):
     good = load_acquire(base + 24) == -8 and load_int32(base + 16) == -7
     good &= fetch_add(base, 9) == -7 and load(base) == 2
     good &= exchange(base, 5) == 2 and load_acquire(base) == 5
+    fence()
     pause()
     yield_core()
     return good

@@ -52,6 +52,9 @@ JOB_WORDS = 32
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
+RECORD_AT_WORK = 8
+"""Of a long operation: its sequence number while its rank may touch buffers of others, else 0; in a second cache line,
+since the first is what others poll."""
 WITHDRAWN = -(1 << 63)
 """Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
 _INLINE = 24
@@ -65,6 +68,13 @@ PID, ARENA, MAPPED, ARENA_NBYTES, STAGES = range(PEER_WORDS)
 TILE_NBYTES = 128 << 10
 """What is fetched from another process at once: amortises the system call and stays in the core's own cache."""
 SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
+"""Private memory of one job: two tiles, and four words for system calls."""
+INPUT_STAGES, STAGES_PER_LANE = 2, 3
+"""Stages of a rank in one lane: 0 and 1 for input, of which all but bcast and allgather use 0, and 2 for results.
+
+Results have a stage of their own since nothing announces that the others have collected them: the next operation may
+begin meanwhile, and write its input, but no results before all ranks have begun it.
+"""
 
 
 @helper

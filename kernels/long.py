@@ -24,6 +24,7 @@ from .job import (
     BCAST,
     COLLECTIVE,
     COUNT,
+    INPUT_STAGES,
     ITEMSIZE,
     LANE,
     MAPPED,
@@ -48,6 +49,7 @@ from .job import (
     STAGE_NBYTES,
     STAGED,
     STAGES,
+    STAGES_PER_LANE,
     TILE_NBYTES,
     TRANSFER,
     WORKED,
@@ -66,7 +68,9 @@ _TURNS, _MIN_TURN_NBYTES, _MAX_TURN_NBYTES = 8, 32 << 10, 256 << 10
 _WORK_NBYTES = 32 << 20
 """What a rank does before `advance` returns, so that signals and deadlines are seen."""
 
-ALL_DONE, MORE, FAILED = range(3)
+ALL_DONE, MORE, UNREACHED, RAISED = range(4)
+"""What `work` returns: all done; more to do; memory of another rank was not reached; the reducer raised an exception.
+"""
 
 
 @helper
@@ -191,10 +195,9 @@ def is_ahead(job):
 
 @helper
 def _stage(job, rank, result, owner, element):
-    """Return where in a rank's stage an element of `owner`'s share is; each rank has one for input, one for results."""
-    if _takes_turns(job):
-        result = get(job, SEQUENCE) & 1
-    at = peer_word(job, rank, STAGES) + (2 * get(job, LANE) + result) * get(job, STAGE_NBYTES)
+    """Return where an element of `owner`'s share is in a rank's stage for input, or with `result` 1 for results."""
+    which = INPUT_STAGES if result else (get(job, SEQUENCE) & 1 if _takes_turns(job) else 0)
+    at = peer_word(job, rank, STAGES) + (STAGES_PER_LANE * get(job, LANE) + which) * get(job, STAGE_NBYTES)
     what = get(job, COLLECTIVE)
     if what == REDUCE_SCATTER:
         at += owner * _piece_count(job) * get(job, ITEMSIZE)
@@ -285,18 +288,22 @@ def _deliver_to_all(job, element, nbytes, source):
 
 @helper
 def _reduce_tile(job, element, nbytes, out):
-    """Reduce one tile of all sendbufs to `out`; partial results stay in cache. `out` may be a sendbuf itself."""
+    """Reduce one tile of all sendbufs to `out`, which may be a sendbuf itself; partial results stay in cache.
+
+    Return ALL_DONE, UNREACHED or RAISED.
+    """
     itemsize, reducer, size, own = get(job, ITEMSIZE), get(job, REDUCER), get(job, SIZE), get(job, RANK)
     partial = get(job, SCRATCH)
     left = _fetch(job, 0, own, element, nbytes, partial)
     for rank in range(1, size):
         right = _fetch(job, rank, own, element, nbytes, partial + TILE_NBYTES)
         if left == 0 or right == 0:
-            return False
+            return UNREACHED
         result = out if rank == size - 1 else partial
-        call_reducer(reducer, result, left, right, nbytes // itemsize, itemsize)
+        if call_reducer(reducer, result, left, right, nbytes // itemsize, itemsize):
+            return RAISED
         left = result
-    return True
+    return ALL_DONE
 
 
 @helper
@@ -325,12 +332,13 @@ def _reduce_share(job):
     while at < until:
         count = min(tile, stop - at)
         out = _target(job, at)
-        if not _reduce_tile(job, at, count * itemsize, out):
-            return FAILED
+        outcome = _reduce_tile(job, at, count * itemsize, out)
+        if outcome != ALL_DONE:
+            return outcome
         if what == ALLREDUCE and not _deliver_to_all(job, at, count * itemsize, out):
-            return FAILED
+            return UNREACHED
         if what == REDUCE and out == get(job, SCRATCH) and not _deliver(job, root, at, count * itemsize, out):
-            return FAILED
+            return UNREACHED
         at += count
     put(job, WORKED, at - start)
     return ALL_DONE if at >= stop else MORE
@@ -353,14 +361,14 @@ def _collect(job):
     rank, size, root = get(job, RANK), get(job, SIZE), get(job, ROOT)
     if get(job, COLLECTIVE) == BCAST:
         start, stop = _piece(job)
-        return ALL_DONE if rank == root or _take(job, root, 0, start, stop) else FAILED
+        return ALL_DONE if rank == root or _take(job, root, 0, start, stop) else UNREACHED
     done, nbytes = get(job, WORKED), 0
     while done < size and nbytes < _WORK_NBYTES:
         peer = (rank + done) % size
         start, stop = _share(job, peer)
         nbytes += (stop - start) * get(job, ITEMSIZE)
         if start < stop and not _take(job, peer, peer, start, stop):
-            return FAILED
+            return UNREACHED
         done += 1
     put(job, WORKED, done)
     return ALL_DONE if done == size else MORE
@@ -368,7 +376,7 @@ def _collect(job):
 
 @helper
 def work(job):
-    """Go on with this rank's part of the present piece: all done, more to do, or failed."""
+    """Go on with this rank's part of the present piece; return ALL_DONE, MORE, UNREACHED or RAISED."""
     return _collect(job) if _takes_turns(job) else _reduce_share(job)
 
 

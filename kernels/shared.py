@@ -9,8 +9,9 @@ operation goes through these states, `advance` from one to the next as far as th
                Publish "begun".
     GATHERING  wait for the records that are needed, and see that all ranks make the same call.
                Short vectors: every rank reduces all slots by itself, in rank order; that is the end.
-    WORKING    long vectors: each rank reduces its share of the vector, reading the others' sendbufs where they are
-               and writing the result to all recvbufs (see `long.py`). Publish "done".
+    WORKING    long vectors: publish "at work", and see that nobody has given up meanwhile. Each rank reduces its share
+               of the vector, reading the others' sendbufs where they are and writing the result to all recvbufs (see
+               `long.py`). Publish "done".
     LEAVING    wait until everybody is done: then the result is complete, and nobody reads from here any more.
 
 On 4 ranks a long allreduce is one step, rank r reducing share r of all vectors a, b, c, d::
@@ -22,9 +23,15 @@ The flag of a record is ``4 * sequence number + 0 for begun, 1 for done``; it on
 writes a record for number k has seen everybody begin k - 1, so nobody reads what it held for k - 2. (Reuse of slots
 in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using shared
 memory", SC18; shares reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
+
+A rank that gives up (`withdraw`) must know when its caller's buffers are its own again. It marks its call as withdrawn
+and then looks which ranks are at work; a rank that starts work says so and then looks whose calls are withdrawn. With
+a fence between the two steps on both sides, one of two ranks sees what the other has written (Dekker's algorithm).
+
+`tests/kernels/test_protocol.py` runs these functions in random interleavings and reports every race.
 """
 
-from .atomics import call_reducer, copy, load, load_acquire, pause, store, store_release, yield_core
+from .atomics import call_reducer, copy, fence, load, load_acquire, pause, store, store_release, yield_core
 from .jit import helper, kernel, short_kernel
 from .job import (
     ALLGATHER,
@@ -42,6 +49,7 @@ from .job import (
     PIECE,
     PLACE,
     RANK,
+    RECORD_AT_WORK,
     RECORD_CALL,
     RECORD_COUNT,
     RECORD_RECV,
@@ -72,10 +80,21 @@ from .job import (
     slot_of,
     vector_nbytes,
 )
-from .long import ALL_DONE, FAILED, another_piece, begin_long, choose_way, collect_results, is_ahead, work
+from .long import (
+    ALL_DONE,
+    UNREACHED,
+    another_piece,
+    begin_long,
+    choose_way,
+    collect_results,
+    is_ahead,
+    work,
+)
+from .long import RAISED as WORK_RAISED
 
-DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER = range(6)
-"""Statuses: ended; not yet; the ranks' calls differ; not reachable; a process is gone; see `begin` and `calls.call`."""
+DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED = range(7)
+"""Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
+and `calls.call`; the reducer raised an exception. After MISMATCH, LOST and RAISED the operation has not ended."""
 
 _PIECES_AT_ONCE = 32
 """After so many pieces `advance` returns, so that signals and deadlines are seen."""
@@ -142,6 +161,7 @@ def _publish(job):
     else:
         store(record + 8 * RECORD_SEND, get(job, SEND))
         store(record + 8 * RECORD_RECV, get(job, RECV))
+        store_release(record + 8 * RECORD_AT_WORK, 0)
         begin_long(job)
     store_release(record, 4 * sequence)
 
@@ -206,30 +226,32 @@ def _gather(job):
 
 @helper
 def _reduce_slots(job, first, count):
-    """Reduce `count` elements of all slots into recvbuf."""
+    """Reduce `count` elements of all slots into recvbuf; return DONE or RAISED."""
     itemsize, reducer, out = get(job, ITEMSIZE), get(job, REDUCER), get(job, RECV)
     skip = first * itemsize
-    call_reducer(reducer, out, slot_of(job, 0) + skip, slot_of(job, 1) + skip, count, itemsize)
+    raised = call_reducer(reducer, out, slot_of(job, 0) + skip, slot_of(job, 1) + skip, count, itemsize)
     for rank in range(2, get(job, SIZE)):
-        call_reducer(reducer, out, out, slot_of(job, rank) + skip, count, itemsize)
+        raised |= call_reducer(reducer, out, out, slot_of(job, rank) + skip, count, itemsize)
+    return RAISED if raised else DONE
 
 
 @helper
 def _end_short(job):
-    """Make the result of short vectors."""
+    """Make the result of short vectors; return DONE or RAISED."""
     what, rank, root = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT)
     if what == ALLREDUCE or (what == REDUCE and rank == root):
-        _reduce_slots(job, 0, get(job, COUNT))
-    elif what == REDUCE_SCATTER:
+        return _reduce_slots(job, 0, get(job, COUNT))
+    if what == REDUCE_SCATTER:
         begin, end = part_of(job, rank)
-        _reduce_slots(job, begin, end - begin)
-    elif what == BCAST and rank != root:
+        return _reduce_slots(job, begin, end - begin)
+    if what == BCAST and rank != root:
         copy(get(job, RECV), slot_of(job, root), vector_nbytes(job))
     elif what == ALLGATHER:
         itemsize = get(job, ITEMSIZE)
         for peer in range(get(job, SIZE)):
             begin, end = part_of(job, peer)
             copy(get(job, RECV) + begin * itemsize, slot_of(job, peer), (end - begin) * itemsize)
+    return DONE
 
 
 @helper
@@ -240,15 +262,34 @@ def _end(job, status):
 
 
 @helper
+def _start_work(job):
+    """Announce that this rank touches others' buffers from now on; return False if one of them has given up."""
+    what, rank, root, sequence = get(job, COLLECTIVE), get(job, RANK), get(job, ROOT), get(job, SEQUENCE)
+    if what == BCAST and rank == root:
+        return True
+    at_work = record_of(job, rank, sequence) + 8 * RECORD_AT_WORK
+    store_release(at_work, sequence)
+    fence()
+    for peer in range(get(job, SIZE)):
+        touched = what != BCAST or peer == root
+        if touched and load_acquire(record_of(job, peer, sequence) + 8 * RECORD_CALL) < 0:
+            store_release(at_work, 0)
+            return False
+    return True
+
+
+@helper
 def _work(job):
-    """Do this rank's part of a piece and say so; return DONE, WAITING if there is more to do, or LOST."""
+    """Do this rank's part of a piece and say so; return DONE, WAITING if there is more to do, LOST or RAISED."""
     outcome = work(job)
     if outcome == ALL_DONE:
         sequence = get(job, SEQUENCE)
         store_release(record_of(job, get(job, RANK), sequence), 4 * sequence + 1)
         put(job, STATE, LEAVING)
         return DONE
-    return LOST if outcome == FAILED else WAITING
+    if outcome == WORK_RAISED:
+        return RAISED
+    return LOST if outcome == UNREACHED else WAITING
 
 
 @helper
@@ -273,10 +314,12 @@ def progress(job):
             if status != DONE:
                 return status
             if is_short(job):
-                _end_short(job)
-                return _end(job, DONE)
+                status = _end_short(job)
+                return _end(job, DONE) if status == DONE else status
             if not choose_way(job):
                 return _end(job, FALLBACK)
+            if not _start_work(job):
+                return MISMATCH
             put(job, STATE, WORKING)
         if get(job, STATE) == WORKING:
             status = _work(job)
@@ -327,13 +370,45 @@ def advance(job):
     return progress(job)
 
 
+@helper
+def _pieces_begun(job):
+    """Return the range of sequence numbers of the last two pieces that this rank has begun, those that can be at work.
+
+    A rank that is ahead (`is_ahead`) has begun one piece while others are at work on the one before.
+    """
+    sequence, state = get(job, SEQUENCE), get(job, STATE)
+    if state == IDLE:
+        return 0, 0
+    end = sequence if state == ENTERING else sequence + 1
+    return max(sequence - get(job, PIECE), end - 2), end
+
+
 @kernel
 def withdraw(job):
-    """Give up an operation; return whether others may still use this rank's buffers."""
-    state, sequence = get(job, STATE), get(job, SEQUENCE)
-    if state == GATHERING:
-        store_release(record_of(job, get(job, RANK), sequence) + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
-    return state in (WORKING, LEAVING)
+    """Give up an operation: this rank touches no buffers of others any more, and no rank begins to touch its own.
+
+    Those that have begun are told by `at_work`.
+    """
+    first, end = _pieces_begun(job)
+    for sequence in range(first, end):
+        record = record_of(job, get(job, RANK), sequence)
+        if not is_short(job):
+            store_release(record + 8 * RECORD_AT_WORK, 0)
+        store_release(record + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
+    fence()
+
+
+@kernel
+def at_work(job):
+    """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
+    first, end = _pieces_begun(job)
+    if not is_short(job):
+        for sequence in range(first, end):
+            for rank in range(get(job, SIZE)):
+                record = record_of(job, rank, sequence)
+                if load_acquire(record) == 4 * sequence and load_acquire(record + 8 * RECORD_AT_WORK) == sequence:
+                    return rank
+    return -1
 
 
 @kernel

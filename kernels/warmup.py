@@ -51,8 +51,9 @@ def _warmup_shared() -> None:
         (shared.begin, (word,)),
         (shared.advance, (word,)),
         (shared.withdraw, (word,)),
+        (shared.at_work, (word,)),
         (shared.recorded, (word, word, word[::1])),
-        (atomics.try_transfers, (word,) * 3),
+        (atomics.try_transfers, (word,) * 4),
     ):
         function.compile(arguments)
     atomics.self_test()

@@ -32,6 +32,13 @@ class RemoteError(MpicollError, RuntimeError):
     """Another rank refused its own arguments, so this call cannot complete; the message names rank and reason."""
 
 
+class OperationError(MpicollError, RuntimeError):
+    """The function of an operation raised an exception while elements were combined, on the rank that raises this.
+
+    The other ranks raise :class:`RemoteError`, at the latest in their next call.
+    """
+
+
 class CommunicatorBroken(MpicollError, RuntimeError):
     """An earlier failure left messages in flight on this communicator; make a new one to go on."""
 

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import secrets
+import sys
 from functools import lru_cache
 
 import numpy as np
@@ -82,16 +83,25 @@ def map_peer(pid: int, fd: int, nbytes: int, nonce: int) -> int:
         return 0
     if (pid, nonce) not in _peers:
         try:
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            opened = _open(f"/proc/{pid}/fd/{fd}")
         except OSError:
             return 0
         try:
-            memory = _map(opened, nbytes)
+            if os.pread(opened, 8, 0) != nonce.to_bytes(8, sys.byteorder):
+                return 0
+            _peers[pid, nonce] = _map(opened, nbytes)
         except (OSError, ValueError):
             return 0
         finally:
             os.close(opened)
-        if memory[:8].view(np.int64)[0] != nonce:
-            return 0
-        _peers[pid, nonce] = memory
     return _peers[pid, nonce].ctypes.data
+
+
+def _open(path: str) -> int:
+    """Open an arena through its owner's descriptor; OSError for anything that is no file of ours.
+
+    In another PID namespace the path leads to a file of a stranger, of which even opening could have an effect.
+    """
+    if not os.readlink(path).startswith("/memfd:mpicoll"):
+        raise FileNotFoundError(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)

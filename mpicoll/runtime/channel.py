@@ -167,7 +167,6 @@ class Channel:
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self._kept: list[Any] = []
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
         self._persistent = 0
@@ -212,10 +211,10 @@ class Channel:
             self.supervisor.refuse(self.front.count(), f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
-        """Mark the channel unusable; what is `kept` stays alive, since messages may still arrive in it."""
+        """Mark the channel unusable; what is `kept` stays alive, since others may still write to it."""
         self.broken = self.broken or reason
         self.front.shut()
-        self._kept.extend(kept)
+        _kept.extend([self.node, *kept])
 
     def cached_plan(self, key: Hashable) -> Plan | None:
         """Return the plan kept under `key`."""
@@ -263,11 +262,13 @@ class Channel:
                 self.node.free()
             self.comm.Free()
         else:
-            self._kept += [self.comm, self.supervisor, self.node]
+            _kept.extend([self.comm, self.supervisor, self.node])
         self.broken = "it was freed"
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_kept: list[Any] = []
+"""Memory that other ranks may still use after a failure, for as long as the process lives."""
 
 
 def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:

@@ -8,6 +8,7 @@ of them cannot take part, none does, and the communicator's messages travel poin
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
 
 import numpy as np
@@ -60,9 +61,9 @@ class Node:
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
         self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
-        self._stages = shared_arrays.empty(2 * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
+        self._stages = shared_arrays.empty(words.STAGES_PER_LANE * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
         self._memory = shared_arrays.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
-        self._scratch = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
+        self._scratch: dict[int, np.ndarray] = {}
         self.reach, self.arenas = self._meet(comm)
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
@@ -99,21 +100,24 @@ class Node:
     def _meet(self, comm: MPI.Intracomm) -> tuple[bool, bool]:
         """Exchange processes and arenas; return whether all can copy from each other, and see each other's arenas."""
         own = arena.own()
-        probe = np.array([os.getpid() ^ 0x5A5A5A5A, 0], np.int64)
-        places = [probe.ctypes.data, self._stages.ctypes.data]
-        card = np.array([os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64)
+        probe = np.array([secrets.randbits(62), 0], np.int64)
+        places = [probe.ctypes.data, probe[0], self._stages.ctypes.data]
+        card = np.array(
+            [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64
+        )
         cards = np.empty((self.size, card.size), np.int64)
         comm.Allgather(card, cards)
         # A full arena gives ordinary memory, which the others do not see.
         seen = all(0 <= own_array.ctypes.data - own.address < own.nbytes for own_array in self._own_arrays())
         read = True
         room = np.zeros(5, np.int64)
-        for rank, (pid, address, fd, nbytes, nonce, theirs, stages) in enumerate(cards.tolist()):
-            mapped = own.address if rank == self.rank else arena.map_peer(pid, fd, nbytes, nonce)
+        for rank, (space, pid, address, fd, nbytes, nonce, theirs, number, stages) in enumerate(cards.tolist()):
+            known = space == card[0]  # else the number of the process means another one here, or none
+            mapped = own.address if rank == self.rank else arena.map_peer(pid, fd, nbytes, nonce) if known else 0
             seen = seen and mapped != 0
             self._peers[rank] = pid, address, mapped, nbytes, stages - address + mapped
             if (rank - self.rank) % self.size == 1:
-                read = _may_transfer() and atomics.try_transfers(pid, theirs, room.ctypes.data) == pid ^ 0x5A5A5A5A
+                read = known and _may_transfer() and atomics.try_transfers(pid, theirs, room.ctypes.data, number)
         agreed = np.array([read, seen], np.int64)
         comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
         written = np.array([int(agreed[0] == 0 or probe[1] == probe[0] + 1)], np.int64)
@@ -127,7 +131,10 @@ class Node:
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
         job = np.zeros(words.JOB_WORDS, np.int64)
-        scratch = self._scratch.ctypes.data
+        # Threads, and callers that drive each other's operations, reduce in several lanes at once.
+        if lane not in self._scratch:
+            self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
+        scratch = self._scratch[lane].ctypes.data
         for word, value in (
             (words.RECORDS, records),
             (words.SIZE, self.size),
@@ -170,6 +177,14 @@ class Node:
         _, start, _, nbytes, _ = self._peers[self.rank].tolist()
         return bool(0 <= address - start < nbytes)
 
+    def is_running(self, rank: int) -> bool:
+        """Say whether the process of a rank is there: one that has ended, reaped or not, touches no memory."""
+        try:
+            with open(f"/proc/{self._peers[rank, words.PID]}/stat") as stat:
+                return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
     def return_lane(self, lane: int, job: np.ndarray) -> None:
         """Let another plan have the lane; local, when its last operation has ended."""
         self._sequences[lane] = int(job[words.SEQUENCE])
@@ -184,6 +199,14 @@ class Node:
         """Free the memory; collective, and only when all ranks have come here."""
         if self._window is not None:
             self._window.Free()
+
+
+def process_namespace() -> int:
+    """Return the number of this process' PID namespace, -1 where the system does not say."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return -1
 
 
 def _may_transfer() -> bool:

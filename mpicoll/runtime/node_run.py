@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import numpy as np
 
-from mpicoll.errors import MpicollError, RemoteError
+from mpicoll.errors import MpicollError, OperationError, RemoteError
 from mpicoll.kernels import job as words
 from mpicoll.kernels import shared
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.front import describe
+from mpicoll.runtime.node import Node
 from mpicoll.runtime.supervisor import Signature, Waiting
 
-_SETTLE_SECONDS = 1.0
+_SETTLE_SECONDS = 10.0
+"""Longer than a rank needs for its share of any vector, even where ranks take turns on a core."""
 _STATES = (
     "ended",
     "step 0 of 2: the operation before",
@@ -47,6 +50,8 @@ class NodeRun(InFlight):
         ------
         MismatchError
             If another rank makes another call; all ranks are told.
+        OperationError
+            If the operation's function raised an exception here.
         RemoteError
             If another process is gone.
         """
@@ -57,6 +62,9 @@ class NodeRun(InFlight):
             self._raise_mismatch()
         if status == shared.LOST:
             raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
+        if status == shared.RAISED:
+            what = describe(int(self._job[words.CALL]), int(self._job[words.COUNT]))
+            raise OperationError(f"collective {self.number}: the function of the operation raised an exception in {what}")
         self.falls_back = status == shared.FALLBACK
         return status in (shared.DONE, shared.FALLBACK)
 
@@ -89,11 +97,21 @@ class NodeRun(InFlight):
         return Waiting(self.number, signature, f"{_STATES[state]} ({job[words.WORKED]})", missing)
 
     def abandon(self, error: BaseException) -> None:
-        """Give up; if others are at work on this rank's buffers, let them end first."""
-        if shared.withdraw(self._job.ctypes.data):
-            until = time.monotonic() + _SETTLE_SECONDS
-            while shared.advance(self._job.ctypes.data) == shared.WAITING and time.monotonic() < until:
-                time.sleep(1e-4)
+        """Give up, and return when no other rank touches this rank's buffers any more."""
+        job = self._job.ctypes.data
+        shared.withdraw(job)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
-        if not isinstance(error, MpicollError):
+        if not isinstance(error, MpicollError) or isinstance(error, OperationError):
             self.channel.supervisor.give_up(self.number, error)
+        until = time.monotonic() + _SETTLE_SECONDS
+        while (rank := shared.at_work(job)) >= 0 and self._node.is_running(rank):
+            if time.monotonic() > until:
+                text = f"rank {rank}, which is stopped or very slow, may still use the buffers of collective {self.number}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                return
+            time.sleep(1e-4)
+
+    @property
+    def _node(self) -> Node:
+        assert self.channel.node is not None
+        return self.channel.node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import llvmlite.binding as llvm
@@ -22,6 +23,7 @@ def exercise(words):
     atomics.store_release(base + 8, seen)
     before = atomics.fetch_add(base + 16, 3)
     atomics.exchange(base + 24, before)
+    atomics.fence()
     atomics.pause()
     return seen
 
@@ -43,7 +45,18 @@ def test_each_operation() -> None:
 
 def test_processes_that_do_not_exist_cannot_be_read() -> None:
     room = np.zeros(5, np.int64)
-    assert atomics.try_transfers(2**22 + 12345, 4096, room.ctypes.data) == -1
+    assert not atomics.try_transfers(2**22 + 12345, 4096, room.ctypes.data, 0)
+
+
+def test_a_stranger_is_not_written_to() -> None:
+    """In another PID namespace the number of a process is that of another one."""
+    room, theirs = np.zeros(5, np.int64), np.array([77, 0], np.int64)
+    arguments = os.getpid(), theirs.ctypes.data, room.ctypes.data
+    if not atomics.try_transfers(*arguments, 77):
+        pytest.skip("processes may not read each other here")
+    theirs[1] = 0
+    assert not atomics.try_transfers(*arguments, 78)
+    assert theirs.tolist() == [77, 0]
 
 
 def test_the_compiler_is_told_the_order() -> None:
@@ -53,6 +66,7 @@ def test_the_compiler_is_told_the_order() -> None:
     assert re.search(r"load atomic i64, .* acquire, align 8", code)
     assert re.search(r"store atomic i64 .* release, align 8", code)
     assert len(re.findall(r"atomicrmw (?:add|xchg) .* acq_rel", code)) == 2
+    assert re.search(r"fence seq_cst", code)
 
 
 def test_that_order_is_an_instruction_on_aarch64() -> None:
@@ -82,7 +96,7 @@ def test_reducers_are_called_by_address() -> None:
 
     @kernel
     def apply(function, out, a, b, count, itemsize):
-        atomics.call_reducer(function, out, a, b, count, itemsize)
+        return atomics.call_reducer(function, out, a, b, count, itemsize)
 
     for op, dtype in (("SUM", np.float32), ("MAX", np.int8), ("PROD", np.complex128), ("SUM", np.float16)):
         function = reduce.reducer(op, np.dtype(dtype))
@@ -92,5 +106,25 @@ def test_reducers_are_called_by_address() -> None:
         out, wanted = np.zeros_like(a), np.zeros_like(a)
         carrier = reduce.carrier(np.dtype(dtype))
         function(wanted.view(carrier), a.view(carrier), b.view(carrier))
-        apply(address, out.ctypes.data, a.ctypes.data, b.ctypes.data, a.size, a.itemsize)
+        assert apply(address, out.ctypes.data, a.ctypes.data, b.ctypes.data, a.size, a.itemsize) == 0
         assert (out == wanted).all()
+
+
+def test_a_reducer_that_raises_says_so() -> None:
+    from mpicoll.kernels import reduce
+
+    def picky(a: float, b: float) -> float:
+        if a > 20:
+            raise ValueError("too much")
+        return a + b
+
+    @kernel
+    def apply(function, out, a, b, count, itemsize):
+        return atomics.call_reducer(function, out, a, b, count, itemsize)
+
+    dtype = np.dtype(np.float64)
+    function = reduce.user_reducer(picky, dtype)
+    a, out = np.arange(30.0), np.zeros(30)
+    for count, raised in ((20, 0), (30, 1)):
+        address = reduce.native_address(function, dtype)
+        assert apply(address, out.ctypes.data, a.ctypes.data, a.ctypes.data, count, 8) == raised
