@@ -142,18 +142,22 @@ def helper(function: Callable) -> Callable:
     return register_jitable(**_FLAGS)(function)
 
 
-def compile_for(dispatcher: Callable, signature: tuple) -> None:
-    """Compile a kernel for the Numba types `signature`, or load it from the cache, and for nothing else by accident.
+def compile_for(function: Callable, signature: tuple) -> Callable:
+    """Return a dispatcher of its own for a kernel, compiled or loaded from the cache for the Numba types `signature`.
 
-    Afterwards a call whose arguments fit none of the signatures asked for is a TypeError, where Numba would compile
-    for them at once: seconds in which other processes wait. Nothing happens where the JIT is disabled.
+    A call whose arguments do not fit is a TypeError, where Numba would compile for them at once: seconds in which
+    other processes wait. What is returned never changes, so that other threads may be calling it meanwhile. Where the
+    JIT is disabled it is `function`.
     """
     if config.DISABLE_JIT:
-        return
+        return function
+    own = type(function)(function.py_func, targetoptions=function.targetoptions)
+    if isinstance(function._cache, _KernelCache):
+        own._cache = _KernelCache(function.py_func)
     with _compile_lock:
-        dispatcher.disable_compile(False)
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
+        own.compile(signature)
+    own.disable_compile()
+    return own
 
 
 def _warn_once(message: str) -> None:

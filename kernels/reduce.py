@@ -17,6 +17,7 @@ The operands keep their order, `a` on the left. What SUM and PROD of two NaNs le
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from types import FunctionType
 
@@ -67,7 +68,10 @@ def carrier(dtype: np.dtype) -> np.dtype:
     return _CARRIERS.get(dtype, dtype)
 
 
-@functools.cache
+_reducers: dict[tuple[str, np.dtype], Reducer | None] = {}
+_making = threading.Lock()
+
+
 def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     """Return the kernel that reduces elements of `dtype`, compiled or loaded, or None where the op does not apply.
 
@@ -80,12 +84,17 @@ def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     """
     if op_name not in OPS:
         raise ValueError(f"op: {op_name!r} is not one of {', '.join(OPS)}")
-    dtype = np.dtype(dtype)
+    key = op_name, np.dtype(dtype)
+    if key not in _reducers:
+        with _making:  # one for all threads: others keep its address
+            if key not in _reducers:
+                _reducers[key] = _make_reducer(*key)
+    return _reducers[key]
+
+
+def _make_reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     function = KERNELS.get((op_name, _FAMILIES.get(dtype, "unknown")))
-    if function is None:
-        return None
-    compile_for(function, _signature(dtype))
-    return _ready(function)
+    return None if function is None else _ready(compile_for(function, _signature(dtype)))
 
 
 def native_address(function: Reducer, dtype: np.dtype) -> int:
@@ -127,8 +136,7 @@ def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
     try:
         scalar = function if isinstance(function, Dispatcher) else uncached_kernel(function)
         _check_result(scalar, dtype, what)
-        loop = uncached_kernel(_user_loop(scalar, dtype))
-        compile_for(loop, _signature(dtype))
+        loop = compile_for(uncached_kernel(_user_loop(scalar, dtype)), _signature(dtype))
     except NumbaError as error:
         raise TypeError(f"{what}: Numba cannot compile it: {error}") from error
     return loop

@@ -312,3 +312,29 @@ def test_damaged_and_exchanged_cache_entries_are_compiled_anew(tmp_path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     python(CHECK_TWO, **environment)
     assert sorted(tmp_path.rglob("*.nbc")) == [first, second]
+
+
+def test_a_reducer_can_be_called_while_another_thread_compiles_one(tmp_path):
+    """Both come from one function; where it was opened for compiling, calls tried to compile as well."""
+    python(
+        """
+import threading
+import numpy as np
+from mpicoll.kernels.reduce import reducer
+add, a, errors, stop = reducer("SUM", np.dtype("f4")), np.ones(8, "f4"), [], threading.Event()
+def work():
+    try:
+        while not stop.is_set():
+            add(np.empty(8, "f4"), a, a)
+    except Exception as error:
+        errors.append(error)
+worker = threading.Thread(target=work)
+worker.start()
+reducer("SUM", np.dtype("f8"))
+stop.set()
+worker.join()
+assert not errors, errors
+assert len(add.signatures) == 1, add.signatures
+""",
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
