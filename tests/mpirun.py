@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,7 @@ def run(
     test_timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
     stream: bool = False,
+    meanwhile: Callable[[dict[int, int]], None] | None = None,
 ) -> Outcome:
     """Run Python with `arguments` on `size` ranks.
 
@@ -116,6 +117,8 @@ def run(
         Seconds for the whole run, and for a single test of it.
     stream
         Let the output through instead of collecting it.
+    meanwhile
+        Called every 20 ms with the process ids by rank.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mpicoll-test-") as name:
@@ -135,6 +138,8 @@ def run(
             report = ""
             while process.poll() is None:
                 time.sleep(0.02)
+                if meanwhile is not None:
+                    meanwhile(_pids(folder))
                 late = time.monotonic() - begin > timeout
                 if late or (test_timeout is not None and _overdue(folder, test_timeout)):
                     report = _where_everybody_stands(folder)

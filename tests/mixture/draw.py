@@ -1,0 +1,160 @@
+"""Operations drawn at random, alike on all ranks, with what each rank gives to them and what it must get."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.runtime.ops import Operation as UserOp
+
+LONGEST, SHORTEST_OF_LONG = 1_500_000, 2_000
+NARROW_COUNT = 40_000
+_SHIFT = 1 << 12
+_WIDE_DTYPES = tuple(map(np.dtype, ("float64", "float32", "int64", "int32")))
+_NARROW_DTYPES = tuple(map(np.dtype, ("int8", "uint16", "float16", "complex128")))
+_WIDE_OPS, _NARROW_OPS = ("SUM", "MAX", "MIN", "LEFT"), ("SUM", "PROD", "LEFT")
+LEFT = mpicoll.op(lambda a, b: a, commutative=False)
+_UFUNCS: dict[str, Callable[..., np.ndarray]] = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "LEFT": lambda a, b: a,
+}
+
+ONE_VECTOR = ("allreduce", "reduce", "bcast")
+BY_PARTS = ("reduce_scatter_block", "allgather")
+BY_UNEQUAL_PARTS = ("reduce_scatter", "allgatherv")
+REDUCING = ("allreduce", "reduce", "reduce_scatter_block", "reduce_scatter")
+WEIGHTS = {
+    "allreduce": 8, "reduce": 4, "bcast": 4, "allgather": 4, "reduce_scatter_block": 4, "barrier": 1,
+    "reduce_scatter": 1, "allgatherv": 1,
+}  # fmt: skip
+NONBLOCKING = ("allreduce", "bcast", "reduce_scatter", "reduce_scatter_block", "allgather")
+PERSISTENT = ("allreduce", "reduce", "bcast", "reduce_scatter", "reduce_scatter_block", "allgather", "barrier")
+EXACT_COMPRESSORS = ("fp16", "bf16")
+COMPRESSORS = (*EXACT_COMPRESSORS, "int8", "topk:0.1")
+
+
+@functools.cache
+def _table(dtype: np.dtype, wide: bool) -> np.ndarray:
+    """Return numbers whose sums over 64 ranks, or products over 8 if not `wide`, every element type holds exactly."""
+    numbers = np.random.default_rng(99)
+    if wide:
+        return numbers.integers(0, 1 << 17, LONGEST + _SHIFT).astype(dtype)
+    return numbers.choice([1, 2], NARROW_COUNT + _SHIFT).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective.
+
+    Attributes
+    ----------
+    counts
+        Elements of each rank's part; of the whole vector, once, where ranks own no parts.
+    shifts
+        Where each rank's data begin in the table of numbers.
+    """
+
+    number: int
+    collective: str
+    counts: tuple[int, ...]
+    dtype: np.dtype
+    wide: bool
+    op: str
+    root: int
+    in_place: bool
+    shifts: tuple[int, ...]
+    compression: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"#{self.number} {self.collective}", f"count={sum(self.counts):,}", str(self.dtype)]
+        parts += [self.op] * (self.collective in REDUCING)
+        parts += [f"root={self.root}"] * (self.collective in ("reduce", "bcast"))
+        parts += ["in place"] * self.in_place + [self.compression] * bool(self.compression)
+        return " ".join(parts)
+
+    @property
+    def count(self) -> int:
+        """Elements of the whole vector."""
+        return sum(self.counts)
+
+    @property
+    def mpi_op(self) -> MPI.Op | UserOp:
+        """What the call gets as ``op``."""
+        return LEFT if self.op == "LEFT" else getattr(MPI, self.op)
+
+    def part(self, rank: int) -> slice:
+        """Return the elements of the vector that a rank owns."""
+        if self.collective not in BY_PARTS + BY_UNEQUAL_PARTS:
+            return slice(0, self.count)
+        begin = sum(self.counts[:rank])
+        return slice(begin, begin + self.counts[rank])
+
+    def given(self, rank: int) -> np.ndarray:
+        """Return what a rank gives."""
+        count = self.counts[rank] if self.collective in ("allgather", "allgatherv") else self.count
+        return _table(self.dtype, self.wide)[self.shifts[rank] : self.shifts[rank] + count]
+
+    def result(self, rank: int, size: int) -> np.ndarray | None:
+        """Return what a rank must get; None if nothing."""
+        if self.collective == "barrier" or (self.collective == "reduce" and rank != self.root):
+            return None
+        if self.collective == "bcast":
+            return self.given(self.root)
+        if self.collective in ("allgather", "allgatherv"):
+            return np.concatenate([self.given(other) for other in range(size)])
+        part = self.part(rank)
+        return functools.reduce(_UFUNCS[self.op], [self.given(other)[part] for other in range(size)])
+
+    def again(self, numbers: np.random.Generator) -> Operation:
+        """Return the same with other data, for another start of a persistent operation."""
+        return replace(self, shifts=_shifts(numbers, len(self.shifts)))
+
+
+def _shifts(numbers: np.random.Generator, size: int) -> tuple[int, ...]:
+    return tuple(numbers.integers(0, _SHIFT, size).tolist())
+
+
+def _length(numbers: np.random.Generator, most: int) -> int:
+    """Return a count: mostly short, sometimes up to `most`."""
+    kind = numbers.random()
+    limit = min(most, 256 if kind < 0.45 else SHORTEST_OF_LONG if kind < 0.8 else NARROW_COUNT if kind < 0.985 else most)
+    return max(1, int(2.0 ** numbers.uniform(0, np.log2(limit))))
+
+
+def _counts(numbers: np.random.Generator, collective: str, count: int, size: int) -> tuple[int, ...]:
+    if collective in BY_PARTS:
+        return (max(1, count // size),) * size
+    if collective in BY_UNEQUAL_PARTS:
+        return tuple(numbers.integers(0, max(2, 2 * count // size), size).tolist())
+    return (0 if collective == "barrier" else count,)
+
+
+def draw(numbers: np.random.Generator, number: int, size: int, among: tuple[str, ...] = tuple(WEIGHTS)) -> Operation:
+    """Draw an operation for `size` ranks; those with equal `numbers` draw the same."""
+    weights = np.array([WEIGHTS[name] for name in among], float)
+    collective = among[numbers.choice(len(among), p=weights / weights.sum())]
+    wide = bool(numbers.random() < 0.8)
+    dtypes, ops = (_WIDE_DTYPES, _WIDE_OPS) if wide else (_NARROW_DTYPES, _NARROW_OPS)
+    dtype = dtypes[numbers.integers(len(dtypes))]
+    count = _length(numbers, LONGEST if wide else NARROW_COUNT)
+    op = ops[numbers.integers(len(ops))]
+    root, in_place = int(numbers.integers(size)), bool(numbers.random() < 0.2)
+    counts = _counts(numbers, collective, count, size)
+    in_place = in_place and collective in ("allreduce", "reduce", "allgather", "reduce_scatter_block")
+    return Operation(number, collective, counts, dtype, wide, op, root, in_place, _shifts(numbers, size))
+
+
+def draw_compressed(numbers: np.random.Generator, number: int, size: int) -> Operation:
+    """Draw an allreduce whose messages are compressed."""
+    spec = COMPRESSORS[numbers.integers(len(COMPRESSORS))]
+    count = _length(numbers, NARROW_COUNT)
+    shifts = _shifts(numbers, size)
+    return Operation(number, "allreduce", (count,), np.dtype("float32"), False, "SUM", 0, False, shifts, spec)

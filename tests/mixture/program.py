@@ -1,0 +1,296 @@
+"""One rank of the mixture: draws operations, makes them, and compares every element of every result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from tests.mixture import draw
+from tests.mixture.draw import Operation
+from tests.mixture.memory import Memory, draw_kind
+
+WORLD = MPI.COMM_WORLD
+LOOK_EVERY = 32
+"""Turns after which the ranks agree on whether to go on."""
+WRONG = 3
+_IN_FLIGHT, _PERSISTENT = 4, 5
+
+
+class WrongResult(Exception):
+    """An element is not what it must be."""
+
+
+class Call:
+    """An operation with its buffers on this rank."""
+
+    def __init__(self, comm: Intracomm, operation: Operation, own: np.random.Generator) -> None:
+        self.comm, self.operation = comm, operation
+        result = operation.result(comm.rank, comm.size)
+        self._send = self._recv = None
+        whole = operation.in_place and operation.collective == "reduce_scatter_block"
+        self._in_place = operation.in_place and (operation.collective != "reduce" or comm.rank == operation.root)
+        if result is not None:
+            self._recv = Memory(comm, draw_kind(own), operation.count if whole else result.size, operation.dtype)
+        if operation.collective != "barrier" and not self._in_place and not self._is_bcast:
+            self._send = Memory(comm, draw_kind(own), operation.given(comm.rank).size, operation.dtype)
+
+    @property
+    def _is_bcast(self) -> bool:
+        return self.operation.collective == "bcast"
+
+    def load(self, operation: Operation) -> None:
+        """Write this rank's data to its buffers."""
+        self.operation, rank = operation, self.comm.rank
+        given = operation.given(rank)
+        if self._recv is not None:
+            self._recv.data[...] = 77
+        if self._send is not None:
+            self._send.data[...] = given
+        elif self._in_place:
+            assert self._recv is not None
+            whole = operation.collective != "allgather"
+            self._recv.data[slice(None) if whole else operation.part(rank)] = given
+        elif self._is_bcast and rank == operation.root:
+            assert self._recv is not None
+            self._recv.data[...] = given
+
+    def make(self, prefix: str = "", suffix: str = "", **settings: Any) -> Any:
+        """Make the call; `prefix` and `suffix` as in ``Iallreduce`` and ``Allreduce_init``."""
+        operation = self.operation
+        name = operation.collective if prefix else operation.collective.capitalize()
+        return getattr(self.comm, prefix + name + suffix)(*self._arguments(), **settings)
+
+    def _arguments(self) -> Sequence[Any]:
+        operation = self.operation
+        send = MPI.IN_PLACE if self._in_place else self._send.data if self._send else None
+        recv = self._recv.data if self._recv else None
+        return {
+            "barrier": (),
+            "bcast": (recv, operation.root),
+            "allgather": (send, recv),
+            "allgatherv": (send, [recv, operation.counts]),
+            "allreduce": (send, recv, operation.mpi_op),
+            "reduce": (send, recv, operation.mpi_op, operation.root),
+            "reduce_scatter_block": (send, recv, operation.mpi_op),
+            "reduce_scatter": (send, recv, operation.counts, operation.mpi_op),
+        }[operation.collective]
+
+    def check(self) -> None:
+        """Compare every element, and see that nothing else was written.
+
+        Raises
+        ------
+        WrongResult
+            Naming the first wrong element.
+        """
+        for memory in (self._send, self._recv):
+            if memory is not None and not memory.is_intact():
+                raise WrongResult(f"something was written beside a buffer ({memory.kind}) of {self.operation}")
+        expected = self.operation.result(self.comm.rank, self.comm.size)
+        if expected is None or self._recv is None:
+            return
+        got = self._recv.data[: expected.size]
+        wrong = np.flatnonzero(got != expected)
+        if wrong.size:
+            first = wrong[0]
+            raise WrongResult(
+                f"{self.operation} to {self._recv.kind} memory: {wrong.size:,} of {expected.size:,} elements are wrong, "
+                f"{first:,} to {wrong[-1]:,}; element {first:,} is {got[first]} and must be {expected[first]}"
+            )
+
+    def check_compressed(self) -> None:
+        """Do so within the error of compressors that are not exact here, and compare the bits of all ranks."""
+        assert self._recv is not None
+        expected = self.operation.result(self.comm.rank, self.comm.size)
+        assert expected is not None
+        got = self._recv.data
+        if self.operation.compression.startswith("int8"):
+            bound = (self.comm.size + 2) * float(np.abs(expected).max()) / 127
+            if not (np.abs(got - expected) <= bound).all():
+                raise WrongResult(f"{self.operation}: the error is larger than {bound}")
+        sums = np.array([zlib.crc32(np.ascontiguousarray(got).tobytes())], np.int64)
+        others = np.empty(self.comm.size, np.int64)
+        self.comm.Allgather(sums, others)
+        if (others != sums).any():
+            raise WrongResult(f"{self.operation}: the ranks have got different bits")
+
+
+class Stream:
+    """A thread's operations, on communicators of its own.
+
+    Parameters
+    ----------
+    seed
+        Decides the operations, alike on all ranks; and memory and delays, otherwise on each.
+    sleeps
+        Whether ranks are late at random.
+    """
+
+    def __init__(self, seed: int, sleeps: bool) -> None:
+        self._alike, self._own = np.random.default_rng(seed), np.random.default_rng([seed, WORLD.rank])
+        self._sleeps = sleeps
+        world = WORLD.Dup()
+        parts = [world, world.Dup(), world.Split(world.rank % 2, world.rank), world.Split(0, -world.rank)]
+        self.comms = [Intracomm(part, timeout=120.0) for part in parts]
+        self.done: Counter[str] = Counter()
+        self.recent: deque[str] = deque(maxlen=12)
+        self._turn = 0
+        self._in_flight: list[tuple[Call, Any]] = []
+        self._persistent: list[tuple[Call, Any, Operation]] = []
+
+    def run(self, seconds: float) -> None:
+        """Make operations until the time is up on rank 0."""
+        until = time.monotonic() + seconds
+        going = np.array([1], np.int64)
+        while going[0]:
+            for _ in range(LOOK_EVERY):
+                self._take_turn()
+            going[0] = time.monotonic() < until
+            self.comms[0].Bcast(going)
+        self._finish()
+
+    def _finish(self) -> None:
+        while self._in_flight:
+            self._end_one(0)
+        for _, request, _ in self._persistent:
+            request.Free()
+        for comm in reversed(self.comms):
+            comm.Free()
+
+    def _take_turn(self) -> None:
+        self._turn += 1
+        if self._sleeps and self._own.random() < 0.02:
+            time.sleep(float(self._own.uniform(0, 3e-3)))
+        comm = self.comms[self._alike.choice(len(self.comms), p=[0.6, 0.2, 0.1, 0.1])]
+        # Drawn by all ranks alike, whatever communicator each is in: the smaller half takes part of the sizes.
+        way, numbers = self._alike.random(), np.random.default_rng(self._alike.integers(1 << 60))
+        if way < 0.70:
+            self._blocking(comm, numbers)
+        elif way < 0.82:
+            self._nonblocking(comm, numbers)
+        elif way < 0.96:
+            self._start_persistent(numbers)
+        else:
+            self._compressed(comm, numbers)
+
+    def _note(self, way: str, comm: Intracomm, operation: Operation) -> None:
+        self.recent.append(f"{way} on {comm.size} ranks: {operation}")
+        self.done[operation.collective] += 1
+
+    def _blocking(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+        operation = draw.draw(numbers, self._turn, comm.size)
+        call = Call(comm, operation, self._own)
+        call.load(operation)
+        self._note("blocking", comm, operation)
+        call.make(**self._settings(comm, operation, numbers))
+        call.check()
+
+    def _settings(self, comm: Intracomm, operation: Operation, numbers: np.random.Generator) -> dict[str, str]:
+        """Return an algorithm, sometimes."""
+        family = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather"}
+        names = comm.algorithms(family.get(operation.collective, operation.collective))
+        name = names[numbers.integers(len(names))]
+        # Inside the MPI library's own collectives nobody drives what is in flight.
+        excluded = ("shared", "hierarchy", *["native"] * bool(self._in_flight))
+        taken = numbers.random() < 0.08 and operation.op != "LEFT" and name not in excluded
+        return {"algorithm": name} if taken else {}
+
+    def _nonblocking(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+        operation = draw.draw(numbers, self._turn, comm.size, draw.NONBLOCKING)
+        call = Call(comm, operation, self._own)
+        call.load(operation)
+        self._note("nonblocking", comm, operation)
+        self._in_flight.append((call, call.make("I")))
+        while len(self._in_flight) > _IN_FLIGHT:
+            self._end_one(int(self._own.integers(len(self._in_flight))))
+
+    def _end_one(self, which: int) -> None:
+        call, request = self._in_flight.pop(which)
+        request.Wait()
+        call.check()
+
+    def _start_persistent(self, numbers: np.random.Generator) -> None:
+        """Set one up, or start some that are there, in any order, with a blocking call meanwhile."""
+        if len(self._persistent) < _PERSISTENT:
+            comm = self.comms[numbers.integers(len(self.comms))]
+            operation = draw.draw(numbers, self._turn, comm.size, draw.PERSISTENT)
+            call = Call(comm, operation, self._own)
+            self._persistent.append((call, call.make(suffix="_init"), operation))
+            return
+        taken = numbers.permutation(_PERSISTENT)[: numbers.integers(1, 3)].tolist()
+        for which in taken:
+            call, request, operation = self._persistent[which]
+            call.load(operation.again(numbers))
+            self._note("persistent", call.comm, call.operation)
+            request.Start()
+        self._blocking(self.comms[0], numbers)
+        for which in self._own.permutation(taken):
+            call, request, _ = self._persistent[which]
+            request.Wait()
+            call.check()
+        if numbers.random() < 0.05:
+            self._persistent.pop(numbers.integers(_PERSISTENT))[1].Free()
+
+    def _compressed(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+        operation = draw.draw_compressed(numbers, self._turn, comm.size)
+        call = Call(comm, operation, self._own)
+        call.load(operation)
+        self._note("compressed", comm, operation)
+        call.make(compression=operation.compression)
+        if operation.compression in draw.EXACT_COMPRESSORS:
+            call.check()
+        else:
+            call.check_compressed()
+
+
+def _fail(stream: Stream, seed: int) -> None:
+    """Explain what went wrong, and end all ranks: the others cannot know."""
+    text = f"\nrank {WORLD.rank} of {WORLD.size}, seed {seed}: {traceback.format_exc()}\nits last operations:\n  "
+    os.write(2, (text + "\n  ".join(stream.recent) + "\n").encode())
+    WORLD.Abort(WRONG)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one rank."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--sleeps", action="store_true")
+    settings = parser.parse_args(argv)
+    threads = settings.threads if MPI.Query_thread() == MPI.THREAD_MULTIPLE else 1
+    streams = [Stream(settings.seed * 1000 + number, settings.sleeps) for number in range(threads)]
+
+    def work(stream: Stream) -> None:
+        try:
+            stream.run(settings.seconds)
+        except BaseException:
+            _fail(stream, settings.seed)
+
+    workers = [threading.Thread(target=work, args=(stream,)) for stream in streams[1:]]
+    for worker in workers:
+        worker.start()
+    work(streams[0])
+    for worker in workers:
+        worker.join()
+    if WORLD.rank == 0:
+        done = sum((stream.done for stream in streams), Counter())
+        print(json.dumps({"operations": done.total(), "collectives": dict(done)}))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
