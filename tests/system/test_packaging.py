@@ -217,3 +217,29 @@ def test_examples_of_the_readme_run(environment: Environment, tmp_path: Path) ->
         program += f"{given}\n{example.replace('[:] = ...', '[:] = 1.0')}\n"
     (tmp_path / "examples.py").write_text(program)
     succeeded(environment.run(3, "examples.py", work=tmp_path))
+
+
+NOT_INSTALLED = "mpicoll: this is a source checkout that is not installed"
+
+
+@pytest.mark.parametrize("flags", [(), ("-S",)], ids=["installed elsewhere", "nothing installed"])
+@pytest.mark.parametrize("program", ["-m mpicoll", "-m mpicoll explain ring", "-m mpicoll.train", "-m mpicoll.warmup"])
+def test_a_checkout_that_is_not_installed_says_so_in_one_line(
+    environment: Environment, checkout: Path, flags: tuple[str, ...], program: str
+) -> None:
+    done = environment.run(0, *flags, *program.split(), work=checkout)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert NOT_INSTALLED in line
+    assert "pip install -e" in line
+    assert str(checkout) in line
+
+
+def test_importing_a_checkout_that_is_not_installed_is_an_import_error(
+    environment: Environment, checkout: Path
+) -> None:
+    program = "try:\n import mpicoll\nexcept ImportError as error:\n print(error.name, error)"
+    assert succeeded(environment.run(0, "-c", program, work=checkout)).startswith(f"mpicoll {NOT_INSTALLED}")
+    done = environment.run(0, "-c", "import mpicoll", work=checkout)
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {NOT_INSTALLED}")
