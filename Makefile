@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -78,6 +78,10 @@ check: $(VENV)/ready  ## ruff and mypy
 format: $(VENV)/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+wheel: $(VENV)/ready  ## build the wheel and the source distribution, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 # Other MPI libraries that are already there are measured too.
 OTHERS = $(filter-out $(BIN)/python,$(wildcard .venv*/bin/python))
