@@ -13,13 +13,13 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 	@echo 'variables: PYTHON=python3 MPI=mpich|openmpi RANKS=8 ARGS="--epochs 5" MPIEXEC="srun"'
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mpicoll needs Python 3.10 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(MPI),dev]"
@@ -32,7 +32,7 @@ train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 
 # What the launcher and the library have no part in is not tried twice, nor are whole programs for strategies that
 # tests/mpi/training tries under both; five ranks are no power of two, as eight are.
-ONCE = tools checkpoints resume shared_memory wrong_programs_shared
+ONCE = packaging tools checkpoints resume shared_memory wrong_programs_shared
 
 test:  ## all tests, under MPICH on 8 ranks and under Open MPI on 5
 	$(MAKE) MPI=mpich test-serial test-one
@@ -78,6 +78,10 @@ check: $(VENV)/ready  ## ruff and mypy
 format: $(VENV)/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+wheel: $(VENV)/ready  ## build the wheel and the source distribution, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 # Other MPI libraries that are already there are measured too.
 OTHERS = $(filter-out $(BIN)/python,$(wildcard .venv*/bin/python))

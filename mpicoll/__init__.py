@@ -5,11 +5,18 @@
 
 Names are loaded on first use: importing mpicoll starts neither MPI nor Numba, so ``python -m mpicoll explain``
 and tools that only read schedules work on a machine without MPI.
+
+Raises
+------
+ImportError
+    In a source checkout that is not installed, where part of the package lies elsewhere.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +50,14 @@ _HOME = {
     "op": "mpicoll.runtime.ops",
     "shared_arrays": "mpicoll.runtime.shared_arrays",
 }
+
+if find_spec("mpicoll.kernels") is None:
+    # With a name, `python -m mpicoll` prints the message alone, without a traceback.
+    raise ImportError(
+        f"mpicoll: this is a source checkout that is not installed; run `pip install -e {Path(__file__).parents[1]}`, "
+        "or leave its folder to use an mpicoll that is installed elsewhere",
+        name="mpicoll",
+    )
 
 
 def __getattr__(name: str) -> Any:
