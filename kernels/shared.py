@@ -24,11 +24,8 @@ writes a record for number k has seen everybody begin k - 1, so nobody reads wha
 in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using shared
 memory", SC18; shares reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
 
-A rank that gives up (`withdraw`) must know when its caller's buffers are its own again. It marks its call as withdrawn
-and then looks which ranks are at work; a rank that starts work says so and then looks whose calls are withdrawn. With
-a fence between the two steps on both sides, one of two ranks sees what the other has written (Dekker's algorithm).
-
-`tests/kernels/test_protocol.py` runs these functions in random interleavings and reports every race.
+How a rank gives up is in `withdrawal.py`. `tests/kernels/test_protocol.py` runs these functions in random
+interleavings and reports every race.
 """
 
 from .atomics import call_reducer, copy, fence, load, load_acquire, pause, store, store_release, yield_core
@@ -67,7 +64,6 @@ from .job import (
     START_SPINS,
     START_YIELDS,
     STATE,
-    WITHDRAWN,
     WORKED,
     WORKING,
     YIELDS,
@@ -368,57 +364,3 @@ def advance(job):
         element size must be right, nothing is checked here.
     """
     return progress(job)
-
-
-@helper
-def _pieces_begun(job):
-    """Return the range of sequence numbers of the last two pieces that this rank has begun, those that can be at work.
-
-    A rank that is ahead (`is_ahead`) has begun one piece while others are at work on the one before.
-    """
-    sequence, state = get(job, SEQUENCE), get(job, STATE)
-    if state == IDLE:
-        return 0, 0
-    end = sequence if state == ENTERING else sequence + 1
-    return max(sequence - get(job, PIECE), end - 2), end
-
-
-@kernel
-def withdraw(job):
-    """Give up an operation: this rank touches no buffers of others any more, and no rank begins to touch its own.
-
-    Those that have begun are told by `at_work`.
-    """
-    first, end = _pieces_begun(job)
-    for sequence in range(first, end):
-        record = record_of(job, get(job, RANK), sequence)
-        if not is_short(job):
-            store_release(record + 8 * RECORD_AT_WORK, 0)
-        store_release(record + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
-    fence()
-
-
-@kernel
-def at_work(job):
-    """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
-    first, end = _pieces_begun(job)
-    if not is_short(job):
-        for sequence in range(first, end):
-            for rank in range(get(job, SIZE)):
-                record = record_of(job, rank, sequence)
-                if load_acquire(record) == 4 * sequence and load_acquire(record + 8 * RECORD_AT_WORK) == sequence:
-                    return rank
-    return -1
-
-
-@kernel
-def recorded(job, rank, out):
-    """Write how far a rank is in the current operation, its call and its count to `out`; before that in the last one.
-
-    How far: negative if it has not begun, 0 if it has, 1 if its part is done.
-    """
-    sequence = get(job, SEQUENCE) - (get(job, STATE) == ENTERING)
-    record = record_of(job, rank, sequence)
-    out[0] = load_acquire(record) - 4 * sequence
-    out[1] = load(record + 8 * RECORD_CALL)
-    out[2] = load(record + 8 * RECORD_COUNT)

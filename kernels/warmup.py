@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import config, types
 
-from . import atomics, calls, casts, quantize, shared, signs, updates
+from . import atomics, calls, casts, quantize, shared, signs, updates, withdrawal
 from .jit import compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
@@ -50,9 +50,9 @@ def _warmup_shared() -> None:
         (calls.call, (word,) * 6),
         (shared.begin, (word,)),
         (shared.advance, (word,)),
-        (shared.withdraw, (word,)),
-        (shared.at_work, (word,)),
-        (shared.recorded, (word, word, word[::1])),
+        (withdrawal.withdraw, (word,)),
+        (withdrawal.at_work, (word,)),
+        (withdrawal.recorded, (word, word, word[::1])),
         (atomics.try_transfers, (word,) * 4),
     ):
         function.compile(arguments)

@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -102,6 +103,6 @@ def _open(path: str) -> int:
 
     In another PID namespace the path leads to a file of a stranger, of which even opening could have an effect.
     """
-    if not os.readlink(path).startswith("/memfd:mpicoll"):
+    if not str(Path(path).readlink()).startswith("/memfd:mpicoll"):
         raise FileNotFoundError(path)
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)

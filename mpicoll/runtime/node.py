@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -180,10 +181,10 @@ class Node:
     def is_running(self, rank: int) -> bool:
         """Say whether the process of a rank is there: one that has ended, reaped or not, touches no memory."""
         try:
-            with open(f"/proc/{self._peers[rank, words.PID]}/stat") as stat:
-                return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+            stat = Path(f"/proc/{self._peers[rank, words.PID]}/stat").read_text()
         except OSError:
             return False
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def return_lane(self, lane: int, job: np.ndarray) -> None:
         """Let another plan have the lane; local, when its last operation has ended."""
@@ -204,7 +205,7 @@ class Node:
 def process_namespace() -> int:
     """Return the number of this process' PID namespace, -1 where the system does not say."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return -1
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpicoll.errors import MpicollError, OperationError, RemoteError
 from mpicoll.kernels import job as words
-from mpicoll.kernels import shared
+from mpicoll.kernels import shared, withdrawal
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.front import describe
@@ -64,7 +64,9 @@ class NodeRun(InFlight):
             raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
         if status == shared.RAISED:
             what = describe(int(self._job[words.CALL]), int(self._job[words.COUNT]))
-            raise OperationError(f"collective {self.number}: the function of the operation raised an exception in {what}")
+            raise OperationError(
+                f"collective {self.number}: the function of the operation raised an exception in {what}"
+            )
         self.falls_back = status == shared.FALLBACK
         return status in (shared.DONE, shared.FALLBACK)
 
@@ -72,7 +74,7 @@ class NodeRun(InFlight):
         """Return how far each rank is, its call and its count; before this operation has begun, in the one before."""
         seen, rows = np.zeros(3, np.int64), []
         for rank in range(self.channel.size):
-            shared.recorded(self._job.ctypes.data, rank, seen)
+            withdrawal.recorded(self._job.ctypes.data, rank, seen)
             rows.append(seen.tolist())
         return rows
 
@@ -99,14 +101,16 @@ class NodeRun(InFlight):
     def abandon(self, error: BaseException) -> None:
         """Give up, and return when no other rank touches this rank's buffers any more."""
         job = self._job.ctypes.data
-        shared.withdraw(job)
+        withdrawal.withdraw(job)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
         if not isinstance(error, MpicollError) or isinstance(error, OperationError):
             self.channel.supervisor.give_up(self.number, error)
         until = time.monotonic() + _SETTLE_SECONDS
-        while (rank := shared.at_work(job)) >= 0 and self._node.is_running(rank):
+        while (rank := withdrawal.at_work(job)) >= 0 and self._node.is_running(rank):
             if time.monotonic() > until:
-                text = f"rank {rank}, which is stopped or very slow, may still use the buffers of collective {self.number}"
+                text = (
+                    f"rank {rank}, which is stopped or very slow, may still use the buffers of collective {self.number}"
+                )
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 return
             time.sleep(1e-4)

@@ -1,12 +1,12 @@
 """The shared-memory protocol on simulated memory: ranks interleaved access by access, every data race reported.
 
-`kernels/job.py`, `long.py` and `shared.py` are loaded a second time, as Python functions, with `atomics` replaced by
-:class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to memory that
+`job`, `long`, `shared` and `withdrawal` of `kernels/` are loaded a second time, as Python functions, with `atomics`
+replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to memory that
 others may see. Two independent checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
   them a write, must be ordered by a store-release and the load-acquire that read it. This does not depend on what the
-  hardware does with the order of accesses, and finds an error in many interleavings in which results happen to be right.
+  hardware does with the order of accesses, and finds an error in interleavings whose results happen to be right.
 - Values: stores pass through a FIFO buffer per rank and reach memory later, as on x86-64 (TSO), so that results are
   those of a real machine, and a missing fence shows.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from greenlet import greenlet
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-_NAMES = ("job", "long", "shared")
+_NAMES = ("job", "long", "shared", "withdrawal")
 
 
 class Race(AssertionError):
@@ -66,10 +66,10 @@ class Machine:
         self.rank = -1
         self.steps = 0
 
-    # Allocation --------------------------------------------------------------------------------------------------------
+    # Allocation -----------------------------------------------------------------------------------------------------
 
     def private(self, nbytes: int) -> int:
-        """Return memory that one rank uses alone: its accesses are neither interleaved nor checked. Ask for it first."""
+        """Return memory that one rank uses alone, neither interleaved nor checked; to be asked for first."""
         address = self._take(nbytes)
         self._private_end = self._free
         return address
@@ -84,7 +84,7 @@ class Machine:
         assert self._free <= self.memory.size
         return address
 
-    # Accesses of the rank whose turn it is -------------------------------------------------------------------------------
+    # Accesses of the rank whose turn it is --------------------------------------------------------------------------
 
     def load(self, address: int) -> int:
         if address >= self._private_end:
@@ -147,7 +147,7 @@ class Machine:
         self.copy(remote, local, nbytes)
         return True
 
-    # The caller's accesses: what a program does with its buffers before and after a call --------------------------------
+    # The caller's accesses: what a program does with its buffers before and after a call ------------------------------
 
     def write(self, address: int, values: np.ndarray) -> None:
         self._interleave()
@@ -159,7 +159,7 @@ class Machine:
         self._check_read(address, 8 * count)
         return np.frombuffer(self._see(address, 8 * count), np.int64)
 
-    # Store buffers ---------------------------------------------------------------------------------------------------
+    # Store buffers --------------------------------------------------------------------------------------------------
 
     def _put(self, address: int, data: bytes, clock: np.ndarray | None = None) -> None:
         if address < self._private_end:
@@ -186,7 +186,7 @@ class Machine:
                     seen[first - address : last - address] = np.frombuffer(data[first - at : last - at], np.uint8)
         return seen.tobytes()
 
-    # Happens-before -----------------------------------------------------------------------------------------------------
+    # Happens-before -------------------------------------------------------------------------------------------------
 
     def _check_read(self, address: int, nbytes: int) -> None:
         if address < self._private_end:
@@ -218,7 +218,7 @@ class Machine:
             "which order"
         )
 
-    # Scheduling ---------------------------------------------------------------------------------------------------------
+    # Scheduling -----------------------------------------------------------------------------------------------------
 
     def _interleave(self) -> None:
         if self.rank >= 0:

@@ -179,8 +179,8 @@ def test_mixtures(size: int, method: str) -> None:
 
 def give_up(world: World, rank: int) -> None:
     """Withdraw, wait for those that are at work, and use all buffers for something else."""
-    world.shared.withdraw(world.jobs[rank])
-    while world.shared.at_work(world.jobs[rank]) >= 0:
+    world.modules.withdrawal.withdraw(world.jobs[rank])
+    while world.modules.withdrawal.at_work(world.jobs[rank]) >= 0:
         world.machine.wait()
     for place in range(8):
         world.machine.write(world.buffers[rank][place], np.full(BUFFER_NBYTES // 8, -rank - 1))

@@ -12,7 +12,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.runtime.ops import Operation as UserOp
 
-LONGEST, SHORTEST_OF_LONG = 1_500_000, 2_000
+LONGEST = 1_500_000
 NARROW_COUNT = 40_000
 _SHIFT = 1 << 12
 _WIDE_DTYPES = tuple(map(np.dtype, ("float64", "float32", "int64", "int32")))
@@ -124,8 +124,8 @@ def _shifts(numbers: np.random.Generator, size: int) -> tuple[int, ...]:
 
 def _length(numbers: np.random.Generator, most: int) -> int:
     """Return a count: mostly short, sometimes up to `most`."""
-    kind = numbers.random()
-    limit = min(most, 256 if kind < 0.45 else SHORTEST_OF_LONG if kind < 0.8 else NARROW_COUNT if kind < 0.985 else most)
+    limits, shares = (256, 2_000, NARROW_COUNT, most), (0.45, 0.35, 0.185, 0.015)
+    limit = min(most, limits[numbers.choice(len(limits), p=shares)])
     return max(1, int(2.0 ** numbers.uniform(0, np.log2(limit))))
 
 

@@ -107,8 +107,8 @@ class Call:
         if wrong.size:
             first = wrong[0]
             raise WrongResult(
-                f"{self.operation} to {self._recv.kind} memory: {wrong.size:,} of {expected.size:,} elements are wrong, "
-                f"{first:,} to {wrong[-1]:,}; element {first:,} is {got[first]} and must be {expected[first]}"
+                f"{self.operation} to {self._recv.kind} memory: {wrong.size:,} of {expected.size:,} elements are wrong"
+                f", {first:,} to {wrong[-1]:,}; element {first:,} is {got[first]} and must be {expected[first]}"
             )
 
     def check_compressed(self) -> None:

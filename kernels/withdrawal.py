@@ -1,0 +1,80 @@
+"""Giving up an operation on shared memory, and how far each rank is in one.
+
+A rank that gives up must know when its caller's buffers are its own again. It marks its call as withdrawn and then
+looks which ranks are at work; a rank that starts work says so and then looks whose calls are withdrawn (see `shared`).
+With a fence between the two steps on both sides, one of two ranks sees what the other has written (Dekker's algorithm).
+"""
+
+from .atomics import fence, load, load_acquire, store_release
+from .jit import helper, kernel
+from .job import (
+    CALL,
+    ENTERING,
+    IDLE,
+    PIECE,
+    RANK,
+    RECORD_AT_WORK,
+    RECORD_CALL,
+    RECORD_COUNT,
+    SEQUENCE,
+    SIZE,
+    STATE,
+    WITHDRAWN,
+    get,
+    is_short,
+    record_of,
+)
+
+
+@helper
+def _pieces_begun(job):
+    """Return the range of sequence numbers of the last two pieces that this rank has begun, those that can be at work.
+
+    A rank that is ahead (`is_ahead`) has begun one piece while others are at work on the one before.
+    """
+    sequence, state = get(job, SEQUENCE), get(job, STATE)
+    if state == IDLE:
+        return 0, 0
+    end = sequence if state == ENTERING else sequence + 1
+    return max(sequence - get(job, PIECE), end - 2), end
+
+
+@kernel
+def withdraw(job):
+    """Give up an operation: this rank touches no buffers of others any more, and no rank begins to touch its own.
+
+    Those that have begun are told by `at_work`.
+    """
+    first, end = _pieces_begun(job)
+    for sequence in range(first, end):
+        record = record_of(job, get(job, RANK), sequence)
+        if not is_short(job):
+            store_release(record + 8 * RECORD_AT_WORK, 0)
+        store_release(record + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
+    fence()
+
+
+@kernel
+def at_work(job):
+    """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
+    first, end = _pieces_begun(job)
+    if not is_short(job):
+        for sequence in range(first, end):
+            for rank in range(get(job, SIZE)):
+                record = record_of(job, rank, sequence)
+                if load_acquire(record) == 4 * sequence and load_acquire(record + 8 * RECORD_AT_WORK) == sequence:
+                    return rank
+    return -1
+
+
+@kernel
+def recorded(job, rank, out):
+    """Write how far a rank is in the current operation, its call and its count to `out`; before that in the last one.
+
+    How far: negative if it has not begun, 0 if it has, 1 if its part is done.
+    """
+    sequence = get(job, SEQUENCE) - (get(job, STATE) == ENTERING)
+    record = record_of(job, rank, sequence)
+    out[0] = load_acquire(record) - 4 * sequence
+    out[1] = load(record + 8 * RECORD_CALL)
+    out[2] = load(record + 8 * RECORD_COUNT)
