@@ -1,7 +1,8 @@
 """The shared-memory protocol on simulated memory: ranks interleaved access by access, every data race reported.
 
 `job`, `long`, `shared` and `withdrawal` of `kernels/` are loaded a second time, as Python functions, with `atomics`
-replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to memory that
+replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to
+memory that
 others may see. Two independent checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
