@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +165,7 @@ class Channel:
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: dict[Hashable, Plan] = {}
         self._kept: list[Any] = []
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
@@ -221,15 +220,20 @@ class Channel:
         """Return the plan kept under `key`."""
         plan = self._plans.get(key)
         if plan is not None:
-            self._plans.move_to_end(key)
+            plan.used = self.front.number + 1
         return plan
 
     def keep_plan(self, key: Hashable, plan: Plan) -> None:
-        """Keep a plan for the next call; the one unused for longest is freed."""
+        """Keep a plan for the next call; the least recently used one is freed, with the lanes that lead to it."""
+        if len(self._plans) >= MAX_PLANS:
+            # Calls note the number of the collective, which costs them less than keeping an order would.
+            oldest = min(self._plans, key=lambda kept: self._plans[kept].used)
+            dropped = self._plans.pop(oldest)
+            for lane in dropped.lanes:
+                del self.lanes[lane]
+            dropped.free()
+        plan.used = self.front.number + 1
         self._plans[key] = plan
-        if len(self._plans) > MAX_PLANS:
-            self._plans.popitem(last=False)[1].free()
-            self.lanes.clear()  # one of them may lead to the freed plan
 
     def next_slot(self, *, persistent: bool) -> int:
         """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks.
