@@ -73,6 +73,15 @@ def _exchange_plan(channel: Channel) -> Plan:
     )
 
 
+def _slots_plan(channel: Channel) -> Plan:
+    memory, minimum = np.empty(len(channel.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
+    return _cached(
+        channel,
+        "slots",
+        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, memory.size, Tags.SLOTS, minimum),
+    )
+
+
 def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
     plan.signature = signature  # a rank that waits here waits for this call
     Run(channel, plan, number).finish(timeout)
@@ -109,6 +118,32 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
         raise error
     if lowest != -highest:
         _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:
+    """Return a tag slot for a persistent operation that no other has on any rank, the same on all ranks.
+
+    Operations are set up in the same order on all ranks, but freed at any time. The ranks therefore agree on all slots
+    that are free everywhere and take one after the other, without a word to each other until none is left.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, if as many operations are alive as there are slots.
+    MismatchError, RemoteError, CollectiveTimeout
+        As for :func:`agree`.
+    """
+    if not channel.slots:
+        plan = _slots_plan(channel)
+        assert plan.inbox is not None
+        slots = channel.persistent_slots
+        plan.inbox[:] = [slot not in channel.occupants for slot in slots]
+        free = _run(channel, plan, signature, number, timeout)
+        channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
+    if not channel.slots:
+        alive = len(channel.persistent_slots)
+        raise RuntimeError(f"persistent request: {alive} of them are alive on some rank; there is room for no more")
+    return channel.slots.popleft()
 
 
 def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 import weakref
+from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class Tags:
     program, and two operations in flight cannot take each other's messages.
     """
 
-    AGREEMENT, EXCHANGE, FIRST_FREE = 1, 2, 3
+    AGREEMENT, EXCHANGE, SLOTS, FIRST_FREE = 1, 2, 3, 4
     """Values in slot 0; 0 itself is the control tag."""
 
     def __init__(self, upper_bound: int) -> None:
@@ -138,7 +139,10 @@ class Channel:
     lanes
         Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
     occupants
-        The requests that took a tag slot last, until they are complete.
+        The requests that took a tag slot last, until they are complete, or freed if they are persistent.
+    slots
+        Tag slots that the next persistent operations take, free on all ranks; see
+        :func:`mpicoll.runtime.agreement.take_slot`.
     """
 
     def __init__(self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False) -> None:
@@ -165,11 +169,11 @@ class Channel:
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
+        self.slots = deque(self.persistent_slots)
         self._plans: dict[Hashable, Plan] = {}
         self._kept: list[Any] = []
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
-        self._persistent = 0
         _channels.add(self)
 
     @property
@@ -235,17 +239,19 @@ class Channel:
         plan.used = self.front.number + 1
         self._plans[key] = plan
 
-    def next_slot(self, *, persistent: bool) -> int:
-        """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks.
+    def next_slot(self) -> int:
+        """Return the tag slot of the next nonblocking operation, alike on all ranks.
 
-        Slots come up again after some thousand operations; who takes one has to look at its last occupant.
+        Slots come up again after some thousand operations; who takes one has to wait for its last occupant on this
+        rank. On other ranks that one may still be on its way: they receive messages of one tag in the order sent.
         """
-        half = self.tags.slots // 2
-        if persistent:
-            self._persistent += 1
-            return half + self._persistent % half
         self._nonblocking += 1
-        return 1 + self._nonblocking % (half - 1)
+        return 1 + self._nonblocking % (self.tags.slots // 2 - 1)
+
+    @property
+    def persistent_slots(self) -> range:
+        """The tag slots for persistent operations."""
+        return range(self.tags.slots // 2, self.tags.slots)
 
     def release(self) -> None:
         """Free the requests; local, so that it can be done at any time, for instance before MPI is finalised."""
