@@ -66,7 +66,7 @@ SET_UP = {
     ("mpicoll/runtime/node.py", "_common_memory"),
     ("mpicoll/runtime/node.py", "_meet"),
     ("mpicoll/runtime/node.py", "make"),
-    ("mpicoll/runtime/supervisor.py", "drain"),
+    ("mpicoll/runtime/news.py", "drain"),
     ("mpicoll/runtime/waiting.py", "cores_on_node"),
     ("mpicoll/collectives/tables.py", "of"),
 }

@@ -15,10 +15,11 @@ from mpi4py import MPI
 
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.runtime.channel import Channel, Tags
+from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.lowering import Vector, lower
 from mpicoll.runtime.ops import Reducer, reducer_for
 from mpicoll.runtime.p2p import Plan, Run
-from mpicoll.runtime.supervisor import Signature
+from mpicoll.runtime.supervisor import Signature, Waiting
 from mpicoll.schedules import find
 
 _RECORD_NBYTES = 2048
@@ -144,6 +145,38 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
         alive = len(channel.persistent_slots)
         raise RuntimeError(f"persistent request: {alive} of them are alive on some rank; there is room for no more")
     return channel.slots.popleft()
+
+
+class _Settling(InFlight):
+    """The wait for what other ranks did with a call that this one refused."""
+
+    __slots__ = ()
+
+    def advance(self) -> bool:
+        """Read what the others say; return whether all have refused it."""
+        return self.channel.supervisor.all_refused(self.number)
+
+    def waiting(self) -> Waiting:
+        """Describe what is waited for."""
+        missing = self.channel.supervisor.not_refused(self.number)
+        return Waiting(self.number, Signature.refusing("a call"), "until all ranks refuse it", missing)
+
+    def abandon(self, error: BaseException) -> None:
+        """Break off: others are in a call that this rank does not make."""
+        self.channel.break_off(f"{type(error).__name__}: {error}")
+
+
+def settle(channel: Channel, timeout: float) -> None:
+    """Return if every rank refused the call that this rank refused last: then all of them can go on.
+
+    Raises
+    ------
+    RemoteError, CollectiveTimeout
+        If another rank made the call, or has not come to it in time; the communicator is broken then.
+    """
+    number, channel.refusal = channel.refusal, None
+    if number is not None and channel.broken is None:
+        _Settling(channel, number).finish(timeout)
 
 
 def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:

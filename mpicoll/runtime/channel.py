@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import CommunicatorBroken
+from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.runtime import node
 from mpicoll.runtime.front import NEWS_EVERY, Front
 from mpicoll.runtime.supervisor import Signature, Supervisor
@@ -131,6 +131,8 @@ class Channel:
         Bytes of all messages that this rank's collectives sent here; what goes through shared memory is none.
     broken
         Why nothing more can be done here, or None.
+    refusal
+        The number of a collective that this rank has refused and the others perhaps have not, or None.
     rules
         The tuning table, once it has been read; see :mod:`mpicoll.collectives.tables`.
     payoffs, uncompressed
@@ -160,6 +162,7 @@ class Channel:
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
+        self.refusal: int | None = None
         self.identity = int(MPI.COMM_WORLD.rank)
         self.compressed = 0
         self.sent_nbytes = 0
@@ -200,9 +203,16 @@ class Channel:
         self.supervisor.record(number, signature)
         if number >= self._read_news_at:
             self._read_news_at = number + NEWS_EVERY
-            self.supervisor.read_news()
+            self._read_news()
         self.front.open()
         return number
+
+    def _read_news(self) -> None:
+        try:
+            self.supervisor.read_news()
+        except MpicollError as error:
+            self.break_off(f"{type(error).__name__}: {error}")
+            raise
 
     def ensure_usable(self) -> None:
         """Raise CommunicatorBroken if nothing more can be done here."""
@@ -210,9 +220,14 @@ class Channel:
             raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
 
     def refuse(self, error: Exception) -> None:
-        """Tell the others that this rank does not make the call that they make now."""
+        """Tell the others that this rank does not make the call that they make now.
+
+        If they make it, the communicator is broken; :func:`mpicoll.runtime.agreement.settle` finds out.
+        """
         if self.broken is None:
-            self.supervisor.refuse(self.front.count(), f"refused its arguments: {type(error).__name__}: {error}")
+            self.refusal = self.front.count()
+            self.front.hold()
+            self.supervisor.refuse(self.refusal, f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
         """Mark the channel unusable; what is `kept` stays alive, since messages may still arrive in it."""

@@ -1,7 +1,9 @@
-"""What belongs to a communicator: tag slots and the plan cache."""
+"""What belongs to a communicator: tag slots, the plan cache, news that several threads read."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,11 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.errors import MismatchError
 from mpicoll.runtime import channel as channels
+from mpicoll.runtime.news import CONTROL_TAG
+from mpicoll.runtime.supervisor import Signature, Supervisor
+from tests.mpi.test_communicators import in_thread, needs_threads
 
 HALF = 24
 """Slots for persistent operations in these tests."""
@@ -128,3 +134,59 @@ def test_dropping_a_plan_drops_no_other_shortcut(comm: Intracomm, monkeypatch: p
         lanes = comm.channel.lanes.values()
         assert len(lanes) == min(count, 4)
         assert all(lane.plan.requests for lane in lanes)
+
+
+# News -----------------------------------------------------------------------------------------------------------------
+
+
+class Meeting(MPI.Intracomm):
+    """A communicator on which two threads that look for a message see it at the same time, if they can."""
+
+    both: threading.Barrier
+
+    def _meet(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.both.wait(0.5)
+
+    def Iprobe(self, *arguments: Any) -> bool:  # type: ignore[override]
+        found = super().Iprobe(*arguments)
+        self._meet()
+        return found
+
+    def Improbe(self, *arguments: Any) -> MPI.Message | None:  # type: ignore[override]
+        found = super().Improbe(*arguments)
+        self._meet()
+        return found
+
+
+def test_two_threads_read_the_same_news() -> None:
+    """One message, two readers: none may wait for a second message."""
+    needs_threads()
+    comm = Meeting(MPI.COMM_SELF.Dup())
+    comm.both = threading.Barrier(2)
+    sender, reader = Supervisor(MPI.Intracomm(comm), 7), Supervisor(comm, 7)
+    sender._mailbox.tell(0, {"kind": "waiting", "number": 3, "code": 1, "text": "x", "progress": ""})
+    threads = [in_thread(reader.read_news) for _ in range(2)]
+    for thread, _ in threads:
+        thread.join(5)
+    stuck = [thread for thread, _ in threads if thread.is_alive()]
+    if stuck:  # let it go on
+        MPI.Intracomm(comm).Send(np.frombuffer(b'{"session": 0}', np.uint8), 0, CONTROL_TAG)
+        stuck[0].join(5)
+    assert not stuck
+    assert [outcome for _, outcome in threads] == [[None], [None]]
+    assert reader._reports[0].number == 3
+    sender.read_news()
+    MPI.Intracomm(comm).Free()
+
+
+def test_an_alarm_is_heard_in_every_wait() -> None:
+    """What one wait has read is not news to another one, but concerns it too."""
+    comm = MPI.Intracomm(MPI.COMM_SELF.Dup())
+    supervisor = Supervisor(comm, 7)
+    supervisor.record(1, Signature.of("a"))
+    supervisor._mailbox.tell(0, {"kind": "mismatch", "number": 1, "text": "they differ"})
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="they differ"):
+            supervisor.read_news()
+    comm.Free()
