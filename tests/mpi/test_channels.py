@@ -16,6 +16,7 @@ from mpicoll.errors import MismatchError
 from mpicoll.runtime import channel as channels
 from mpicoll.runtime.news import CONTROL_TAG
 from mpicoll.runtime.supervisor import Signature, Supervisor
+from mpicoll.schedules import ALGORITHMS, find, register
 from tests.mpi.test_communicators import in_thread, needs_threads
 
 HALF = 24
@@ -190,3 +191,21 @@ def test_an_alarm_is_heard_in_every_wait() -> None:
         with pytest.raises(MismatchError, match="they differ"):
             supervisor.read_news()
     comm.Free()
+
+
+# Algorithms of users --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_collective_that_shared_memory_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its algorithms can be registered; communicators are made as before."""
+    monkeypatch.setitem(ALGORITHMS, "exchange_of_something", {})
+    register("exchange_of_something", "mine")(find("allgather", "ring").build)
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=20)
+    assert comm.algorithms("exchange_of_something") == ("mine", "native")
+    assert comm.choice("exchange_of_something", 100) == "mine"
+    data = np.ones(3)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size).all()
+    plain.Free()
