@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.errors import MismatchError
 from mpicoll.runtime import channel as channels
+from mpicoll.runtime import engine
 from mpicoll.runtime.news import CONTROL_TAG
 from mpicoll.runtime.supervisor import Signature, Supervisor
 from mpicoll.schedules import ALGORITHMS, find, register
@@ -209,3 +210,29 @@ def test_a_collective_that_shared_memory_does_not_know(monkeypatch: pytest.Monke
     comm.Allreduce(MPI.IN_PLACE, data)
     assert (data == comm.size).all()
     plain.Free()
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_handler_may_begin_an_operation() -> None:
+    """It may come while the interrupted thread drives others; the operation that it begins is driven from then on."""
+
+    class Second:
+        def step(self) -> bool:
+            return True
+
+    class First:
+        def step(self) -> bool:
+            engine.add(Second())
+            engine.progress()  # does nothing: somebody is at it
+            return True
+
+    engine.add(First())
+    thread = threading.Thread(target=engine.progress, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for a lock that it holds"
+    assert engine.pending() == 1
+    engine.progress()
+    assert engine.pending() == 0
