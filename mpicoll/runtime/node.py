@@ -62,7 +62,7 @@ class Node:
         self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
         self._stages = shared_arrays.empty(2 * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
         self._memory = shared_arrays.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
-        self._scratch = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
+        self._scratch: dict[int, np.ndarray] = {}
         self.reach, self.arenas = self._meet(comm)
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
@@ -127,7 +127,9 @@ class Node:
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
         job = np.zeros(words.JOB_WORDS, np.int64)
-        scratch = self._scratch.ctypes.data
+        if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
+            self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
+        scratch = self._scratch[lane].ctypes.data
         for word, value in (
             (words.RECORDS, records),
             (words.SIZE, self.size),
