@@ -66,8 +66,10 @@ SET_UP = {
     ("mpicoll/runtime/node.py", "_common_memory"),
     ("mpicoll/runtime/node.py", "_meet"),
     ("mpicoll/runtime/node.py", "make"),
-    ("mpicoll/runtime/supervisor.py", "drain"),
-    ("mpicoll/runtime/waiting.py", "cores_on_node"),
+    ("mpicoll/runtime/news.py", "drain"),
+    ("mpicoll/runtime/waiting.py", "_count_cores"),
+    ("mpicoll/runtime/waiting.py", "polls_before_yield"),
+    ("mpicoll/runtime/registry.py", "_check_environments"),
     ("mpicoll/collectives/tables.py", "of"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""

@@ -22,7 +22,8 @@ from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
 from mpicoll.runtime.p2p import Plan, Run
 
-MAX_LANES = 512
+MAX_LANES_PER_PLAN = 8
+"""Calls that differ in what makes no difference, such as IN_PLACE for a short vector, have one plan."""
 _COUNTED = ("reduce_scatter", "allgatherv")
 """Collectives whose counts per rank would have to be compared too."""
 _address = MPI.buffer.frombuffer
@@ -87,8 +88,9 @@ def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
     """Remember the decision, if the buffers are used as a whole."""
     if not isinstance(task, Task) or not (_whole(task.given) and _whole(task.result)):
         return
-    if len(channel.lanes) >= MAX_LANES:
-        channel.lanes.clear()
+    if len(plan.lanes) >= MAX_LANES_PER_PLAN:
+        del channel.lanes[plan.lanes.pop(0)]
+    plan.lanes.append(key)
     ends = [end if end is None else end.view(task.dtype) for end in (plan.inbox, plan.outbox)]
     channel.lanes[key] = Lane(plan, *ends)
 
@@ -103,7 +105,7 @@ def _whole(part: Part | None) -> bool:
 def repeat(channel: Channel, lane: Lane, sendbuf: Any, recvbuf: np.ndarray, timeout: float) -> None:
     """Make the call."""
     plan = lane.plan
-    number = channel.enter(plan.signature)
+    plan.used = number = channel.enter(plan.signature)
     if channel.check == "full":
         agree(channel, plan.signature, number, timeout)
     if lane.inbox is not None:

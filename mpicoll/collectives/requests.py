@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpicoll.collectives.task import NativeTask, Task, fresh_memory
 from mpicoll.compression import ErrorFeedback
 from mpicoll.runtime import engine
+from mpicoll.runtime.agreement import take_slot
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.p2p import Plan, Run
@@ -114,7 +115,7 @@ class CollectiveRequest(Request):
         if isinstance(task, NativeTask):
             self._begin(task.start(timeout))
         else:
-            self._slot = task.channel.next_slot(persistent=False)
+            self._slot = task.channel.next_slot()
             self._occupy(task.channel)
             self._plan = task.plan(self._slot, fresh_memory)
             self._begin(task.begin(self._plan, timeout, blocking=False))
@@ -168,14 +169,13 @@ class MessageRequest(PersistentRequest):
         self._task: Task | NativeTask | None = task
         self._plan: Plan | None = None
         if isinstance(task, Task):
-            self._slot = task.channel.next_slot(persistent=True)
-            if self._slot in task.channel.occupants:
-                raise RuntimeError(f"persistent request: {task.channel.tags.slots // 2} of them are alive already")
-            task.channel.occupants[self._slot] = self
+            channel, signature = task.channel, task.signature()
+            self._number = channel.enter(signature)
+            task.check(signature, self._number, timeout)
+            self._slot = take_slot(channel, signature, self._number, timeout)
             task.persistent = True
             self._plan = task.plan(self._slot, fresh_memory)
-            self._number = task.channel.enter(self._plan.signature)
-            task.check(self._plan.signature, self._number, timeout)
+            channel.occupants[self._slot] = self
 
     def Start(self) -> None:
         """Begin."""

@@ -11,6 +11,7 @@ from mpicoll.collectives.call import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
 from mpicoll.kernels.shared import OTHER
+from mpicoll.runtime.agreement import settle
 
 
 def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
@@ -23,6 +24,8 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
     """
     channel = scope.channel
     with channel.alone:
+        if channel.refusal is not None:
+            settle(channel, scope.timeout)
         key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
         lane = channel.lanes.get(key) if key is not None else None
         if lane is not None:
@@ -66,6 +69,7 @@ def start(scope: Scope, *what: Any) -> Request:
     """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
     scope = scope.by_messages()._replace(may_wait=False)
     with scope.channel.alone:
+        settle(scope.channel, scope.timeout)
         return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
 
 
@@ -73,6 +77,7 @@ def keep(scope: Scope, *what: Any) -> PersistentRequest:
     """Set up a persistent call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
     scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:
+        settle(scope.channel, scope.timeout)
         task = dense.prepare(scope, Call(*what))
         if isinstance(task, Task) and task.algorithm == select.SHARED:
             lane = shared.find_lane(task, scope.timeout)

@@ -65,7 +65,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "allgather": (Rule(2 * _MB, "bruck"), Rule(_ALWAYS, "ring")),
     "barrier": (Rule(_ALWAYS, "dissemination"),),
 }
-"""The first row that holds counts."""
+"""The first row that holds counts; what is registered first, for collectives without any."""
 APART: dict[str, tuple[Rule, ...]] = {
     "allreduce": (
         Rule(32 * _KB, "recursive_doubling"),
@@ -95,6 +95,8 @@ class Means(NamedTuple):
     ----------
     shared_nbytes
         Up to which length ``"shared"`` is possible; -1 if it is not.
+    in_memory
+        For which collectives it is.
     hierarchy
         Whether there are several nodes with several ranks.
     blocked, even
@@ -115,6 +117,7 @@ class Means(NamedTuple):
     crowded: bool = False
     apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
+    in_memory: tuple[str, ...] = ()
 
     def without_memory(self) -> Means:
         """Return what is possible with messages only."""
@@ -125,7 +128,7 @@ class Means(NamedTuple):
         if name == NATIVE:
             return True
         if name == SHARED:
-            return nbytes <= self.shared_nbytes
+            return collective in self.in_memory and nbytes <= self.shared_nbytes
         in_order = commutative or collective not in ORDERED
         if name == HIERARCHY:
             if collective in BY_PARTS:
@@ -137,10 +140,13 @@ class Means(NamedTuple):
 
 def means_of(channel: Channel) -> Means:
     """Return what is possible on a communicator."""
+    from mpicoll.kernels.job import COLLECTIVES
+
     cluster = channel.cluster
+    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES)
     if cluster is None:
-        return Means(channel.size, channel.shared_nbytes, apart=channel.apart)
-    return Means(channel.size, channel.shared_nbytes, True, cluster.blocked, cluster.even, cluster.crowded)
+        return means
+    return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even, crowded=cluster.crowded)
 
 
 def names(collective: str, means: Means) -> tuple[str, ...]:
@@ -161,10 +167,13 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
     if means.allow(collective, HIERARCHY, nbytes, commutative):
         sooner = CROWDED.get(collective, ()) if means.crowded and means.blocked and commutative else ()
         return next((rule.name for rule in sooner if rule.holds(nbytes, means.size)), HIERARCHY)
-    rules = APART.get(collective, RULES[collective]) if means.apart else RULES[collective]
+    rules = RULES.get(collective, ())
+    if means.apart:
+        rules = APART.get(collective, rules)
     if not commutative:
         rules = ORDERED.get(collective, rules)
-    return next(rule.name for rule in rules if rule.holds(nbytes, means.size))
+    first = next(iter(ALGORITHMS[collective]))
+    return next((rule.name for rule in rules if rule.holds(nbytes, means.size)), first)
 
 
 def resolve(
@@ -236,7 +245,7 @@ def fill_front(channel: Channel, means: Means) -> int:
 
     if channel.node is None:
         return 0
-    for collective in ALGORITHMS:
+    for collective in means.in_memory:
         for bits in range(BUCKETS):
             ends = (1 << bits >> 1, (1 << bits) - 1)
             taken = {choose(collective, end, means) for end in ends}

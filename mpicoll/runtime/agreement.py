@@ -15,10 +15,11 @@ from mpi4py import MPI
 
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.runtime.channel import Channel, Tags
+from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.lowering import Vector, lower
 from mpicoll.runtime.ops import Reducer, reducer_for
 from mpicoll.runtime.p2p import Plan, Run
-from mpicoll.runtime.supervisor import Signature
+from mpicoll.runtime.supervisor import Signature, Waiting
 from mpicoll.schedules import find
 
 _RECORD_NBYTES = 2048
@@ -73,6 +74,15 @@ def _exchange_plan(channel: Channel) -> Plan:
     )
 
 
+def _slots_plan(channel: Channel) -> Plan:
+    memory, minimum = np.empty(len(channel.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
+    return _cached(
+        channel,
+        "slots",
+        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, memory.size, Tags.SLOTS, minimum),
+    )
+
+
 def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
     plan.signature = signature  # a rank that waits here waits for this call
     Run(channel, plan, number).finish(timeout)
@@ -109,6 +119,64 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
         raise error
     if lowest != -highest:
         _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:
+    """Return a tag slot for a persistent operation that no other has on any rank, the same on all ranks.
+
+    Operations are set up in the same order on all ranks, but freed at any time. The ranks therefore agree on all slots
+    that are free everywhere and take one after the other, without a word to each other until none is left.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, if as many operations are alive as there are slots.
+    MismatchError, RemoteError, CollectiveTimeout
+        As for :func:`agree`.
+    """
+    if not channel.slots:
+        plan = _slots_plan(channel)
+        assert plan.inbox is not None
+        slots = channel.persistent_slots
+        plan.inbox[:] = [slot not in channel.occupants for slot in slots]
+        free = _run(channel, plan, signature, number, timeout)
+        channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
+    if not channel.slots:
+        alive = len(channel.persistent_slots)
+        raise RuntimeError(f"persistent request: {alive} of them are alive on some rank; there is room for no more")
+    return channel.slots.popleft()
+
+
+class _Settling(InFlight):
+    """The wait for what other ranks did with a call that this one refused."""
+
+    __slots__ = ()
+
+    def advance(self) -> bool:
+        """Read what the others say; return whether all have refused it."""
+        return self.channel.supervisor.all_refused(self.number)
+
+    def waiting(self) -> Waiting:
+        """Describe what is waited for."""
+        missing = self.channel.supervisor.not_refused(self.number)
+        return Waiting(self.number, Signature.refusing("a call"), "until all ranks refuse it", missing)
+
+    def abandon(self, error: BaseException) -> None:
+        """Break off: others are in a call that this rank does not make."""
+        self.channel.break_off(f"{type(error).__name__}: {error}")
+
+
+def settle(channel: Channel, timeout: float) -> None:
+    """Return if every rank refused the call that this rank refused last: then all of them can go on.
+
+    Raises
+    ------
+    RemoteError, CollectiveTimeout
+        If another rank made the call, or has not come to it in time; the communicator is broken then.
+    """
+    number, channel.refusal = channel.refusal, None
+    if number is not None and channel.broken is None:
+        _Settling(channel, number).finish(timeout)
 
 
 def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:

@@ -11,14 +11,14 @@ import os
 import secrets
 import threading
 import weakref
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import CommunicatorBroken
+from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.runtime import node
 from mpicoll.runtime.front import NEWS_EVERY, Front
 from mpicoll.runtime.supervisor import Signature, Supervisor
@@ -41,7 +41,7 @@ class Tags:
     program, and two operations in flight cannot take each other's messages.
     """
 
-    AGREEMENT, EXCHANGE, FIRST_FREE = 1, 2, 3
+    AGREEMENT, EXCHANGE, SLOTS, FIRST_FREE = 1, 2, 3, 4
     """Values in slot 0; 0 itself is the control tag."""
 
     def __init__(self, upper_bound: int) -> None:
@@ -131,6 +131,8 @@ class Channel:
         Bytes of all messages that this rank's collectives sent here; what goes through shared memory is none.
     broken
         Why nothing more can be done here, or None.
+    refusal
+        The number of a collective that this rank has refused and the others perhaps have not, or None.
     rules
         The tuning table, once it has been read; see :mod:`mpicoll.collectives.tables`.
     payoffs, uncompressed
@@ -139,7 +141,10 @@ class Channel:
     lanes
         Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
     occupants
-        The requests that took a tag slot last, until they are complete.
+        The requests that took a tag slot last, until they are complete, or freed if they are persistent.
+    slots
+        Tag slots that the next persistent operations take, free on all ranks; see
+        :func:`mpicoll.runtime.agreement.take_slot`.
     """
 
     def __init__(self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False) -> None:
@@ -157,6 +162,7 @@ class Channel:
         self.arena = Arena()
         self.agreed: set[int] = set()
         self.broken: str | None = None
+        self.refusal: int | None = None
         self.identity = int(MPI.COMM_WORLD.rank)
         self.compressed = 0
         self.sent_nbytes = 0
@@ -166,10 +172,10 @@ class Channel:
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
         self.occupants: dict[int, Any] = {}
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.slots = deque(self.persistent_slots)
+        self._plans: dict[Hashable, Plan] = {}
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
-        self._persistent = 0
         _channels.add(self)
 
     @property
@@ -196,9 +202,16 @@ class Channel:
         self.supervisor.record(number, signature)
         if number >= self._read_news_at:
             self._read_news_at = number + NEWS_EVERY
-            self.supervisor.read_news()
+            self._read_news()
         self.front.open()
         return number
+
+    def _read_news(self) -> None:
+        try:
+            self.supervisor.read_news()
+        except MpicollError as error:
+            self.break_off(f"{type(error).__name__}: {error}")
+            raise
 
     def ensure_usable(self) -> None:
         """Raise CommunicatorBroken if nothing more can be done here."""
@@ -206,9 +219,14 @@ class Channel:
             raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
 
     def refuse(self, error: Exception) -> None:
-        """Tell the others that this rank does not make the call that they make now."""
+        """Tell the others that this rank does not make the call that they make now.
+
+        If they make it, the communicator is broken; :func:`mpicoll.runtime.agreement.settle` finds out.
+        """
         if self.broken is None:
-            self.supervisor.refuse(self.front.count(), f"refused its arguments: {type(error).__name__}: {error}")
+            self.refusal = self.front.count()
+            self.front.hold()
+            self.supervisor.refuse(self.refusal, f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
         """Mark the channel unusable; what is `kept` stays alive, since others may still write to it."""
@@ -220,27 +238,34 @@ class Channel:
         """Return the plan kept under `key`."""
         plan = self._plans.get(key)
         if plan is not None:
-            self._plans.move_to_end(key)
+            plan.used = self.front.number + 1
         return plan
 
     def keep_plan(self, key: Hashable, plan: Plan) -> None:
-        """Keep a plan for the next call; the one unused for longest is freed."""
+        """Keep a plan for the next call; the least recently used one is freed, with the lanes that lead to it."""
+        if len(self._plans) >= MAX_PLANS:
+            # Calls note the number of the collective, which costs them less than keeping an order would.
+            oldest = min(self._plans, key=lambda kept: self._plans[kept].used)
+            dropped = self._plans.pop(oldest)
+            for lane in dropped.lanes:
+                del self.lanes[lane]
+            dropped.free()
+        plan.used = self.front.number + 1
         self._plans[key] = plan
-        if len(self._plans) > MAX_PLANS:
-            self._plans.popitem(last=False)[1].free()
-            self.lanes.clear()  # one of them may lead to the freed plan
 
-    def next_slot(self, *, persistent: bool) -> int:
-        """Return the tag slot of the next nonblocking or persistent operation, alike on all ranks.
+    def next_slot(self) -> int:
+        """Return the tag slot of the next nonblocking operation, alike on all ranks.
 
-        Slots come up again after some thousand operations; who takes one has to look at its last occupant.
+        Slots come up again after some thousand operations; who takes one has to wait for its last occupant on this
+        rank. On other ranks that one may still be on its way: they receive messages of one tag in the order sent.
         """
-        half = self.tags.slots // 2
-        if persistent:
-            self._persistent += 1
-            return half + self._persistent % half
         self._nonblocking += 1
-        return 1 + self._nonblocking % (half - 1)
+        return 1 + self._nonblocking % (self.tags.slots // 2 - 1)
+
+    @property
+    def persistent_slots(self) -> range:
+        """The tag slots for persistent operations."""
+        return range(self.tags.slots // 2, self.tags.slots)
 
     def release(self) -> None:
         """Free the requests; local, so that it can be done at any time, for instance before MPI is finalised."""
@@ -271,13 +296,18 @@ _kept: list[Any] = []
 """Memory that other ranks may still use after a failure, for as long as the process lives."""
 
 
-def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
-    """Return the strictest check mode that any rank asks for, and a number that no other channel has."""
+def check_mode() -> str:
+    """Return how far calls are compared as far as this rank's ``MPICOLL_CHECK`` says; ValueError if it is wrong."""
     text = os.environ.get("MPICOLL_CHECK", "default") or "default"
     if text not in CHECK_MODES:
         raise ValueError(f"MPICOLL_CHECK: {text!r} is not one of {', '.join(CHECK_MODES)}")
+    return text
+
+
+def _agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
+    """Return the strictest check mode that any rank asks for, and a number that no other channel has."""
     session = secrets.randbits(62) if comm.rank == 0 else 0
-    agreed = np.array([CHECK_MODES.index(text), session], np.int64)
+    agreed = np.array([CHECK_MODES.index(check_mode()), session], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
     return CHECK_MODES[agreed[0]], int(agreed[1])
 

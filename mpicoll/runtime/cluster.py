@@ -77,10 +77,8 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     ``MPICOLL_NODES=3,5`` pretends that the first three ranks of COMM_WORLD are on one node and the next five on
     another; ``MPICOLL_NODES=4`` that every four are.
     """
-    text = os.environ.get("MPICOLL_NODES", "")
-    if text:
-        own = _pretended(MPI.COMM_WORLD.rank, text)
-    else:
+    own = pretended_node()
+    if own is None:
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         lowest = np.array([comm.rank], np.int64)
         together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
@@ -91,7 +89,17 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     return ids
 
 
-def _pretended(rank: int, text: str) -> int:
+def pretended_node() -> int | None:
+    """Return the node of this rank according to ``MPICOLL_NODES``, None if it is not set.
+
+    Raises
+    ------
+    ValueError
+        If it is no list of numbers of ranks.
+    """
+    rank, text = MPI.COMM_WORLD.rank, os.environ.get("MPICOLL_NODES", "")
+    if not text:
+        return None
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:

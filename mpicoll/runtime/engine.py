@@ -87,7 +87,9 @@ class _Watch:
 
 
 _active: list[Advancing] = []
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held by the thread that drives; what it drives, and signal handlers, may begin operations meanwhile."""
+_driving = False
 
 
 def add(operation: Advancing) -> None:
@@ -108,7 +110,7 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
 
     Return whether it has ended here.
     """
-    if not _lock.acquire(blocking=False):
+    if not _begin_driving():
         return False
     try:
         ended = operation in _active and advance()
@@ -116,17 +118,36 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
             _active.remove(operation)
         return ended
     finally:
-        _lock.release()
+        _end_driving()
 
 
 def progress() -> None:
     """Advance everything that is on its way, unless another thread is doing so."""
-    if not _active or not _lock.acquire(blocking=False):
+    if not _active or not _begin_driving():
         return
     try:
-        _active[:] = [operation for operation in _active if not operation.step()]
+        for operation in [operation for operation in tuple(_active) if operation.step()]:
+            remove(operation)
     finally:
+        _end_driving()
+
+
+def _begin_driving() -> bool:
+    """Return whether this thread may drive: no other does, and it is not called by what it drives."""
+    global _driving
+    if not _lock.acquire(blocking=False):
+        return False
+    if _driving:
         _lock.release()
+        return False
+    _driving = True
+    return True
+
+
+def _end_driving() -> None:
+    global _driving
+    _driving = False
+    _lock.release()
 
 
 def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:

@@ -79,6 +79,10 @@ class Front:
     def shut(self) -> None:
         """Let every call go the long way from now on."""
         self._usable = False
+        self.hold()
+
+    def hold(self) -> None:
+        """Let calls go the long way until one of them opens the short way again."""
         self._words[calls.NEWS] = 0
 
     def learn(self, op: int, dtype: int, reducer: int) -> None:

@@ -132,8 +132,7 @@ class Node:
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
         job = np.zeros(words.JOB_WORDS, np.int64)
-        # Threads, and callers that drive each other's operations, reduce in several lanes at once.
-        if lane not in self._scratch:
+        if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
             self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         scratch = self._scratch[lane].ctypes.data
         for word, value in (

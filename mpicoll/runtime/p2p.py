@@ -7,7 +7,7 @@ they differ only in who calls :meth:`Run.advance`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class Plan:
         the plan works on the caller's memory.
     sent_nbytes
         Bytes of the messages that a run sends, without those whose length depends on data.
+    used
+        The number of the last collective that ran it, for the plan cache.
+    lanes
+        Keys of the channel's lanes that lead to it.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Plan:
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
         self.sent_nbytes = 0
+        self.used = 0
+        self.lanes: list[Hashable] = []
         for stage in stages:
             self._add(channel, stage, tag)
 

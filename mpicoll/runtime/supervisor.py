@@ -6,32 +6,29 @@ numbered alike on all ranks of a communicator, so
 
 * another signature under the same number proves that the program is wrong: :class:`MismatchError` everywhere;
 * a rank from which nothing has come when the time is up is named in :class:`CollectiveTimeout`;
-* a rank that refused its own arguments has said so at once: :class:`RemoteError` on the others.
+* a rank that refused its own arguments has said so at once: :class:`RemoteError` on the others. They say so too, since
+  their communicators are broken then; the first waits for that before its next call, and goes on if all have refused.
 
-The messages are short JSON texts on a tag of their own.
+Several threads may wait on one communicator, so what they read is kept for all of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
+import threading
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
+from mpicoll.runtime.news import Mailbox
 
-CONTROL_TAG = 0
-_MAX_NBYTES = 16384
 _HISTORY = 1024
 _GATHER_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.02
-_DRAIN_SECONDS = 2.0
 _EVERYBODY = 64
 """Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
 
@@ -75,6 +72,10 @@ class _Report(NamedTuple):
     progress: str
 
 
+_Error = Callable[[], MpicollError]
+"""Makes an exception, a new one for each wait that ends with it."""
+
+
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
@@ -87,8 +88,14 @@ class Supervisor:
     recall
         Returns calls that :meth:`record` was not told of.
     session
-        A number that the ranks of this communicator share and no other has. News that nobody read before a
-        communicator was freed may turn up on the next one, because MPI libraries use its context again.
+        A number that the ranks of this communicator share and no other has.
+
+    Attributes
+    ----------
+    refused
+        Numbers of collectives that this rank has refused or given up.
+    elsewhere
+        The supervisor of the communicator whose operations waits on this one are part of, if there is one.
     """
 
     def __init__(
@@ -97,16 +104,18 @@ class Supervisor:
         self._comm = comm
         self._recall = recall
         self.elsewhere: Supervisor | None = None
-        self._session = session
+        self._mailbox = Mailbox(comm, session)
+        self._lock = threading.RLock()
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, _Report] = {}
         self.refused: set[int] = set()
-        self._refusals: dict[int, RemoteError | CorruptPayload] = {}
+        self._refusals: dict[int, dict[int, str]] = {}
+        """By number and rank: why ranks refused, that have not said that their communicator is broken."""
+        self._failures: dict[int, _Error] = {}
+        """By number: what has broken the communicator for other ranks, or for this one."""
+        self._alarm: _Error | None = None
         self._newest = 0
         self._announced: tuple[int, float] = (-1, 0.0)
-        self._outbox: list[tuple[MPI.Request, bytes]] = []
-        self._sent = np.zeros(comm.size, np.int64)
-        self._received = 0
 
     def record(self, number: int, signature: Signature) -> None:
         """Note that this rank calls collective `number` now."""
@@ -118,15 +127,43 @@ class Supervisor:
         noted, signature = self._history[number % _HISTORY]
         return signature if noted == number else self._recall(number)
 
-    def refuse(self, number: int, reason: str, *, damaged: bool = False) -> None:
-        """Tell all others why this rank does not take part in collective `number`; `damaged` if data were."""
-        self.refused.add(number)
-        self._tell_all({"kind": "refused", "number": number, "text": reason, "damaged": damaged})
+    def refuse(self, number: int, reason: str) -> None:
+        """Tell all others why this rank does not take part in collective `number`."""
+        with self._lock:
+            self.refused.add(number)
+            self._newest = max(self._newest, number)
+            self._mailbox.tell_all({"kind": "refused", "number": number, "text": reason})
+
+    def all_refused(self, number: int) -> bool:
+        """Say whether all others have refused collective `number` too, as far as is known; then it is forgotten.
+
+        Raises
+        ------
+        MpicollError
+            If one of them has not.
+        """
+        with self._lock:
+            self.read_news()
+            self._raise_failure()
+            if len(self._refusals.get(number, ())) < self._comm.size - 1:
+                return False
+            self._refusals = {later: reasons for later, reasons in self._refusals.items() if later > number}
+            self.refused.discard(number)
+            return True
+
+    def not_refused(self, number: int) -> tuple[int, ...]:
+        """Return the other ranks that have not refused collective `number`, as far as is known."""
+        known = {self._comm.rank, *self._refusals.get(number, ())}
+        return tuple(rank for rank in range(self._comm.size) if rank not in known)
 
     def give_up(self, number: int, error: BaseException) -> None:
-        """Tell all others what went wrong here in collective `number`."""
-        damaged = isinstance(error, CorruptPayload)
-        self.refuse(number, f"gave up: {type(error).__name__}: {error}", damaged=damaged)
+        """Tell all others what went wrong here in collective `number`, which has broken the communicator."""
+        self._fail(number, f"gave up: {type(error).__name__}: {error}", isinstance(error, CorruptPayload))
+
+    def _fail(self, number: int, text: str, damaged: bool = False) -> None:
+        with self._lock:
+            self.refused.add(number)
+            self._mailbox.tell_all({"kind": "failed", "number": number, "text": text, "damaged": damaged})
 
     def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
         """Exchange news; return after how many seconds of waiting to look again.
@@ -136,72 +173,57 @@ class Supervisor:
         MismatchError, RemoteError, CorruptPayload, CollectiveTimeout
             If this wait cannot end well.
         """
-        self.read_news()
-        self._raise_refusal()
-        if self.elsewhere is not None:  # this wait is part of an operation on another communicator
-            self.elsewhere.read_news()
-            self.elsewhere._raise_refusal()
-        self._announce(waiting, waited)
-        wrong = self._find_mismatch()
-        if wrong is not None:
-            self._raise_mismatch(wrong)
-        if waited >= timeout:
-            self._raise_timeout(waiting, timeout)
+        for supervisor in (self, self.elsewhere):
+            if supervisor is not None:
+                supervisor.read_news()
+                supervisor._raise_failure()
+        with self._lock:
+            self._announce(waiting, waited)
+            wrong = self._find_mismatch()
+            if wrong is not None:
+                self._raise_mismatch(wrong)
+            if waited >= timeout:
+                self._raise_timeout(waiting, timeout)
         return min(waited + _LOOK_AGAIN_SECONDS, timeout)
 
     def read_news(self) -> None:
-        """Read all control messages that have come; raise what an alarm among them says."""
-        self._outbox = [entry for entry in self._outbox if not entry[0].Test()]
-        status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, CONTROL_TAG, status):
-            self._read_one(status)
+        """Read all control messages that have come; raise what an alarm says that has come now or before."""
+        with self._lock:
+            for source, news in self._mailbox.read():
+                self._take_in(source, news)
+            if self._alarm is not None:
+                raise self._alarm()
 
     def drain(self, broken: bool) -> bool:
-        """Receive all news that were sent to this rank; collective.
+        """Receive all news that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
+        with self._lock:
+            return self._mailbox.drain(broken)
 
-        Return whether nothing is left in flight: False if some rank is `broken`, or if the others do not come soon.
-        What arrives after a communicator was freed would be taken for a message on the next one with its context:
-        Open MPI ends the job if that one is smaller.
-        """
-        given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
-        request = self._comm.Ireduce_scatter_block(given, coming)
-        until = time.monotonic() + _DRAIN_SECONDS
-        counted = False
-        while not counted or self._received < coming[0] or self._outbox:
-            with contextlib.suppress(MpicollError):  # alarms no longer matter
-                self.read_news()
-            counted = counted or bool(request.Test())
-            if time.monotonic() > until:
-                return False
-            os.sched_yield()
-        return not coming[1]
-
-    def _read_one(self, status: MPI.Status) -> None:
-        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        source = status.Get_source()
-        self._comm.Recv([data, MPI.BYTE], source, CONTROL_TAG)
-        self._received += 1
-        news = json.loads(data.tobytes())
-        if news["session"] != self._session:
-            return
-        number = int(news["number"])
+    def _take_in(self, source: int, news: dict[str, Any]) -> None:
+        number, text = int(news["number"]), str(news["text"])
         if news["kind"] == "waiting":
-            report = _Report(number, int(news["code"]), str(news["text"]), str(news["progress"]))
-            self._reports[source] = report
+            self._reports[source] = _Report(number, int(news["code"]), text, str(news["progress"]))
         elif news["kind"] == "refused":
+            self._refusals.setdefault(number, {})[source] = f"rank {source} {text}"
+        elif news["kind"] == "failed":
             kind = CorruptPayload if news["damaged"] else RemoteError
-            self._refusals[number] = kind(f"collective {number}: rank {source} {news['text']}")
+            self._failures[number] = partial(kind, f"collective {number}: rank {source} {text}")
         elif news["kind"] == "mismatch":
-            raise MismatchError(str(news["text"]))
+            self._alarm = partial(MismatchError, text)
         elif news["kind"] == "timeout":
-            raise CollectiveTimeout(f"(reported by rank {source}) {news['text']}", news["missing"])
+            self._alarm = partial(CollectiveTimeout, f"(reported by rank {source}) {text}", news["missing"])
 
-    def _raise_refusal(self) -> None:
-        """Raise if another rank has refused a collective that this rank is in; what comes later does not matter yet."""
-        for number in [number for number in self._refusals if number <= self._newest]:
-            error = self._refusals.pop(number)
-            if number not in self.refused:
-                raise error
+    def _raise_failure(self) -> None:
+        """Raise if another rank refused or gave up what this rank has called; what comes later does not matter yet."""
+        with self._lock:
+            for number, reasons in self._refusals.items():
+                if number <= self._newest and number not in self.refused:
+                    reason = reasons[min(reasons)]
+                    self._failures[number] = partial(RemoteError, f"collective {number}: {reason}")
+                    self._fail(number, f"gave up, since {reason}")
+            for number, error in self._failures.items():
+                if number <= self._newest:
+                    raise error()
 
     def _announce(self, waiting: Waiting, waited: float) -> None:
         """Tell the others what this rank waits for, once, and again each time the wait has doubled."""
@@ -217,7 +239,7 @@ class Supervisor:
             "progress": waiting.progress,
         }
         for peer in self._audience(waiting.peers):
-            self._tell(peer, news)
+            self._mailbox.tell(peer, news)
 
     def _audience(self, waited_for: tuple[int, ...]) -> list[int]:
         size, rank = self._comm.size, self._comm.rank
@@ -226,20 +248,6 @@ class Supervisor:
         distances = [1 << k for k in range((size - 1).bit_length())]
         near = {(rank + sign * distance) % size for distance in distances for sign in (1, -1)}
         return sorted((near | set(waited_for)) - {rank})
-
-    def _tell(self, peer: int, news: dict[str, Any]) -> None:
-        news = {"session": self._session, **news}
-        text = json.dumps(news).encode()
-        if len(text) > _MAX_NBYTES:
-            text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()
-        # A message that nobody reads must not hold up this rank: it is kept until it is gone.
-        self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
-        self._sent[peer] += 1
-
-    def _tell_all(self, news: dict[str, Any]) -> None:
-        for peer in range(self._comm.size):
-            if peer != self._comm.rank:
-                self._tell(peer, news)
 
     def _find_mismatch(self) -> int | None:
         for report in self._reports.values():
@@ -262,16 +270,14 @@ class Supervisor:
         """Say which ranks called what under `number`, to everybody."""
         parts = [f"{_ranks(sorted(ranks))} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
         text = f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
-        self._tell_all({"kind": "mismatch", "number": number, "text": text})
-        self._flush()
-        raise MismatchError(text)
+        self._raise_alarm({"kind": "mismatch", "number": number, "text": text}, partial(MismatchError, text))
 
     def raise_departure(self, number: int, ranks: list[int]) -> NoReturn:
         """Raise what `ranks`, which made the same call but gave up, have told, or that they did."""
         until = time.monotonic() + _GATHER_SECONDS
         while time.monotonic() < until:
             self.read_news()
-            self._raise_refusal()
+            self._raise_failure()
             time.sleep(_LOOK_AGAIN_SECONDS)
         raise RemoteError(f"collective {number}: {_ranks(ranks)} gave up waiting for the others")
 
@@ -300,12 +306,13 @@ class Supervisor:
             if peer in self._reports
         )
         text += f"; {_ranks(sorted([*here, rank]))} waited there"
-        self._tell_all({"kind": "timeout", "number": waiting.number, "text": text, "missing": missing})
-        self._flush()
-        raise CollectiveTimeout(text, missing)
+        news = {"kind": "timeout", "number": waiting.number, "text": text, "missing": missing}
+        self._raise_alarm(news, partial(CollectiveTimeout, text, missing))
 
-    def _flush(self) -> None:
-        """Give the alarms a moment to leave, since the program may end right after."""
-        until = time.monotonic() + 0.1
-        while self._outbox and time.monotonic() < until:
-            self._outbox = [entry for entry in self._outbox if not entry[0].Test()]
+    def _raise_alarm(self, news: dict[str, Any], error: _Error) -> NoReturn:
+        """Tell everybody, and every other wait of this rank, then raise."""
+        with self._lock:
+            self._alarm = error
+            self._mailbox.tell_all(news)
+            self._mailbox.flush()
+        raise error()

@@ -35,22 +35,33 @@ class NodeCores(NamedTuple):
 def cores_on_node(comm: MPI.Intracomm) -> NodeCores:
     """Return what the ranks of this node have, pinned to cores or not; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    found = _count_cores(node)
+    node.Free()
+    return found
+
+
+def _count_cores(node: MPI.Comm) -> NodeCores:
     mask = np.zeros(_MAX_CORES, np.uint8)
     mask[[core % _MAX_CORES for core in core_numbers()]] = 1
     own = int(mask.sum())
     node.Allreduce(MPI.IN_PLACE, mask, MPI.MAX)
     limit = core_limit() or _MAX_CORES
-    found = NodeCores(node.size, min(own, limit), min(int(mask.sum()), limit))
-    node.Free()
-    return found
+    return NodeCores(node.size, min(own, limit), min(int(mask.sum()), limit))
 
 
 def polls_before_yield(comm: MPI.Intracomm) -> int:
-    """Return how often to poll at once: what the ranks of this node can do with its cores; collective."""
-    ranks, own, together = cores_on_node(comm)
+    """Return how often to poll at once: what the ranks of this node can do with its cores; collective.
+
+    Limits and launchers may tell ranks different things; a node is oversubscribed if they tell one of its ranks so.
+    """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks, own, together = _count_cores(node)
     if together == own:  # nobody is pinned: other communicators' ranks want these cores too
         ranks = max(ranks, local_ranks() or 1)
-    return POLLS_BEFORE_YIELD if ranks <= together else 1
+    oversubscribed = np.array([ranks > together], np.int64)
+    node.Allreduce(MPI.IN_PLACE, oversubscribed, MPI.MAX)
+    node.Free()
+    return 1 if oversubscribed[0] else POLLS_BEFORE_YIELD
 
 
 def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], float]) -> None:

@@ -245,3 +245,32 @@ def test_threads_that_wait_at_the_same_time() -> None:
     assert outcomes == [None] * 3
     for each in plain:
         each.Free()
+
+
+def test_a_plan_and_blocking_calls_in_two_threads(comm: Intracomm) -> None:
+    """They are at work at the same time, so nothing that one of them keeps may be the other's."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("needs MPI_THREAD_MULTIPLE")
+    count, turns, wrong = 400_000, 40, []
+    given, result = np.zeros(count), np.zeros(count)
+    kept = comm.Allreduce_init(given, result)
+
+    def work() -> None:
+        for turn in range(turns):
+            given[:] = comm.rank + turn
+            kept.Start()
+            kept.Wait()
+            if (result != sum(range(turn, turn + comm.size))).any():
+                wrong.append(f"plan {turn}")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    data, total = np.zeros(count), np.zeros(count)
+    for turn in range(turns):
+        data[:] = 1000 * comm.rank + turn
+        comm.Allreduce(data, total)
+        if (total != 1000 * sum(range(comm.size)) + comm.size * turn).any():
+            wrong.append(f"call {turn}")
+    thread.join(60)
+    assert not wrong
+    kept.Free()

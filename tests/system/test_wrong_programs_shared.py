@@ -62,6 +62,32 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size:
 
 
 @pytest.mark.parametrize(("size", "mode"), RUNS)
+@pytest.mark.parametrize("case", ["refused", "refused_long", "refused_nonblocking"])
+def test_one_ranks_bad_argument_is_an_error_on_all(case: str, size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)[case]:
+        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError"), entry
+        assert "read-only" in entry["text"]
+        assert entry["seconds"] < 3
+        assert entry["usable"] == (mode == "full")
+        assert entry["seconds_to_find_out"] < 3, "the rank that refused waited for the others"
+
+
+@pytest.mark.parametrize(("size", "mode"), [run for run in RUNS if run[1] == "default"])
+def test_a_rank_that_refused_a_call_gets_no_data_of_it_later(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["refused_bcast"]:
+        assert entry["error"] == "RemoteError", entry
+        assert "rank 1 refused its arguments: ValueError" in entry["text"], entry
+        assert entry["seconds"] < 3, entry
+        assert not entry["usable"], entry
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
+def test_the_same_bad_argument_everywhere_leaves_the_communicator_usable(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["refused_by_all"]:
+        assert (entry["error"], entry["usable"]) == ("ValueError", True)
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
 def test_a_slow_rank_is_waited_for(size: int, mode: str) -> None:
     for entry in outcomes(size, mode)["slow_is_fine"]:
         assert (entry["error"], entry["usable"]) == ("NoneType", True)

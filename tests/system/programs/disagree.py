@@ -22,6 +22,12 @@ def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
     return np.full(count, CANARY, dtype)
 
 
+def read_only_on_one(count: int = 10) -> np.ndarray:
+    data = vector(count)
+    data.flags.writeable = not ODD
+    return data
+
+
 def case_count(comm: mpicoll.Intracomm) -> None:
     comm.Allreduce(MPI.IN_PLACE, vector(11 if ODD else 10))
 
@@ -95,9 +101,25 @@ def case_nonblocking(comm: mpicoll.Intracomm) -> None:
 
 def case_refused(comm: mpicoll.Intracomm) -> None:
     """Only one rank's arguments are wrong."""
-    data = vector()
-    data.flags.writeable = not ODD
-    comm.Allreduce(MPI.IN_PLACE, data)
+    comm.Allreduce(MPI.IN_PLACE, read_only_on_one())
+
+
+def case_refused_nonblocking(comm: mpicoll.Intracomm) -> None:
+    comm.Iallreduce(MPI.IN_PLACE, read_only_on_one()).Wait()
+
+
+def case_refused_bcast(comm: mpicoll.Intracomm) -> None:
+    """The root has sent before it knows; its data must not be taken for those of the next call."""
+    comm.Bcast(vector())
+    comm.Barrier()
+    try:
+        comm.Bcast(read_only_on_one())
+    except ValueError:
+        data = np.zeros(10)
+        comm.Bcast(data)
+        raise AssertionError(f"went on with {data}") from None
+    comm.Bcast(2 * vector())
+    comm.Barrier()
 
 
 def case_refused_by_all(comm: mpicoll.Intracomm) -> None:
@@ -143,13 +165,15 @@ def attempt(case: Callable[[mpicoll.Intracomm], None]) -> dict[str, object]:
         error = caught
     seconds = time.monotonic() - begin
     MPI.COMM_WORLD.Barrier()
+    begin, works = time.monotonic(), usable(comm)
     return {
         "rank": RANK,
         "case": case.__name__.removeprefix("case_"),
         "error": type(error).__name__,
         "text": str(error),
         "seconds": seconds,
-        "usable": usable(comm),
+        "usable": works,
+        "seconds_to_find_out": time.monotonic() - begin,
         "missing": list(getattr(error, "missing_ranks", ())),
     }
 

@@ -23,6 +23,12 @@ def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
     return np.full(count, 7.0, dtype)
 
 
+def read_only_on_one(count: int = 10) -> np.ndarray:
+    data = vector(count)
+    data.flags.writeable = not ODD
+    return data
+
+
 def case_short_count(comm: Comm) -> None:
     comm.Allreduce(vector(11 if ODD else 10), vector(11 if ODD else 10))
 
@@ -103,6 +109,42 @@ def case_shared_and_messages(comm: Comm) -> None:
     comm.Allreduce(MPI.IN_PLACE, vector(), algorithm="ring" if ODD else "shared")
 
 
+def case_refused(comm: Comm) -> None:
+    """Only one rank's arguments are wrong."""
+    comm.Allreduce(MPI.IN_PLACE, read_only_on_one())
+
+
+def case_refused_long(comm: Comm) -> None:
+    comm.Allreduce(MPI.IN_PLACE, read_only_on_one(LONG))
+
+
+def case_refused_nonblocking(comm: Comm) -> None:
+    comm.Iallreduce(MPI.IN_PLACE, read_only_on_one()).Wait()
+
+
+def case_refused_bcast(comm: Comm) -> None:
+    """The root has sent before it knows; its data must not be taken for those of the next call."""
+    comm.Bcast(vector())
+    comm.Barrier()
+    try:
+        comm.Bcast(read_only_on_one())
+    except ValueError:
+        data = np.zeros(10)
+        comm.Bcast(data)
+        raise AssertionError(f"went on with {data}") from None
+    comm.Bcast(2 * vector())
+    comm.Barrier()
+
+
+def case_refused_by_all(comm: Comm) -> None:
+    for _ in range(2):
+        try:
+            comm.Allreduce(vector(3), vector(4))
+        except ValueError:
+            comm.Allreduce(MPI.IN_PLACE, vector())
+    comm.Allreduce(vector(3), vector(4))
+
+
 def case_never_came(comm: Comm) -> None:
     if not ODD:
         comm.Allreduce(MPI.IN_PLACE, vector())
@@ -165,13 +207,15 @@ def attempt(case: Callable[[Comm], None]) -> dict[str, object]:
         error = caught
     seconds = time.monotonic() - begin
     MPI.COMM_WORLD.Barrier()
+    begin, works = time.monotonic(), usable(comm)
     return {
         "rank": RANK,
         "case": case.__name__.removeprefix("case_"),
         "error": type(error).__name__,
         "text": str(error),
         "seconds": seconds,
-        "usable": usable(comm),
+        "usable": works,
+        "seconds_to_find_out": time.monotonic() - begin,
         "missing": list(getattr(error, "missing_ranks", ())),
     }
 

@@ -1,0 +1,91 @@
+"""Control messages between the ranks of a communicator: short JSON texts on a tag of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+CONTROL_TAG = 0
+_MAX_NBYTES = 16384
+_DRAIN_SECONDS = 2.0
+_FLUSH_SECONDS = 0.1
+
+
+class Mailbox:
+    """Sends and receives control messages; one thread at a time may use it.
+
+    Parameters
+    ----------
+    session
+        A number that the ranks of this communicator share and no other has. Messages that nobody read before a
+        communicator was freed may turn up on the next one, because MPI libraries use its context again.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, session: int) -> None:
+        self._comm, self._session = comm, session
+        self._outbox: list[tuple[MPI.Request, bytes]] = []
+        self._sent = np.zeros(comm.size, np.int64)
+        self._received = 0
+
+    def tell(self, peer: int, news: dict[str, Any]) -> None:
+        """Send `news`, with a text that is cut where it is too long."""
+        news = {"session": self._session, **news}
+        text = json.dumps(news).encode()
+        if len(text) > _MAX_NBYTES:
+            text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()
+        # A message that nobody reads must not hold up this rank: it is kept until it is gone.
+        self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
+        self._sent[peer] += 1
+
+    def tell_all(self, news: dict[str, Any]) -> None:
+        """Send `news` to all other ranks."""
+        for peer in range(self._comm.size):
+            if peer != self._comm.rank:
+                self.tell(peer, news)
+
+    def read(self) -> list[tuple[int, dict[str, Any]]]:
+        """Receive all messages that have come; return them with their senders."""
+        self._sweep()
+        status, found = MPI.Status(), []
+        # Matched, so that no other receive can take the message between the look and the receive.
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, CONTROL_TAG, status)) is not None:
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message.Recv([data, MPI.BYTE])
+            self._received += 1
+            news = json.loads(data.tobytes())
+            if news["session"] == self._session:
+                found.append((status.Get_source(), news))
+        return found
+
+    def flush(self) -> None:
+        """Give what was sent a moment to leave, since the program may end right after."""
+        until = time.monotonic() + _FLUSH_SECONDS
+        while self._outbox and time.monotonic() < until:
+            self._sweep()
+
+    def drain(self, broken: bool) -> bool:
+        """Receive, and forget, all messages that were sent to this rank; collective.
+
+        Return whether nothing is left in flight: False if some rank is `broken`, or if the others do not come soon.
+        What arrives after a communicator was freed would be taken for a message on the next one with its context:
+        Open MPI ends the job if that one is smaller.
+        """
+        given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
+        request = self._comm.Ireduce_scatter_block(given, coming)
+        until = time.monotonic() + _DRAIN_SECONDS
+        counted = False
+        while not counted or self._received < coming[0] or self._outbox:
+            self.read()
+            counted = counted or bool(request.Test())
+            if time.monotonic() > until:
+                return False
+            os.sched_yield()
+        return not coming[1]
+
+    def _sweep(self) -> None:
+        self._outbox = [entry for entry in self._outbox if not entry[0].Test()]

@@ -1,0 +1,238 @@
+"""What belongs to a communicator: tag slots, the plan cache, news that several threads read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.errors import MismatchError
+from mpicoll.runtime import channel as channels
+from mpicoll.runtime import engine
+from mpicoll.runtime.news import CONTROL_TAG
+from mpicoll.runtime.supervisor import Signature, Supervisor
+from mpicoll.schedules import ALGORITHMS, find, register
+from tests.mpi.test_communicators import in_thread, needs_threads
+
+HALF = 24
+"""Slots for persistent operations in these tests."""
+
+
+@pytest.fixture
+def few_slots(monkeypatch: pytest.MonkeyPatch) -> Iterator[Intracomm]:
+    """A communicator with few tag slots."""
+
+    class Few(channels.Tags):
+        def __init__(self, upper_bound: int) -> None:
+            super().__init__(upper_bound)
+            self.slots = 2 * HALF
+
+    monkeypatch.setattr(channels, "Tags", Few)
+    plain = MPI.COMM_WORLD.Dup()
+    yield Intracomm(plain, timeout=20, algorithm="ring")
+    plain.Free()
+
+
+def use(request: Any, data: np.ndarray, comm: Intracomm) -> None:
+    data[:] = comm.rank
+    request.Start()
+    request.Wait()
+    assert (data == sum(range(comm.size))).all()
+
+
+# Slots of persistent operations ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_slot_is_not_given_again_while_its_operation_lives(few_slots: Intracomm) -> None:
+    """One operation outlives many others of the same signature."""
+    old, young = np.zeros(3), np.zeros(3)
+    kept = few_slots.Allreduce_init(MPI.IN_PLACE, old)
+    for _ in range(5 * HALF):
+        made = few_slots.Allreduce_init(MPI.IN_PLACE, young)
+        assert made._slot != kept._slot
+        use(made, young, few_slots)
+        use(kept, old, few_slots)
+        made.Free()
+    kept.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_slot_is_free_only_when_all_ranks_have_freed_it(few_slots: Intracomm) -> None:
+    """Each rank keeps another operation for good; all take the same slots nevertheless."""
+    comm, data, late, taken = few_slots, np.zeros(3), [], []
+    for turn in range(4 * HALF):
+        made = comm.Allreduce_init(MPI.IN_PLACE, data)
+        taken.append(made._slot)
+        use(made, data, comm)
+        if turn == comm.rank:
+            late.append(made)
+        else:
+            made.Free()
+    lowest, highest = np.array(taken), np.array(taken)
+    comm.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    comm.Allreduce(MPI.IN_PLACE, highest, MPI.MAX)
+    assert (lowest == highest).all()
+    assert not set(taken[HALF:]) & set(taken[: comm.size])
+    for request in late:
+        request.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_too_many_persistent_operations_are_refused_by_all_ranks(few_slots: Intracomm) -> None:
+    """Also where one rank alone has not freed its own."""
+    data = np.zeros(3)
+    kept = [few_slots.Allreduce_init(MPI.IN_PLACE, data) for _ in range(HALF)]
+    if few_slots.rank:
+        for request in kept:
+            request.Free()
+    with pytest.raises(RuntimeError, match=f"persistent request: {HALF} of them are alive"):
+        few_slots.Allreduce_init(MPI.IN_PLACE, data)
+    for request in kept:
+        request.Free()
+    again = few_slots.Allreduce_init(MPI.IN_PLACE, data)
+    use(again, data, few_slots)
+    again.Free()
+
+
+# The plan cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_plan_in_use_stays_while_others_are_dropped(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MAX_PLANS", 4)
+    data = np.zeros(5)
+
+    def call() -> None:
+        data[:] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+        assert (data == sum(range(comm.size))).all()
+
+    call()
+    call()
+    [hot] = comm.channel.lanes.values()
+    for count in range(6, 26):
+        others = np.ones(count)
+        comm.Allreduce(MPI.IN_PLACE, others, algorithm="ring")
+        assert (others == comm.size).all()
+        call()
+        assert hot.plan.requests, "the plan that is used most was dropped"
+        assert hot in comm.channel.lanes.values()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_dropping_a_plan_drops_no_other_shortcut(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MAX_PLANS", 4)
+    for count in range(1, 12):
+        data = np.ones(count)
+        comm.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+        assert (data == comm.size).all()
+        lanes = comm.channel.lanes.values()
+        assert len(lanes) == min(count, 4)
+        assert all(lane.plan.requests for lane in lanes)
+
+
+# News -----------------------------------------------------------------------------------------------------------------
+
+
+class Meeting(MPI.Intracomm):
+    """A communicator on which two threads that look for a message see it at the same time, if they can."""
+
+    both: threading.Barrier
+
+    def _meet(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.both.wait(0.5)
+
+    def Iprobe(self, *arguments: Any) -> bool:  # type: ignore[override]
+        found = super().Iprobe(*arguments)
+        self._meet()
+        return found
+
+    def Improbe(self, *arguments: Any) -> MPI.Message | None:  # type: ignore[override]
+        found = super().Improbe(*arguments)
+        self._meet()
+        return found
+
+
+def test_two_threads_read_the_same_news() -> None:
+    """One message, two readers: none may wait for a second message."""
+    needs_threads()
+    comm = Meeting(MPI.COMM_SELF.Dup())
+    comm.both = threading.Barrier(2)
+    sender, reader = Supervisor(MPI.Intracomm(comm), 7), Supervisor(comm, 7)
+    sender._mailbox.tell(0, {"kind": "waiting", "number": 3, "code": 1, "text": "x", "progress": ""})
+    threads = [in_thread(reader.read_news) for _ in range(2)]
+    for thread, _ in threads:
+        thread.join(5)
+    stuck = [thread for thread, _ in threads if thread.is_alive()]
+    if stuck:  # let it go on
+        MPI.Intracomm(comm).Send(np.frombuffer(b'{"session": 0}', np.uint8), 0, CONTROL_TAG)
+        stuck[0].join(5)
+    assert not stuck
+    assert [outcome for _, outcome in threads] == [[None], [None]]
+    assert reader._reports[0].number == 3
+    sender.read_news()
+    MPI.Intracomm(comm).Free()
+
+
+def test_an_alarm_is_heard_in_every_wait() -> None:
+    """What one wait has read is not news to another one, but concerns it too."""
+    comm = MPI.Intracomm(MPI.COMM_SELF.Dup())
+    supervisor = Supervisor(comm, 7)
+    supervisor.record(1, Signature.of("a"))
+    supervisor._mailbox.tell(0, {"kind": "mismatch", "number": 1, "text": "they differ"})
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="they differ"):
+            supervisor.read_news()
+    comm.Free()
+
+
+# Algorithms of users --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_collective_that_shared_memory_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its algorithms can be registered; communicators are made as before."""
+    monkeypatch.setitem(ALGORITHMS, "exchange_of_something", {})
+    register("exchange_of_something", "mine")(find("allgather", "ring").build)
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=20)
+    assert comm.algorithms("exchange_of_something") == ("mine", "native")
+    assert comm.choice("exchange_of_something", 100) == "mine"
+    data = np.ones(3)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size).all()
+    plain.Free()
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_handler_may_begin_an_operation() -> None:
+    """It may come while the interrupted thread drives others; the operation that it begins is driven from then on."""
+
+    class Second:
+        def step(self) -> bool:
+            return True
+
+    class First:
+        def step(self) -> bool:
+            engine.add(Second())
+            engine.progress()  # does nothing: somebody is at it
+            return True
+
+    engine.add(First())
+    thread = threading.Thread(target=engine.progress, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for a lock that it holds"
+    assert engine.pending() == 1
+    engine.progress()
+    assert engine.pending() == 0
