@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import launch, layout
 from bench.options import is_launcher
+from bench.records import FEEDBACK
 from mpicoll.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "bench.compressed_training"
 DENSE = "dense"
+_WITHOUT = " -EF"
 SPECS = (DENSE, "fp16", "bf16", "int8", "int4", "int4:rounding=stochastic", "sign", "topk:0.01", "powersgd:4")
 TASKS = ("digits", "clouds")
 FORMATS = (".svg", ".png")
@@ -49,7 +51,7 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         """As in the table."""
-        return self.spec + {None: "", True: " +EF", False: " -EF"}[self.feedback]
+        return self.spec + {None: "", True: FEEDBACK, False: _WITHOUT}[self.feedback]
 
 
 @dataclass
@@ -207,7 +209,7 @@ def draw(path: Path, outcomes: Sequence[Outcome]) -> None:
             if each.task == task and each.seed == 0:
                 epoch = each.nbytes_per_step * each.steps / len(each.losses)
                 sent = [epoch * (number + 1) for number in range(len(each.losses))]
-                line = "--" if each.variant.endswith("-EF") else "-"
+                line = "--" if each.variant.endswith(_WITHOUT) else "-"
                 axis.plot(sent, each.losses, line, marker=".", label=each.variant)
         axis.set(xscale="log", yscale="log", xlabel="bytes sent by a rank", ylabel="training loss", title=task)
         axis.legend(fontsize="small")

@@ -32,6 +32,8 @@ ASIDE = "aside"
 """A detail that is true for what is timed beside the contenders, such as a computation alone."""
 PAYLOAD, ERROR = "payload", "rms error"
 """Details of compressed messages: how much shorter they are, and the relative error of the result."""
+FEEDBACK = " +EF"
+"""After the name of a compressor that is measured, or trained, with error feedback."""
 _DIGITS = 5
 
 
