@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,23 @@ def test_one_launch_knows_less_than_three() -> None:
     one, three = (intervals.ratio(*launches(7, count, 0.2)) for count in (1, 3))
     assert (one.launches, three.launches) == (1, 3)
     assert one.half < three.half
+
+
+@pytest.mark.parametrize(("count", "least"), [(5, 0.92), (6, 0.95), (9, 0.95), (20, 0.95)])
+def test_the_median_is_mostly_inside(count: int, least: float) -> None:
+    random = np.random.default_rng(count)
+    found = [intervals.of_median(random.exponential(1.0, count).tolist()) for _ in range(2000)]
+    inside = np.mean([one.low <= math.log(2) <= one.high for one in found])
+    assert least - 0.01 <= inside <= 0.99
+    assert intervals.of_median([3.0]) == Interval(3.0, 3.0, 3.0, 1)
+
+
+def test_the_mean_is_mostly_inside() -> None:
+    random = np.random.default_rng(1)
+    found = [intervals.of_mean(random.normal(0.5, 0.1, 5).tolist()) for _ in range(2000)]
+    inside = np.mean([abs(mean - 0.5) <= half for mean, half in found])
+    assert 0.94 <= inside <= 0.96
+    assert intervals.of_mean([0.25]) == (0.25, 0.0)
 
 
 def test_an_interval_prints_its_bounds() -> None:
