@@ -68,8 +68,8 @@ def test_modes_are_compared_with_synchronous_training():
     outcomes += [outcome("slow", "ps", 0, 0.9, of_ideal=0.9)]
     _, _, *rows = (row_cells(line) for line in async_modes.table(outcomes).splitlines())
     assert rows == [
-        ["sync", "98.00%", "+0.00", "1,000", "", "", "10", "20", "", ""],
-        ["ps", "97.00%", "-1.00", "1,000", "3.0", "3", "10", "20", "1,000", "90%"],
+        ["sync", "98.00% ±2.48", "+0.00 ±0.00", "1,000", "", "", "10", "20", "", ""],
+        ["ps", "82.00% ±68.84", "-16.00 ±66.66", "1,000", "3.0", "3", "10", "20", "1,000", "90%"],
     ]
 
 
