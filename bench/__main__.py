@@ -53,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="how long to measure each library, roughly (default: %(default)s)")
     add("--ranks", type=options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
+    options.add_buffers(parser)
     add("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters with other MPI libraries to measure too")
     add("--output", type=Path, metavar="FOLDER", help="where results go (default: bench/results/<time>)")
     add("--no-report", action="store_true", help="write no report.html")
@@ -62,28 +63,32 @@ def make_parser() -> argparse.ArgumentParser:
 def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
     """Yield the launches for one interpreter, those of the same thing far from each other."""
     collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
+    ours = ["--algorithms", "auto", "plan"]
     others = ["reduce", "bcast", "reduce_scatter", "allgather"]
     many, few = len(_MANY_SIZES), len(_FEW_SIZES)
-    rest = ["--collective", *others, "--sizes", *_FEW_SIZES, "--algorithms", "auto", "plan"]
-    in_place = ["--collective", "allreduce", "--sizes", *_FEW_SIZES, "--in-place", "--algorithms", "auto", "plan"]
+    every = [*allreduce, "--others", "--calls", "back-to-back"]
+    single = [*allreduce, "--others", "--calls", "single", *ours]
+    rest = ["--collective", *others, "--sizes", *_FEW_SIZES, *ours]
+    in_place = ["--collective", "allreduce", "--sizes", *_FEW_SIZES, "--in-place", *ours]
     kernels = ["--only", "reducers", "--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:
-            yield Stage("allreduce" + turn, collectives, [*allreduce, "--others"], size, many, 1, python)
-            yield Stage("other collectives" + turn, collectives, rest, size, few * len(others), 0.2, python)
-            yield Stage("allreduce in place" + turn, collectives, in_place, size, few, 0.2, python)
+            yield Stage("allreduce" + turn, collectives, every, size, many, 1, python)
+            yield Stage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
+            yield Stage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
+            yield Stage("allreduce in place" + turn, collectives, in_place, size, few, 0.3, python)
             yield Stage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)
         yield Stage("kernels" + turn, "bench.kernels", kernels, 1, 16, 0.1, python)
     for baseline in baselines.allreduce(python):
         for size in ranks:
             if baseline.yields or size <= cores():
-                own = [*allreduce, "--algorithms", "--native-name", baseline.name]
+                own = [*allreduce, "--algorithms", "--native-name", baseline.name, "--ways", *baseline.ways]
                 title = f"{baseline.name} {baseline.thread_level or ''}".strip()
-                yield Stage(title, collectives, own, size, many, 0.15, python, baseline)
+                yield Stage(title, collectives, own, size, many, 0.2, python, baseline)
 
 
-def measure(plan: Sequence[Stage], minutes: float, folder: Path) -> int:
+def measure(plan: Sequence[Stage], minutes: float, folder: Path, buffers: str) -> int:
     """Run all launches, keep what they measure in `folder`, and return the exit status."""
     seconds = (60 * minutes - _START_SECONDS * len(plan)) / sum(stage.cases * stage.weight for stage in plan)
     status, total = 0, len(plan)
@@ -93,6 +98,7 @@ def measure(plan: Sequence[Stage], minutes: float, folder: Path) -> int:
         sys.stdout.flush()
         begin = time.monotonic()
         arguments = [*stage.arguments, "--seconds", f"{own:.3f}", "--csv", os.devnull]
+        arguments += ["--buffers", buffers] if stage.program != "bench.kernels" else []
         ended, run = options.launched(
             stage.program, arguments, stage.ranks, stage.baseline.thread_level, stage.python, stage.baseline.variables
         )
@@ -133,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     minutes *= len(pythons)
     sys.stdout.write(f"{len(plan)} launches, about {minutes:g} minutes; results go to {folder}\n")
     try:
-        status = measure(plan, minutes, folder)
+        status = measure(plan, minutes, folder, arguments.buffers)
     except KeyboardInterrupt:
         sys.stdout.write("stopped\n")
         status = 130

@@ -3,9 +3,9 @@
 ``python -m bench.async_modes`` starts itself on 8 ranks. Two parts, the same model, data, initial weights and learning
 rates for all modes:
 
-- *digits*: accuracy after as many samples as synchronous training takes, median of some seeds; samples a second; how
-  late gradients were, in updates (mean and 99th percentile); bytes that a worker sends and reads for each share of a
-  batch.
+- *digits*: accuracy after as many samples as synchronous training takes, mean of some seeds with its 95 % interval, and
+  its difference from synchronous training with the same seeds; samples a second; how late gradients were, in updates
+  (mean and 99th percentile); bytes that a worker sends and reads for each share of a batch: medians of the seeds.
 - *one slow rank*: the gradients of a share take some time, slept, as if the model were larger, and five times as long
   on rank 1. ``of ideal`` is the throughput over the sum of what all workers could do if each were alone.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import launch, layout
+from bench import accuracy, launch, layout, progress
 from bench.options import is_launcher
 from mpicoll.train.config import TrainConfig
 
@@ -129,12 +129,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _plain_cells(found: Sequence[Outcome], outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     if not found:
         return ("",) * 7
-    accuracy = median(each.accuracy for each in found)
-    sync = [each.accuracy for each in outcomes if (each.part, each.mode) == ("digits", "sync")]
+    own = {each.seed: each.accuracy for each in found}
+    sync = {each.seed: each.accuracy for each in outcomes if (each.part, each.mode) == ("digits", "sync")}
     late = [(each.late_mean, each.late_p99) for each in found if each.late_mean is not None]
     return (
-        f"{accuracy:.2%}",
-        f"{100 * (accuracy - median(sync)):+.2f}" if sync else "",
+        accuracy.cell(own),
+        accuracy.difference(own, sync),
         f"{median(each.samples_per_second for each in found):,.0f}",
         f"{median(mean for mean, _ in late if mean is not None):.1f}" if late else "",
         f"{median(most for _, most in late if most is not None):.0f}" if late else "",
@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, default=8, help="when not run under mpirun (default: %(default)s)")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help="default: all")
-    add("--seeds", type=int, default=3, help="runs of each mode on the digits (default: %(default)s)")
+    add("--seeds", type=int, default=accuracy.SEEDS, help="runs of each mode on the digits (default: %(default)s)")
     add("--epochs", type=int, default=20, help="default: %(default)s")
     add("--steps", type=int, default=150, help="with a slow rank (default: %(default)s)")
     add("--step-seconds", type=float, default=0.02, help="that gradients take there (default: %(default)s)")
@@ -194,14 +194,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome]:
-    outcomes = []
-    for part in arguments.parts:
-        for seed in range(arguments.seeds if part == "digits" else 1):
-            for mode in arguments.modes:
-                outcomes.append(train(part, mode, seed, arguments, comm))
-                if comm.rank == 0:
-                    print(f"{part}, seed {seed}: {mode}", file=sys.stderr, flush=True)
-    return outcomes
+    seeds = {"digits": range(arguments.seeds), "slow": range(1)}
+    runs = [(part, mode, seed) for part in arguments.parts for seed in seeds[part] for mode in arguments.modes]
+    return [train(*run, arguments, comm) for run in progress.bar(runs, "run", comm.rank)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,7 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if is_launcher():
         command = launch.command(arguments.ranks, ["-m", PROGRAM, *argv])
-        return subprocess.run(command, env=launch.clean_environment(), check=False).returncode
+        environment = {**launch.clean_environment(), **progress.environment()}
+        return subprocess.run(command, env=environment, check=False).returncode
     from mpi4py import MPI
 
     outcomes = _measure(arguments, MPI.COMM_WORLD)

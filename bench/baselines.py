@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bench import launch
-from bench.records import NATIVE
+from bench.records import ALLOC_MEM, NATIVE, PERSISTENT
+
+WAYS = (PERSISTENT, ALLOC_MEM)
 
 
 class Baseline(NamedTuple):
@@ -24,6 +26,8 @@ class Baseline(NamedTuple):
         What to put into the environment.
     thread_level
         What mpi4py is to ask for; None for its default, ``multiple``.
+    ways
+        What else to measure there: the MPI library's persistent operation, and memory that it allocates.
     yields
         False if waiting ranks never give up their core, which takes minutes where there are more ranks than cores.
     """
@@ -31,6 +35,7 @@ class Baseline(NamedTuple):
     name: str
     variables: Mapping[str, str] = {}
     thread_level: str | None = None
+    ways: tuple[str, ...] = ()
     yields: bool = True
 
 
@@ -61,6 +66,6 @@ def library(python: str) -> str:
 def allreduce(python: str) -> list[Baseline]:
     """Return all the ways that we know to tell an interpreter's MPI library how to do an allreduce."""
     name = library(python)
-    funneled = Baseline(NATIVE, thread_level="funneled", yields=name != "mpich")
+    funneled = Baseline(NATIVE, thread_level="funneled", ways=WAYS, yields=name != "mpich")
     forced = {"mpich": [_mpich(n) for n in _MPICH], "openmpi": [_open_mpi(n) for n in _OPEN_MPI]}
     return [funneled, *forced.get(name, [])]

@@ -4,6 +4,8 @@
 bench.collectives`` measures in that run. Columns, each as native's time over its own with the half width of its 95 %
 interval:
 
+- ``native persistent``: the MPI library's own persistent operation; ``native Alloc_mem``: its plain call on memory
+  from ``MPI.Alloc_mem``;
 - ``auto``: a plain call with default arguments, on arrays from NumPy;
 - ``plan``: a persistent operation on arrays from ``comm.empty``;
 - algorithms by name;
@@ -11,6 +13,12 @@ interval:
 - ``bound``: what ``plan`` reaches of the memory's speed, for allreduce from 1 MB up. Every sendbuf must be read and
   every recvbuf written once, as when each rank copies its sendbuf to its recvbuf, all at the same time: the time of
   that, measured in turn with the others, over the time of ``plan``.
+
+Calls are made in two manners, each with a table of its own: back to back, and one at a time, when all ranks begin at
+the same moment (:mod:`bench.timing`). Before each call its owner writes every send buffer, outside of the time: what
+was computed just before is modified in the caches of its owner's core, and a benchmark that never writes flatters
+whoever leaves data where it is. ``--buffers untouched`` does not. For single calls the table has the 50th, 90th and
+99th percentile.
 
 Sizes are those of the whole vector. ``wrong`` counts elements that differ from the exact result, over all ranks.
 """
@@ -24,8 +32,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.options import is_launcher, make_parser, relaunch
-from bench.records import COPY, NATIVE, PLAN, Case
+from bench.baselines import WAYS
+from bench.operations import write
+from bench.options import add_buffers, add_calls, is_launcher, make_parser, relaunch
+from bench.records import ALLOC_MEM, BACK_TO_BACK, COPY, NATIVE, PERSISTENT, PLAN, SINGLE, WRITTEN, Case
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 
     from bench.harness import Contest
     from mpicoll import Intracomm
+
+    Buffers = tuple[np.ndarray, np.ndarray]
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
 OPS = ("SUM", "PROD", "MAX", "MIN", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
@@ -51,6 +63,10 @@ def add_own(parser: argparse.ArgumentParser, collectives: Sequence[str]) -> None
     add("--op", nargs="+", default=["SUM"], choices=OPS, help="operations of those that reduce (default: SUM)")
     add("--in-place", action="store_true", help="measure IN_PLACE instead of two buffers (allreduce)")
     add("--others", action="store_true", help="measure gloo and numba-mpi too, if they are installed (allreduce)")
+    text = "of the MPI library to measure besides its plain call (default: %(default)s)"
+    add("--ways", nargs="*", choices=WAYS, default=list(WAYS), help=text)
+    add_calls(parser, (BACK_TO_BACK, SINGLE))
+    add_buffers(parser)
     add("--native-name", default=NATIVE, help="name of the baseline, if the MPI library was told how to do it")
 
 
@@ -58,30 +74,96 @@ class Collective:
     """One collective and message size: buffers, contenders, check; a `bench.harness.Contest`."""
 
     def __init__(
-        self, comms: tuple[Intracomm, MPI.Intracomm], collective: str, nbytes: int, dtype: str, op: str, in_place: bool
+        self,
+        comms: tuple[Intracomm, MPI.Intracomm],
+        collective: str,
+        nbytes: int,
+        dtype: str,
+        op: str,
+        in_place: bool = False,
+        buffers: str = WRITTEN,
     ) -> None:
         import numpy as np
         from mpi4py import MPI
 
         self.comm, self.plain = comms
         self.collective, self.in_place, self.op = collective, in_place, getattr(MPI, op)
-        given, expected = vectors(self.comm, collective, nbytes, np.dtype(dtype), op)
-        self.given, self.expected = given, expected
-        self.ordinary = (given.copy(), np.zeros_like(expected))
-        self.shared = (self.comm.empty(given.size, dtype), self.comm.zeros(expected.size, dtype))
-        self.shared[0][:] = given
-        self.plan: Any = None
+        self.given, self.expected = vectors(self.comm, collective, nbytes, np.dtype(dtype), op)
+        self._ordinary = self._filled(np.empty)
+        self._memory: dict[str, Buffers] = {}
+        self._allocated: list[Any] = []
+        self._plans: list[Any] = []
         self.calls: dict[str, Callable[[], None]] = {}
-        whole = max(given, expected, key=len)
+        self.notes: list[str] = []
+        whole = max(self.given, self.expected, key=len)
         variant = " ".join(([op] if op != "SUM" else []) + ["in place"] * in_place)
-        self.case = Case(collective, whole.nbytes, whole.size, dtype, self.comm.size, variant)
+        facts = (collective, whole.nbytes, whole.size, dtype, self.comm.size)
+        self.case = Case(*facts, variant, buffers=buffers)
 
-    def add(self, names: Sequence[str], native: str = NATIVE) -> None:
+    def _filled(self, empty: Callable[..., np.ndarray]) -> Buffers:
+        """Return the send and the receive buffer, from memory that `empty` gives."""
+        send, recv = empty(self.given.size, self.given.dtype), empty(self.expected.size, self.expected.dtype)
+        send[:], recv[:] = self.given, 0
+        return send, recv
+
+    def buffers(self, contender: str) -> Buffers:
+        """Return its send and its receive buffer."""
+        return self._memory.get(contender, self._ordinary)
+
+    def add(self, names: Sequence[str], native: str = NATIVE, ways: Sequence[str] = ()) -> None:
         """Enter contenders by name; `native` is what the MPI library's own call is called."""
-        self.calls[native] = self._call(NATIVE)
+        self.calls[native] = self._plain_call(self.plain, self._ordinary)
+        if PERSISTENT in ways:
+            self._add_persistent(f"{native} {PERSISTENT}")
+        if ALLOC_MEM in ways:
+            memory = self._memory[f"{native} {ALLOC_MEM}"] = self._filled(self._alloc_mem)
+            self.calls[f"{native} {ALLOC_MEM}"] = self._plain_call(self.plain, memory)
+        if {PLAN, COPY} & set(names):
+            self._memory[PLAN] = self._memory[COPY] = self._filled(self.comm.empty)
         self.calls.update({name: self._call(name) for name in names})
-        if self.in_place:
-            self.ordinary[1][:] = self.shared[1][:] = 0  # the sums would grow without end
+
+    def _alloc_mem(self, count: int, dtype: np.dtype) -> np.ndarray:
+        import numpy as np
+        from mpi4py import MPI
+
+        self._allocated.append(MPI.Alloc_mem(count * dtype.itemsize))
+        return np.frombuffer(self._allocated[-1], dtype)
+
+    def _add_persistent(self, name: str) -> None:
+        """Enter the MPI library's persistent operation if it has one, the same on all ranks."""
+        import numpy as np
+        from mpi4py import MPI
+
+        plan, there = None, np.ones(1, np.int8)
+        try:
+            plan = getattr(self.plain, f"{self._method}_init")(*self._arguments(self._ordinary))
+        except (NotImplementedError, MPI.Exception):
+            there[0] = 0
+        self.plain.Allreduce(MPI.IN_PLACE, there, MPI.MIN)
+        if there[0]:
+            self.calls[name] = self._started(plan)
+            return
+        if plan is not None:
+            plan.Free()
+        self.notes.append(f"{name} is left out: this MPI library has no MPI_{self._method}_init")
+
+    @property
+    def before(self) -> Mapping[str, Callable[[], None]]:
+        """What a rank does before each call that sends something of its own: it writes that."""
+        if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.comm.rank):
+            return {}
+        return {name: self._writing(*self.buffers(name)) for name in self.calls}
+
+    def _writing(self, send: np.ndarray, recv: np.ndarray) -> Callable[[], None]:
+        import numpy as np
+
+        if self.in_place:  # the sums would grow without end
+            return partial(np.copyto, recv, self.given)
+        return partial(write, recv if self.collective == "bcast" else send)
+
+    @property
+    def _method(self) -> str:
+        return METHODS.get(self.collective, self.collective.capitalize())
 
     def _arguments(self, buffers: tuple[np.ndarray, np.ndarray]) -> tuple[Any, ...]:
         from mpi4py import MPI
@@ -93,22 +175,23 @@ class Collective:
         ends = (MPI.IN_PLACE if self.in_place else send, target)
         return (*ends, self.op) if self.collective in REDUCING else ends
 
+    def _plain_call(self, comm: MPI.Intracomm, buffers: Buffers, **options: str) -> Callable[[], None]:
+        arguments, bound = self._arguments(buffers), getattr(comm, self._method)
+        return (lambda: bound(*arguments, **options)) if options else lambda: bound(*arguments)
+
     def _call(self, name: str) -> Callable[[], None]:
         import numpy as np
 
-        method = METHODS.get(self.collective, self.collective.capitalize())
+        send, recv = self.buffers(name)
         if name == PLAN:
-            return self._started(getattr(self.comm, f"{method}_init")(*self._arguments(self.shared)))
+            return self._started(getattr(self.comm, f"{self._method}_init")(*self._arguments((send, recv))))
         if name == COPY:
-            return partial(np.copyto, self.shared[1], self.shared[0])
-        arguments = self._arguments(self.ordinary)
-        bound = getattr(self.plain if name == NATIVE else self.comm, method)
-        if name in (NATIVE, AUTO):
-            return lambda: bound(*arguments)
-        return lambda: bound(*arguments, algorithm=name)
+            return partial(np.copyto, recv, send)
+        options = {} if name == AUTO else {"algorithm": name}
+        return self._plain_call(self.comm, (send, recv), **options)
 
     def _started(self, plan: Any) -> Callable[[], None]:
-        self.plan = plan
+        self._plans.append(plan)
 
         def call() -> None:
             plan.Start()
@@ -123,11 +206,13 @@ class Collective:
 
         if contender == COPY:
             return 0
-        recv = (self.shared if contender == PLAN else self.ordinary)[1]
+        recv = self.buffers(contender)[1]
         recv[:] = self.given if self.in_place or (self.collective == "bcast" and self.comm.rank == 0) else 0
         self.calls[contender]()
         silent = self.collective == "reduce" and self.comm.rank
         total = np.array([0 if silent else np.count_nonzero(recv != self.expected)])
+        if self.in_place:
+            recv[:] = 0  # what is called again without being written must not grow
         self.plain.Allreduce(MPI.IN_PLACE, total)
         return int(total[0])
 
@@ -136,9 +221,15 @@ class Collective:
         return {"choice": self.comm.choice(self.collective, self.case.nbytes)} if contender == AUTO else {}
 
     def close(self) -> None:
-        """Free the plan."""
-        if self.plan is not None:
-            self.plan.Free()
+        """Free the persistent operations, and then their memory."""
+        from mpi4py import MPI
+
+        for plan in self._plans:
+            plan.Free()
+        self.calls.clear()
+        self._memory.clear()
+        for memory in self._allocated:
+            MPI.Free_mem(memory)
 
 
 def vectors(comm: Intracomm, collective: str, nbytes: int, dtype: np.dtype, op: str) -> tuple[np.ndarray, np.ndarray]:
@@ -180,12 +271,12 @@ def _contest(
     op: str,
 ) -> Contest:
     in_place = arguments.in_place and collective == "allreduce"
-    contest = Collective(comms, collective, nbytes, dtype, op, in_place)
-    contest.add(_names(arguments, comms[0], collective, nbytes), arguments.native_name)
+    contest = Collective(comms, collective, nbytes, dtype, op, in_place, arguments.buffers)
+    contest.add(_names(arguments, comms[0], collective, nbytes), arguments.native_name, arguments.ways)
     if arguments.others and collective == "allreduce" and not in_place:
         from bench import others
 
-        contest.calls.update(others.allreduce(comms[1], *contest.ordinary, op))
+        contest.calls.update(others.allreduce(comms[1], *contest.buffers(NATIVE), op))
     return contest
 
 

@@ -190,11 +190,26 @@ def _notes(runs: Sequence[Sequence[Run]], results: Sequence[Results]) -> list[st
     for mine, theirs, where in ((0, 1, "before"), (1, 0, "after")):
         alone = len(results[mine].keys() - results[theirs].keys())
         lines += [f"{alone} results are only in what was measured {where}"] if alone else []
+        new = sorted(_manners_of(results[mine]) - _manners_of(results[theirs]))
+        lines += [f"only what was measured {where} has: {'; '.join(new)}"] if new else []
     base = [key for key in results[0].keys() & results[1].keys() if key == _baseline_key(results[0], key)]
     if base:
         pace = [intervals.median(results[1][key]) / intervals.median(results[0][key]) for key in base]
         lines.append(f"the baselines' own times changed by {table.geometric_mean(pace) - 1:+.0%} (the machine's pace)")
     return lines
+
+
+def _manners_of(results: Results) -> set[str]:
+    return {records.manner(key.case.pace, key.case.buffers) for key in results}
+
+
+def _manners(results: Sequence[Results]) -> str:
+    """Return in which manners calls were made, if no manner is common to both sides."""
+    before, after = map(_manners_of, results)
+    if before & after:
+        return ""
+    sides = [f"{side} with {', and '.join(sorted(found))}" for side, found in (("before", before), ("after", after))]
+    return f": {'; '.join(sides)}; see --calls and --buffers of bench.collectives"
 
 
 def _percent(text: str) -> float:
@@ -227,7 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = intervals.collect(runs[0]), intervals.collect(runs[1])
         every = changes(*results)
         if not every:
-            raise ResultsError(f"{arguments.before}, {arguments.after}: nothing was measured in both")
+            raise ResultsError(
+                f"{arguments.before}, {arguments.after}: nothing was measured in both{_manners(results)}"
+            )
     except ResultsError as error:
         sys.stderr.write(f"bench.compare: {error}\n")
         return 2

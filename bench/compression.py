@@ -6,12 +6,14 @@
 length:
 
 - ``native``: the MPI library; ``dense``: ours, nothing compressed;
-- a compressor, as ``compression=`` takes it; ``auto:int8`` compresses where that is faster.
+- a compressor, as ``compression=`` takes it; ``auto:int8`` compresses where that is faster;
+- ``+EF``: one that needs error feedback, which is in its time. What it loses of one vector is added to the next.
 
 ``ratio`` is native's time over its own with the half width of its 95 % interval, ``payload`` the length of the first
 rank's vector over that of what it is compressed to, ``rms error`` the error of the sum over the sum, both as root mean
-squares, for independent normally distributed vectors. ``wrong`` counts elements that are not the same bits on all
-ranks; all of them, if the error is larger than what one compression of each vector and one of the sum can add up to.
+squares, for independent normally distributed vectors of which nothing is owed yet. ``wrong`` counts elements that are
+not the same bits on all ranks; all of them, if the error is larger than what one compression of each vector and one of
+the sum can add up to. Vectors are written before each call, outside of the time.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.options import is_launcher, make_parser, relaunch
-from bench.records import ERROR, NATIVE, PAYLOAD, Case
-from mpicoll.compression import Key, compressor, names
+from bench.operations import write
+from bench.options import add_buffers, add_calls, is_launcher, make_parser, relaunch
+from bench.records import BACK_TO_BACK, ERROR, FEEDBACK, NATIVE, PAYLOAD, WRITTEN, Case
+from mpicoll.compression import ErrorFeedback, Key, compressor, names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +60,9 @@ _SLACK = 1.2
 class Compressed:
     """One length and all contenders; a `bench.harness.Contest`."""
 
-    def __init__(self, comms: tuple[Intracomm, MPI.Intracomm], nbytes: int, specs: Sequence[str]) -> None:
+    def __init__(
+        self, comms: tuple[Intracomm, MPI.Intracomm], nbytes: int, specs: Sequence[str], buffers: str = WRITTEN
+    ) -> None:
         import numpy as np
         from mpi4py import MPI
 
@@ -67,15 +72,29 @@ class Compressed:
         self.result = np.zeros_like(self.given)
         self.exact = self.given.astype(np.float64)
         self.plain.Allreduce(MPI.IN_PLACE, self.exact)
-        self.case = Case("compressed allreduce", 4 * count, count, "float32", self.comm.size)
+        self.case = Case("compressed allreduce", 4 * count, count, "float32", self.comm.size, buffers=buffers)
         self.calls: dict[str, Callable[[], None]] = {
             NATIVE: partial(self.plain.Allreduce, self.given, self.result),
             DENSE: partial(self.comm.Allreduce, self.given, self.result),
         }
-        for spec in specs:
-            self.calls[spec] = partial(self.comm.Allreduce, self.given, self.result, compression=spec)
-        self._losses = {spec: self._loss(spec) for spec in specs}
+        self._losses: dict[str, tuple[float, float]] = {}
         self._errors: dict[str, float] = {}
+        self._feedback: dict[str, ErrorFeedback] = {}
+        for spec in specs:
+            self._add(spec)
+
+    def _add(self, spec: str) -> None:
+        name = contender(spec)
+        compression: str | ErrorFeedback = spec
+        if name != spec:
+            compression = self._feedback[name] = ErrorFeedback(spec)
+        self.calls[name] = partial(self.comm.Allreduce, self.given, self.result, compression=compression)
+        self._losses[name] = self._loss(spec)
+
+    @property
+    def before(self) -> Mapping[str, Callable[[], None]]:
+        """What a rank does before each call: it writes its vector."""
+        return dict.fromkeys(self.calls, partial(write, self.given)) if self.case.buffers == WRITTEN else {}
 
     def _loss(self, spec: str) -> tuple[float, float]:
         """Return how much shorter this rank's vector becomes, and the relative rms error, the largest of any rank."""
@@ -96,6 +115,8 @@ class Compressed:
         from mpi4py import MPI
 
         self.result[:] = 0
+        if contender in self._feedback:
+            self._feedback[contender].reset()  # what is owed would count as an error
         self.calls[contender]()
         bits, ends = self.result.view(np.uint32), [np.empty(self.result.size, np.uint32) for _ in range(2)]
         for end, op in zip(ends, (MPI.MIN, MPI.MAX), strict=True):
@@ -119,6 +140,12 @@ class Compressed:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def contender(spec: str) -> str:
+    """Return what a compressor is called in tables: those that need error feedback are measured with it."""
+    whole = not spec.startswith("auto:")  # which takes none
+    return spec + FEEDBACK if whole and compressor(spec).needs_feedback else spec
 
 
 def _candidate(spec: str) -> str:
@@ -152,7 +179,7 @@ def _contests(
     arguments: argparse.Namespace, comms: tuple[Intracomm, MPI.Intracomm]
 ) -> Iterator[Callable[[], Compressed]]:
     for nbytes in arguments.sizes:
-        yield partial(Compressed, comms, nbytes, arguments.compression)
+        yield partial(Compressed, comms, nbytes, arguments.compression, arguments.buffers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,6 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     usual = " ".join(DEFAULT)
     help_ = f"compressors to measure, or {ALL} (default, as far as they are there: {usual})"
     parser.add_argument("--compression", nargs="+", default=[], metavar="SPEC", help=help_)
+    add_calls(parser, (BACK_TO_BACK,))
+    add_buffers(parser)
     arguments = parser.parse_args(argv)
     try:
         arguments.compression = specifications(arguments.compression)

@@ -1,8 +1,10 @@
 """Encoding and decoding of every registered compressor, for :mod:`bench.kernels`.
 
 Bytes touched are those read and written: of int8 4n + n to encode, n + 4n to decode, n + 8n to decode and add, for n
-elements. ``of_copy`` is their number a second over that of `numpy.copyto`, which touches 8n; ``of_read``, for those
-that send a few elements, is the time of reading the vector once over that of encoding.
+elements. A compressor that needs error feedback (``+EF``) is timed with it: the vector is added to what is owed, that
+is encoded, and what arrives is taken away again, 32n bytes besides the payload written and read; where few elements are
+sent, only those are taken away, 16n. ``of_copy`` is their number a second over that of `numpy.copyto`, which touches
+8n; ``of_read``, for those that send a few elements, is the time of reading the vector once over that of encoding.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench.records import COPY, NUMPY, Case
-from mpicoll.compression import Compressor, Key, compressor, names
+from bench.records import COPY, FEEDBACK, NUMPY, Case
+from mpicoll.compression import Compressor, ErrorFeedback, Key, Sparsifier, compressor, names
+from mpicoll.kernels import entries, sparse
 from mpicoll.kernels.bits import float32_bits
 from mpicoll.kernels.jit import kernel
 
@@ -54,9 +57,13 @@ class Codec:
         payload = payload[: codec.compress(x, payload, _KEY)]
         self._codec, self._step, self._x, self._payload = codec, step, x, payload
         self._again, self._out = np.zeros(codec.wire_nbytes(count), np.uint8), np.zeros(count, np.float32)
-        self.case = Case(f"kernel {step}", x.nbytes, count, "float32", 1, specification)
+        self._feedback = ErrorFeedback(codec) if step == "encode" and codec.needs_feedback else None
+        name = specification + FEEDBACK * (self._feedback is not None)
+        self.case = Case(f"kernel {step}", x.nbytes, count, "float32", 1, name)
         ours: dict[str, Callable[[], Any]] = {
-            "encode": partial(codec.compress, x, self._again, _KEY),
+            "encode": partial(codec.compress, x, self._again, _KEY)
+            if self._feedback is None
+            else self._with_feedback(),
             "decode": partial(codec.decompress, payload, self._out),
             "decode_add": partial(codec.decompress_add, payload, self._out),
         }
@@ -67,6 +74,30 @@ class Codec:
         if specification.startswith("topk"):
             self.calls[READ] = partial(_read, x)
 
+    def _with_feedback(self) -> Callable[[], int]:
+        """Return what encodes the vector with what is owed, and keeps what does not arrive, as an allreduce does."""
+        codec, feedback, x, again, out = self._codec, self._feedback, self._x, self._again, self._out
+        assert feedback is not None
+        if not isinstance(codec, Sparsifier):
+
+            def dense() -> int:
+                nbytes = codec.compress(feedback.compensate(x), again, _KEY)
+                codec.decompress(again[:nbytes], out)
+                feedback.update(out)
+                return nbytes
+
+            return dense
+        most = codec.capacity(x.size)
+        indices, values = np.empty(most, np.uint32), np.empty(most, np.float32)
+
+        def few() -> int:
+            owed = feedback.compensate(x)
+            number = codec.select(owed, _KEY, indices, values)
+            sparse.take_out(owed, indices[:number])
+            return int(entries.encode(indices[:number], values[:number], 0, owed.size, again))
+
+        return few
+
     def wrong(self, contender: str) -> int:
         """Call it once more, and count what is not as `decompress` of the first payload says."""
         if contender != OURS:
@@ -75,8 +106,13 @@ class Codec:
         self._codec.decompress(self._payload, expected)
         if self._step == "encode":
             self._again[:] = 0xA5
+            if self._feedback is not None:
+                self._feedback.reset()
             nbytes = self.calls[OURS]()
-            return int(np.count_nonzero(self._again[:nbytes] != self._payload)) + self._far_off(expected)
+            different = int(np.count_nonzero(self._again[:nbytes] != self._payload)) + self._far_off(expected)
+            if self._feedback is None:
+                return different
+            return different + int(np.count_nonzero(self._feedback.residual != self._x - expected))
         if self._step == "decode_add":
             self._out.fill(1)
             expected += np.float32(1)
@@ -89,8 +125,10 @@ class Codec:
 
     def detail(self, contender: str, medians: Mapping[str, float]) -> Mapping[str, Any]:
         """Return the share of the copy's bandwidth, and of a reading pass's time where that is what limits."""
-        streams = {"encode": 1, "decode": 1, "decode_add": 2}[self._step]
-        touched = streams * self._x.nbytes + self._payload.size
+        streams, payloads = {"encode": 1, "decode": 1, "decode_add": 2}[self._step], 1
+        if self._feedback is not None:
+            streams, payloads = (4, 1) if isinstance(self._codec, Sparsifier) else (8, 2)
+        touched = streams * self._x.nbytes + payloads * self._payload.size
         share = {"of_copy": round(touched / (2 * self._x.nbytes) * medians[COPY] / medians[contender], 3)}
         if contender in (COPY, READ):
             return {}
@@ -119,7 +157,7 @@ def numpy_way(specification: str, step: str, x: np.ndarray, out: np.ndarray) -> 
     ways: Mapping[str, Callable[[], Any]] = {
         "int8": partial(_round, whole, 127),
         "int4": partial(_round_and_pack, whole),
-        "sign": partial(_signs, whole),
+        "sign": partial(_signs, whole, np.zeros_like(whole)),
     }
     return ways.get(specification)
 
@@ -138,8 +176,12 @@ def _round_and_pack(blocks: np.ndarray) -> np.ndarray:
     return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
 
 
-def _signs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.packbits(np.signbit(blocks), axis=1), np.abs(blocks).mean(1)
+def _signs(blocks: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    owed += blocks
+    scales = np.abs(owed).mean(1)
+    packed = np.packbits(np.signbit(owed), axis=1)
+    owed -= np.copysign(scales[:, None], owed)
+    return packed, scales
 
 
 def contests(chosen: Sequence[str], sizes: Sequence[int]) -> Iterator[Callable[[], Codec]]:

@@ -7,26 +7,26 @@ tables, files and exit status.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from bench import metadata, table
+from bench import metadata, progress, table, timing
 from bench.cluster import VARIABLE
-from bench.records import Case, Result, Run, save_csv, save_in
-from mpicoll.measure import SAMPLE_SECONDS, compare
+from bench.records import BACK_TO_BACK, SINGLE, Case, Result, Run, save_csv, save_in
+from mpicoll.measure import SAMPLE_SECONDS
 
-_SPREAD, _FEW, _NAMED = 0.25, 15, 3
+_SPREAD, _FEW, _FEW_SINGLE, _SKEW, _NAMED = 0.25, 15, 100, 0.25, 3
 CLUSTER_SAMPLE_SECONDS = 20e-3
 """On an emulated cluster: a link that has rested sends its first half millisecond at once, which must not count."""
+SKEW = "start_skew"
+"""A detail: by how many seconds the last rank began late, median over single calls."""
 QUIET = "MPICOLL_BENCH_QUIET"
 """Set by a program that starts others and shows their results together."""
-PROGRESS = "MPICOLL_BENCH_PROGRESS"
-"""Set where somebody watches, though standard error is a pipe to the launcher."""
 
 
 class Contest(Protocol):
@@ -36,6 +36,10 @@ class Contest(Protocol):
     ----------
     calls
         By name, what to time; a call may be repeated without end.
+    before : mapping, optional
+        By name, what to do before each call and not to time.
+    notes : list of str, optional
+        What a reader has to know, such as why a contender is missing.
     """
 
     case: Case
@@ -77,9 +81,16 @@ def run(
     """
     facts = metadata.collect(plain, list(argv))
     begin = time.perf_counter()
-    results = [result for make in _with_bar(contests, plain.rank) for result in _measure(make(), arguments, plain)]
+    results: list[Result] = []
+    notes: list[str] = []
+    for make in progress.bar(contests, "case", plain.rank):
+        contest = make()
+        results += _measure(contest, arguments, plain)
+        notes += getattr(contest, "notes", ())
+        contest.close()
     facts["seconds"] = round(time.perf_counter() - begin, 1)
     facts["warnings"] = metadata.warnings(facts["ranks_on_node"], facts["cores"]) + _warnings(results)
+    facts["warnings"] += list(dict.fromkeys(notes))
     done = Run(program, facts, results)
     if plain.rank == 0:
         _keep(done, arguments)
@@ -87,42 +98,53 @@ def run(
 
 
 def _measure(contest: Contest, arguments: argparse.Namespace, plain: MPI.Intracomm) -> list[Result]:
+    paces = dict.fromkeys(getattr(arguments, "calls", None) or [BACK_TO_BACK])
+    return [result for pace in paces for result in _at_pace(contest, pace, arguments.seconds / len(paces), plain)]
+
+
+def _at_pace(contest: Contest, pace: str, seconds: float, plain: MPI.Intracomm) -> list[Result]:
     sample_seconds = CLUSTER_SAMPLE_SECONDS if VARIABLE in os.environ else SAMPLE_SECONDS
-    timings = compare(plain, contest.calls, arguments.seconds, sample_seconds)
-    medians = {name: timing.median for name, timing in timings.items()}
-    results = [
-        Result(contest.case, name, timing.samples, timing.calls, contest.wrong(name), contest.detail(name, medians))
-        for name, timing in timings.items()
+    before = getattr(contest, "before", {})
+    contenders = {name: timing.Contender(call, before.get(name)) for name, call in contest.calls.items()}
+    timings = timing.compare(plain, contenders, seconds, pace, sample_seconds)
+    medians = {name: one.median for name, one in timings.items()}
+    case = dataclasses.replace(contest.case, pace=pace)
+    return [
+        Result(case, name, one.samples, one.calls, contest.wrong(name), {**contest.detail(name, medians), **_skew(one)})
+        for name, one in timings.items()
     ]
-    contest.close()
-    return results
 
 
-def _with_bar(contests: Sequence[Callable[[], Contest]], rank: int) -> Iterable[Callable[[], Contest]]:
-    """Return the contests behind a progress bar on rank 0, if tqdm is there."""
-    if rank or not (sys.stderr.isatty() or os.environ.get(PROGRESS)):
-        return contests
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return contests
-    tqdm.monitor_interval = 0  # no thread beside MPI
-    return tqdm(contests, unit="case", leave=False, dynamic_ncols=True, file=sys.stderr, mininterval=0.5)
+def _skew(one: timing.Timing) -> dict[str, float]:
+    return {} if one.skew is None else {SKEW: float(f"{one.skew:.3g}")}
 
 
 def _warnings(results: Sequence[Result]) -> list[str]:
     """Return what speaks against believing the numbers."""
-    noisy = [table.describe(result.case) for result in results if result.spread > _SPREAD]
-    few = [table.describe(result.case) for result in results if result.samples.size < _FEW]
+    single = [result for result in results if result.case.pace == SINGLE]
     lines = [
-        (noisy, f"quartiles are more than {_SPREAD:.0%} apart in {{}}: the machine was not quiet"),
-        (few, f"fewer than {_FEW} samples of {{}}: give more --seconds"),
+        (
+            [result for result in results if result.spread > _SPREAD],
+            f"quartiles are more than {_SPREAD:.0%} apart in {{}}: the machine was not quiet",
+        ),
+        (
+            [result for result in results if result.samples.size < _FEW],
+            f"fewer than {_FEW} samples of {{}}: give more --seconds",
+        ),
+        (
+            [result for result in single if _FEW <= result.samples.size < _FEW_SINGLE],
+            f"fewer than {_FEW_SINGLE} samples of {{}}: the 99th percentile is about the largest",
+        ),
+        (
+            [result for result in single if result.detail.get(SKEW, 0.0) > _SKEW * result.median],
+            f"ranks began more than {_SKEW:.0%} of the time apart in {{}}",
+        ),
     ]
-    return [line.format(_some(cases)) for cases, line in lines if cases]
+    return [line.format(_some(found)) for found, line in lines if found]
 
 
-def _some(cases: Sequence[str]) -> str:
-    different = list(dict.fromkeys(cases))
+def _some(results: Sequence[Result]) -> str:
+    different = list(dict.fromkeys(table.describe(result.case) for result in results))
     more = f" and {len(different) - _NAMED} more cases" if len(different) > _NAMED else ""
     return ", ".join(different[:_NAMED]) + more
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench import intervals, table
 from bench.intervals import Key
-from bench.records import NATIVE, Case, Result, Run
+from bench.records import NATIVE, UNTOUCHED, WRITTEN, Case, Result, Run
 
 OURS = ("auto", "plan")
 _OTHER_LIBRARIES = ("gloo", "numba-mpi")
 _DEFAULT_LEVEL = "multiple"
 _NATIVE, _BEST = "native", "best baseline"
 
-Line = tuple[str, str, str, str, str, str, str, str]
+Line = tuple[str, str, str, str, str, str, str, str, str]
 _Place = tuple[str, str, Case]
 
 
 def lines(runs: Sequence[Run]) -> Iterator[Line]:
-    """Yield a row for each benchmark, library and number of ranks, for each of ours, against native and the best."""
-    together = intervals.collect(runs)
+    """Yield a row for each benchmark, library and number of ranks, for each of ours, against native and the best.
+
+    Results with send buffers untouched count only where there are none with buffers written before each call.
+    """
+    together = _honest(intervals.collect(runs))
     best = _best_baselines(together)
     keys = sorted((key for key in together if key.contender in OURS and key.thread_level == _DEFAULT_LEVEL), key=_group)
     for _, members in itertools.groupby(keys, key=_group):
@@ -33,18 +37,39 @@ def lines(runs: Sequence[Run]) -> Iterator[Line]:
 def in_short(runs: Sequence[Run]) -> list[list[str]]:
     """Return the same as a table, the header first: a row for each number of ranks, the means with the least."""
     places: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
-    for what, where, size, contender, against, mean, least, _ in lines(runs):
-        places.setdefault((what, where, size), {})[contender, against] = f"{mean.rstrip('x')} ({least.rstrip('x')})"
+    for what, where, calls, size, contender, against, mean, least, _ in lines(runs):
+        places.setdefault((what, where, calls, size), {})[contender, against] = (
+            f"{mean.rstrip('x')} ({least.rstrip('x')})"
+        )
     columns = list(dict.fromkeys(column for cells in places.values() for column in cells))
     columns.sort(key=lambda column: (OURS.index(column[0]), column[1] != _NATIVE))
     names = [contender if against == _NATIVE else f"{contender}, {against}" for contender, against in columns]
     rows = [[*place, *(cells.get(column, "") for column in columns)] for place, cells in places.items()]
-    return [["native's time / ours: geometric mean (least)", "library", "ranks", *names], *rows]
+    return [["native's time / ours: geometric mean (least)", "library", "calls", "ranks", *names], *rows]
+
+
+def _honest(together: Mapping[Key, list[Result]]) -> dict[Key, list[Result]]:
+    written = {_untouched(key) for key in together if key.case.buffers == WRITTEN}
+    return {key: results for key, results in together.items() if key not in written}
+
+
+def _untouched(key: Key) -> Key:
+    return key._replace(case=dataclasses.replace(key.case, buffers=UNTOUCHED))
 
 
 def _group(key: Key) -> tuple[str, ...]:
     case = key.case
-    return case.benchmark, case.dtype, case.variant, key.library, f"{case.size:6d}", key.setting, key.contender
+    return (
+        case.benchmark,
+        case.dtype,
+        case.variant,
+        key.library,
+        f"{case.size:6d}",
+        key.setting,
+        case.pace,
+        case.buffers,
+        key.contender,
+    )
 
 
 def _place(key: Key) -> _Place:
@@ -78,4 +103,5 @@ def _against(
     what = " ".join(filter(None, [case.benchmark, case.dtype, case.variant]))
     where = ", ".join(filter(None, [key.library, key.setting]))
     mean, least = f"{table.geometric_mean(ratios):.2f}x", f"{min(ratios):.2f}x"
-    yield what, where, str(case.size), key.contender, name, mean, least, str(len(ratios))
+    calls = case.pace if case.buffers == WRITTEN else f"{case.pace}, buffers {case.buffers}"
+    yield what, where, calls, str(case.size), key.contender, name, mean, least, str(len(ratios))

@@ -20,6 +20,16 @@ _PERIOD = 13
 """A prime, so that a piece that lands in the wrong place is seen."""
 
 
+def write(array: np.ndarray) -> None:
+    """Write every byte of a contiguous array with its own value.
+
+    The values stay, and nothing else is read: afterwards the array is modified in the caches of this rank's core, as
+    far as it fits there, which is where a program's data are that it has just computed.
+    """
+    raw = array.view(np.uint8)
+    np.bitwise_or(raw, raw, out=raw)
+
+
 def operand(op: str, rank: int) -> np.ndarray:
     """Return the first elements of a rank's vector, which repeat: shape (13,), whole numbers of at most 12 + rank."""
     pattern = np.arange(_PERIOD)

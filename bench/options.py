@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from bench import launch, records, table
+from bench import launch, progress, records, table
 from mpicoll.environment import launched_size
 from mpicoll.units import parse_nbytes
 
 DEFAULT_SIZES = [8 * 4**power for power in range(12)] + [64 << 20]
 LEVELS = ("multiple", "serialized", "funneled", "single")
+_PACES = {"back-to-back": records.BACK_TO_BACK, "single": records.SINGLE}
 DEADLINE_SECONDS = 3600.0
 """After which a launch is given up."""
 
@@ -43,6 +44,27 @@ def make_parser(program: str, description: str | None) -> argparse.ArgumentParse
     add("--output", type=Path, metavar="FOLDER", help="write a JSON file for each launch, with all samples")
     add("--csv", type=Path, metavar="FILE", help="write medians, percentiles and bandwidths")
     return parser
+
+
+def add_buffers(parser: argparse.ArgumentParser) -> None:
+    """Add what benchmarks take that have send buffers."""
+    text = "whether the owner of a send buffer writes it before each call, outside of the time (default: %(default)s)"
+    parser.add_argument("--buffers", choices=(records.WRITTEN, records.UNTOUCHED), default=records.WRITTEN, help=text)
+
+
+def add_calls(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
+    """Add what benchmarks take whose calls can be made one after another or one at a time."""
+    names = " ".join(name for name, pace in _PACES.items() if pace in default)
+    text = f"one after another, or each by itself after a synchronised start; they share the time (default: {names})"
+    parser.add_argument(
+        "--calls", nargs="+", type=_pace, default=list(default), metavar="PACE", help=f"{' or '.join(_PACES)}: {text}"
+    )
+
+
+def _pace(text: str) -> str:
+    if text not in _PACES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {' or '.join(_PACES)}")
+    return _PACES[text]
 
 
 def rank_counts(text: str) -> list[int]:
@@ -104,11 +126,9 @@ def launched(
     (int, Run or None)
         The exit status, and the results if there are any.
     """
-    environment = {**launch.clean_environment(), "MPICOLL_BENCH_QUIET": "1", **variables}
+    environment = {**launch.clean_environment(), **progress.environment(), "MPICOLL_BENCH_QUIET": "1", **variables}
     if thread_level:
         environment["MPI4PY_RC_THREAD_LEVEL"] = thread_level
-    if sys.stderr.isatty():
-        environment["MPICOLL_BENCH_PROGRESS"] = "1"
     with tempfile.TemporaryDirectory(prefix="mpicoll-bench-") as folder:
         command = launch.command(ranks, ["-m", program, *argv, "--output", folder], python)
         try:

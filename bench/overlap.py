@@ -4,7 +4,8 @@
 as long as the operation takes alone, testing the request now and then, and waits. ``overlap`` is the hidden share of
 the communication, ``1 - (together - computation) / communication``, of native first and then of ours: 100 % if the
 operation costs nothing beside the computation, 0 % if they take turns. The ratio is native's time over ours for all of
-it together, with a computation of the same length.
+it together, with a computation of the same length. Send buffers are written by their owners before each operation,
+outside of the time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.options import is_launcher, make_parser, relaunch
-from bench.records import ASIDE, NATIVE, Case
+from bench.operations import write
+from bench.options import add_buffers, is_launcher, make_parser, relaunch
+from bench.records import ASIDE, NATIVE, WRITTEN, Case
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +36,9 @@ _WIDTH = 96
 class Overlap:
     """One collective and length; a `bench.harness.Contest`."""
 
-    def __init__(self, comms: tuple[Intracomm, MPI.Intracomm], collective: str, nbytes: int, tests: int) -> None:
+    def __init__(
+        self, comms: tuple[Intracomm, MPI.Intracomm], collective: str, nbytes: int, tests: int, buffers: str
+    ) -> None:
         import numpy as np
 
         from bench.collectives import vectors
@@ -43,7 +47,7 @@ class Overlap:
         self.collective, self.tests = collective, tests
         self.given, self.expected = vectors(comm, collective, nbytes, np.dtype(np.float32), "SUM")
         self.recv = self.given.copy() if collective == "bcast" else np.zeros_like(self.expected)
-        self.case = Case(f"overlap {collective}", nbytes, nbytes // 4, "float32", comm.size)
+        self.case = Case(f"overlap {collective}", nbytes, nbytes // 4, "float32", comm.size, buffers=buffers)
         self._matrices = [np.full((_WIDTH, _WIDTH), 1e-3, np.float32) for _ in range(3)]
         starts = {NATIVE: self._start(self.plain), AUTO: self._start(comm)}
         self._units = self._calibrate(starts[NATIVE])
@@ -52,6 +56,14 @@ class Overlap:
             self.calls[name] = partial(self._together, start)
             self.calls[name + ALONE] = partial(self._alone, start)
         self.calls[COMPUTE] = partial(self._compute, self._units)
+
+    @property
+    def before(self) -> Mapping[str, Callable[[], None]]:
+        """What a rank does before each operation that sends something of its own: it writes that."""
+        if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.plain.rank):
+            return {}
+        sent = self.recv if self.collective == "bcast" else self.given
+        return {name: partial(write, sent) for name in self.calls if name != COMPUTE}
 
     def _start(self, comm: MPI.Intracomm) -> Callable[[], Any]:
         method = getattr(comm, _METHODS.get(self.collective, f"I{self.collective}"))
@@ -114,7 +126,7 @@ class Overlap:
 def _contests(arguments: argparse.Namespace, comms: tuple[Intracomm, MPI.Intracomm]) -> Iterator[Callable[[], Overlap]]:
     for collective in arguments.collective:
         for nbytes in arguments.sizes:
-            yield partial(Overlap, comms, collective, nbytes, arguments.tests)
+            yield partial(Overlap, comms, collective, nbytes, arguments.tests, arguments.buffers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--collective", nargs="+", choices=COLLECTIVES, default=["allreduce"], help="default: allreduce"
     )
     parser.add_argument("--tests", type=int, default=8, help="calls of Test while computing (default: %(default)s)")
+    add_buffers(parser)
     arguments = parser.parse_args(argv)
     if is_launcher():
         return relaunch("bench.overlap", arguments, argv)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench import intervals, records, table
-from bench.records import ASIDE, COPY, Result
+from bench.records import ALLOC_MEM, ASIDE, COPY, PERSISTENT, Result
 from bench.table import Title
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ Rows = Mapping[int, Mapping[str, Sequence[Result]]]
 
 _FIXED = {"native": "black", "numpy": "black", "auto": "#0072b2", "plan": "#d55e00", "ours": "#0072b2"}
 _OTHERS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b", "#b5bd00", "#5f3dc4", "#f78da7")
-_FORCED = "native ("
+_FORCED = "native "
+"""Begins the names of other baselines than native as it is."""
 _MARKERS = "osv^D<>Pd"
 _IMPORTANT = ("native", "numpy", "auto", "plan", "ours")
 _SERIAL = itertools.count()
@@ -137,12 +138,15 @@ def crossover(tables: Mapping[Title, Rows], names: Sequence[str]) -> str:
 
 
 def _competes(name: str, results: Sequence[Result]) -> bool:
-    return name not in (COPY, "plan") and not results[0].detail.get(ASIDE)
+    special = name in (COPY, "plan") or name.endswith((f" {PERSISTENT}", f" {ALLOC_MEM}"))
+    return not special and not results[0].detail.get(ASIDE)
 
 
 def _short(title: Title) -> str:
     level = "" if title.thread_level == "multiple" else title.thread_level
-    return ", ".join(filter(None, [title.library, f"{title.size} ranks", level, title.variant, title.setting]))
+    return ", ".join(
+        filter(None, [title.library, f"{title.size} ranks", level, title.variant, title.manner, title.setting])
+    )
 
 
 def overlap(tables: Mapping[Title, Rows]) -> str:

@@ -17,13 +17,23 @@ import numpy as np
 
 from mpicoll.schedules.cost import bus_factor
 
-FORMAT, VERSION = "mpicoll-bench", 1
+FORMAT, VERSION = "mpicoll-bench", 2
+_READABLE = (1, VERSION)
+"""Version 1 knew one manner only: calls back to back, send buffers untouched."""
 NATIVE, NUMPY, PLAN, COPY = "native", "numpy", "plan", "copy"
 """Contenders that tables know: the MPI library's own call, NumPy's, a persistent operation, a plain copy of memory."""
+PERSISTENT, ALLOC_MEM = "persistent", "Alloc_mem"
+"""After the name of native: the MPI library's own persistent operation, and its call on memory from MPI.Alloc_mem."""
+BACK_TO_BACK, SINGLE = "back to back", "single"
+"""Paces: calls one after another, or each by itself after a synchronised start."""
+WRITTEN, UNTOUCHED = "written", "untouched"
+"""What happens to a send buffer before each call: its owner writes it, or nothing."""
 ASIDE = "aside"
 """A detail that is true for what is timed beside the contenders, such as a computation alone."""
 PAYLOAD, ERROR = "payload", "rms error"
 """Details of compressed messages: how much shorter they are, and the relative error of the result."""
+FEEDBACK = " +EF"
+"""After the name of a compressor that is measured, or trained, with error feedback."""
 _DIGITS = 5
 
 
@@ -45,6 +55,10 @@ class Case:
         Number of ranks.
     variant
         What else it depends on, such as ``"in place"``; may be empty.
+    pace
+        `BACK_TO_BACK` or `SINGLE`.
+    buffers
+        `WRITTEN` or `UNTOUCHED`.
     """
 
     benchmark: str
@@ -53,10 +67,28 @@ class Case:
     dtype: str
     size: int
     variant: str = ""
+    pace: str = BACK_TO_BACK
+    buffers: str = UNTOUCHED
+
+    @property
+    def manner(self) -> str:
+        """Pace and buffers in words; empty for calls back to back with buffers untouched."""
+        return "" if (self.pace, self.buffers) == (BACK_TO_BACK, UNTOUCHED) else manner(self.pace, self.buffers)
+
+
+def manner(pace: str, buffers: str) -> str:
+    """Return in words in which manner calls are made."""
+    return f"{'single calls' if pace == SINGLE else pace}, send buffers {buffers}"
 
 
 _FACTS = tuple(entry.name for entry in fields(Case))
-_COLUMNS = (*_FACTS, "contender", "samples", "calls", "wrong", "median", "p5", "p95", "p99", "algbw", "busbw")
+_LATER = ("pace", "buffers")
+"""Facts that files of version 1 lack; what they had is the default."""
+_PERCENTILES = (5, 90, 95, 99)
+_COLUMNS = (
+    *(*_FACTS, "contender", "samples", "calls", "wrong", "median"),
+    *(*(f"p{percent}" for percent in _PERCENTILES), "algbw", "busbw"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +99,7 @@ class Result:
     ----------
     samples
         Seconds per call, each the maximum over ranks; sample ``i`` of every contender of a case was taken in the same
-        round.
+        round. Those of pace `SINGLE` are of one call each.
     calls
         Calls that were timed together for one sample.
     wrong
@@ -106,8 +138,9 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Return everything but the samples, by column name."""
-        p5, p95, p99 = np.percentile(self.samples, [5, 95, 99])
-        times = {"median": self.median, "p5": p5, "p95": p95, "p99": p99, "algbw": self.algbw, "busbw": self.busbw}
+        found = zip(_PERCENTILES, np.percentile(self.samples, _PERCENTILES), strict=True)
+        times = {"median": self.median, **{f"p{percent}": float(value) for percent, value in found}}
+        times |= {"algbw": self.algbw, "busbw": self.busbw}
         facts = {**asdict(self.case), "contender": self.contender, "calls": self.calls, "wrong": self.wrong}
         return {**facts, **{name: _short(value) for name, value in times.items()}, **self.detail}
 
@@ -188,16 +221,18 @@ def load(path: Path) -> Run:
         raise ResultsError(f"{path}: cannot be read as results: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultsError(f"{path}: not a file of results")
-    if content.get("version") != VERSION:
-        raise ResultsError(f"{path}: version {content.get('version')!r} is not {VERSION}, which this program reads")
+    if content.get("version") not in _READABLE:
+        known = " or ".join(map(str, _READABLE))
+        raise ResultsError(f"{path}: version {content.get('version')!r} is not {known}, which this program reads")
     try:
-        return Run(content["program"], content["metadata"], [_result(row) for row in content["results"]])
+        later = _LATER if content["version"] == 1 else ()
+        return Run(content["program"], content["metadata"], [_result(row, later) for row in content["results"]])
     except (KeyError, TypeError, ValueError) as error:
         raise ResultsError(f"{path}: damaged: {error!r}") from error
 
 
-def _result(row: dict[str, Any]) -> Result:
-    case = Case(**{name: row[name] for name in _FACTS})
+def _result(row: dict[str, Any], missing: Sequence[str]) -> Result:
+    case = Case(**{name: row[name] for name in _FACTS if name not in missing})
     samples = np.array(row["samples"], float)
     if not samples.size or not (samples > 0).all():
         raise ValueError(f"samples of {case.benchmark}, {row['contender']}, are not positive numbers")

@@ -32,11 +32,13 @@ td, th { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid var(
 .facts td { text-align: left; white-space: normal; word-break: break-word; }
 """
 _NOTES = 4
-_METHOD = """Times are medians over rounds of the slowest rank's time; contenders take turns within each round, so that
-what else the machine does hits all of them, and their ratio holds where their times do not. Intervals are 95 %: the
-larger of what samples differ by within a launch and what launches differ by. Results are checked outside the timing.
-Bus bandwidth is nccl-tests' definition: what the link of each rank would carry in the best algorithm. With more ranks
-than cores, times contain waiting for a core: read ratios only."""
+_METHOD = """Calls are made back to back, or one at a time (single): then all ranks begin each call at the same moment,
+as in a program that computes in between. Send buffers are written by their owners before each call, outside of the
+time, unless a heading says that they are untouched. Times are medians over rounds of the slowest rank's time;
+contenders take turns within each round, so that what else the machine does hits all of them, and their ratio holds
+where their times do not. Intervals are 95 %: the larger of what samples differ by within a launch and what launches
+differ by. Results are checked outside the timing. Bus bandwidth is nccl-tests' definition: what the link of each rank
+would carry in the best algorithm. With more ranks than cores, times contain waiting for a core: read ratios only."""
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -86,14 +88,14 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _headline(runs: Sequence[Run]) -> Iterable[str]:
     yield "<h2>In short</h2>"
-    cells = [("benchmark", "library", "ranks", "ours", "against", "geometric mean", "least", "lengths")]
+    cells = [("benchmark", "library", "calls", "ranks", "ours", "against", "geometric mean", "least", "lengths")]
     cells += headline.lines(runs)
     yield _html_table(cells)
     yield (
         "<p>How many times as fast ours are. <em>best baseline</em> is, for each length, the fastest of the MPI "
-        "library's own call at any thread level and with any algorithm forced, and of other libraries that were "
-        "measured. Thread levels and forced algorithms need launches of their own, so those ratios are between "
-        "launches; ratios with <em>native</em> are within one.</p>"
+        "library's own call at any thread level, with any algorithm forced and on memory from MPI.Alloc_mem, of its "
+        "own persistent operation, and of other libraries that were measured. Thread levels and forced algorithms need "
+        "launches of their own, so those ratios are between launches; ratios with <em>native</em> are within one.</p>"
     )
 
 
@@ -166,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output.write_text(text)
     short = headline.in_short(runs)
     if len(short) > 1:
-        sys.stdout.write("\n".join(["", *layout.markdown(short, names=2), "", ""]))
+        sys.stdout.write("\n".join(["", *layout.markdown(short, names=3), "", ""]))
     sys.stdout.write(f"{output}: {len(runs)} launches, {len(text) / 1e6:.1f} MB\n")
     return 1 if any(run.wrong for run in runs) else 0
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bench import intervals, layout
 from bench.intervals import Key
-from bench.records import ASIDE, COPY, ERROR, NUMPY, PAYLOAD, PLAN, Case, Result, Run, baseline
+from bench.records import ASIDE, COPY, ERROR, NATIVE, NUMPY, PAYLOAD, PLAN, SINGLE, Case, Result, Run, baseline
 from mpicoll.schedules.cost import bus_factor
 
 SHARES = ("of_copy", "of_read")
 """Details that the long table shows: bytes touched a second over those of a copy, and a reading pass over the time."""
 Contenders = Mapping[str, Sequence[Result]]
+_PERCENTILES = "50/90/99%"
 
 
 class Title(NamedTuple):
@@ -27,6 +29,7 @@ class Title(NamedTuple):
     dtype: str
     size: int
     variant: str
+    manner: str = ""
 
 
 def format_size(nbytes: int) -> str:
@@ -44,7 +47,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def describe(case: Case) -> str:
     """Return a case in a few words."""
-    return " ".join(filter(None, [case.benchmark, format_size(case.nbytes), case.variant]))
+    manner = f"({case.manner})" if case.manner else ""
+    return " ".join(filter(None, [case.benchmark, format_size(case.nbytes), case.variant, manner]))
 
 
 def group(runs: Iterable[Run]) -> dict[Title, dict[int, dict[str, list[Result]]]]:
@@ -58,7 +62,8 @@ def group(runs: Iterable[Run]) -> dict[Title, dict[int, dict[str, list[Result]]]
 
 def _title(key: Key) -> Title:
     case = key.case
-    return Title(key.library, key.thread_level, key.setting, case.benchmark, case.dtype, case.size, case.variant)
+    where = key.library, key.thread_level, key.setting
+    return Title(*where, case.benchmark, case.dtype, case.size, case.variant, case.manner)
 
 
 def show(runs: Sequence[Run], *, markdown: bool = False, long: bool = False) -> None:
@@ -79,7 +84,7 @@ def heading(title: Title) -> str:
     """Return in one line what the rows of a table have in common."""
     ranks = f"{title.size} rank{'s' if title.size > 1 else ''}"
     parts = [title.benchmark, title.library, f"threads: {title.thread_level}", ranks, title.setting]
-    return ", ".join(filter(None, [*parts, title.dtype, title.variant]))
+    return ", ".join(filter(None, [*parts, title.dtype, title.variant, title.manner]))
 
 
 def cells(rows: Mapping[int, Contenders], *, long: bool = False, brief: bool = False) -> list[list[str]]:
@@ -103,7 +108,7 @@ def _ratios(rows: Mapping[int, Contenders]) -> list[list[str]]:
         return list(_long(rows))
     names = list(dict.fromkeys(name for row in rows.values() for name in row if _competes(row, name, base)))
     extra = _extra_columns(base, rows)
-    header = ["size", f"{base} us", *(name.replace("_", " ") for name in names), *extra, "wrong"]
+    header = ["size", f"{base} us", *map(_label, names), *extra, "wrong"]
     lines = []
     for nbytes, row in sorted(rows.items()):
         ratios = [_with_interval(intervals.ratio(row[base], row[name])) if name in row else "" for name in names]
@@ -155,9 +160,24 @@ def _extra_columns(base: str, rows: Mapping[int, Contenders]) -> dict[str, Calla
         return next((str(results[0].detail["choice"]) for results in row.values() if "choice" in results[0].detail), "")
 
     columns = {"bound": bound, "busbw GB/s": busbw, "overlap": overlap, "auto takes": choice}
+    columns |= {f"{name} us {_PERCENTILES}": partial(_percentiles, name) for name in (base, "auto", PLAN)}
     if base == NUMPY:
         columns = {"copy": copied}
     return {name: show for name, show in columns.items() if any(show(row) for row in rows.values())}
+
+
+def _percentiles(name: str, row: Contenders) -> str:
+    """Return the 50th, 90th and 99th percentile of single calls in microseconds, means over launches."""
+    results = row.get(name, ())
+    if not results or results[0].case.pace != SINGLE:
+        return ""
+    summaries = [result.summary() for result in results]
+    means = [sum(summary[column] for summary in summaries) / len(summaries) for column in ("median", "p90", "p99")]
+    return " / ".join(f"{1e6 * mean:.1f}" for mean in means)
+
+
+def _label(name: str) -> str:
+    return name if name.startswith(NATIVE) else name.replace("_", " ")
 
 
 def _competes(row: Contenders, name: str, base: str) -> bool:
@@ -181,13 +201,13 @@ def _long(rows: Mapping[int, Contenders]) -> Iterator[list[str]]:
     shares = [
         name for name in SHARES if any(name in r.detail for row in rows.values() for rs in row.values() for r in rs)
     ]
-    columns = ["size", "contender", "median us", "p5", "p95", "p99", "algbw GB/s", "busbw GB/s", "ratio", "wrong"]
+    columns = ["size", "contender", "median us", "p5", "p90", "p99", "algbw GB/s", "busbw GB/s", "ratio", "wrong"]
     yield columns + [share.replace("_", " ") for share in shares]
     for nbytes, row in sorted(rows.items()):
         base = baseline(row)
         for name, results in row.items():
             summaries = [result.summary() for result in results]
-            mean = {column: sum(s[column] for s in summaries) / len(summaries) for column in ("p5", "p95", "p99")}
+            mean = {column: sum(s[column] for s in summaries) / len(summaries) for column in ("p5", "p90", "p99")}
             seconds = intervals.median(results)
             algbw = nbytes / seconds / 1e9
             busbw = algbw * bus_factor(results[0].case.benchmark, results[0].case.size)

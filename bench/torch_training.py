@@ -27,7 +27,7 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
     """Train once with the options' model, order, batch, learning rates and initial weights; collective."""
     import torch
 
-    from bench.training import GOAL, TORCH, Outcome
+    from bench.training import GOAL, TORCH, WARMUP_STEPS, Outcome, mean
     from mpicoll.train.data import load
     from mpicoll.train.optimizer import learning_rate
     from mpicoll.train.sharding import batch_of_rank, epoch_order, steps_per_epoch
@@ -56,11 +56,12 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, total, config.lr, config.warmup, config.schedule)
         optimizer.step()
-        seconds, samples = seconds + time.perf_counter() - began, samples + count
+        if step >= WARMUP_STEPS:
+            seconds, samples = seconds + time.perf_counter() - began, samples + count
         if (step + 1) % per_epoch == 0 and dataset.test.count and goal is None:
             goal = seconds if _accuracy(plain, dataset) >= GOAL else None
     accuracy = _accuracy(plain, dataset) if dataset.test.count else None
-    return Outcome(task, TORCH, comm.Get_size(), samples / seconds, goal, accuracy)
+    return Outcome(task, TORCH, comm.Get_size(), samples / mean(comm, seconds), goal, accuracy)
 
 
 def _model(config: TrainConfig, dataset: Dataset) -> Any:

@@ -2,7 +2,8 @@
 
 ``python -m bench.training`` starts itself on 1, 2, 4 and 8 ranks. Two tasks, the same model, data, order, initial
 weights, batch and learning rate for all: *digits*, to 97 % on the test samples; and *large*, a perceptron with ten
-million parameters on synthetic samples, a few steps. One thread a rank. Columns:
+million parameters on synthetic samples, a few steps. One thread a rank. Everything is started several times; columns
+are medians, with half the width of their 95 % interval:
 
 - ``samples/s``: of all ranks, in training steps, and over what one rank does alone;
 - ``to 97%``: seconds of training steps until an epoch ended with that; evaluation is not counted;
@@ -10,7 +11,8 @@ million parameters on synthetic samples, a few steps. One thread a rank. Columns
   and parameters; both, and the time before, on the most ranks;
 - ``from one rank``: the largest relative difference of a loss of the first 50 steps from that on one rank.
 
-PyTorch is left out where it is not installed (extra ``others``).
+The first steps of each run, in which buffers are made and connections opened, count for nobody, nor does the time
+before them; seconds are means over ranks. PyTorch is left out where it is not installed (extra ``others``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import launch, layout
+from bench import intervals, launch, layout, progress
 from bench.options import is_launcher
 from mpicoll.train.config import TrainConfig
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 PROGRAM = "bench.training"
 TORCH = "PyTorch DDP"
 GOAL = 0.97
+WARMUP_STEPS = 5
+"""Steps at the beginning of a run that are taken but not timed."""
 _EQUAL_STEPS = 50
 """Later the ways part: rounding grows as training goes on."""
 _COMMON = TrainConfig(progress=False, quiet=True, evaluate_every=1 << 30)
@@ -45,7 +49,7 @@ TASKS = {
     "digits": replace(_COMMON, epochs=20),
     "large": replace(
         _COMMON, dataset="synthetic:65536x784x10", test_fraction=0.0, hidden=(2048, 2048, 2048), batch=512, epochs=1,
-        lr=0.01, steps=12,
+        lr=0.01, steps=WARMUP_STEPS + 12,
     ),
 }  # fmt: skip
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -78,22 +82,43 @@ class Outcome:
 
 
 class Watch:
-    """In place of what saves checkpoints: looks at the accuracy after each epoch."""
+    """In place of what saves checkpoints: notes when the warm-up ends, and looks at the accuracy after each epoch."""
 
     def __init__(self) -> None:
         self.seconds_to_goal: float | None = None
+        self._warm_seconds, self._warm_samples = 0.0, 0
 
     def after_step(self, trainer: Trainer, steps: int) -> None:
-        """Let it go on."""
+        """Forget what the warm-up took when it is over."""
+        if steps == WARMUP_STEPS:
+            self._warm_seconds, self._warm_samples = trainer.clock.stepping, trainer.samples_seen
+
+    def seconds(self, trainer: Trainer) -> float:
+        """Return the seconds of this rank's steps since the warm-up."""
+        return trainer.clock.stepping - self._warm_seconds
+
+    def samples(self, trainer: Trainer) -> int:
+        """Return the samples of all ranks since the warm-up."""
+        return trainer.samples_seen - self._warm_samples
 
     def after_epoch(self, trainer: Trainer, steps: int) -> None:
         """Note when the goal is reached."""
         tested = trainer.evaluate()
         if tested is not None and tested[1] >= GOAL and self.seconds_to_goal is None:
-            self.seconds_to_goal = trainer.clock.stepping
+            self.seconds_to_goal = self.seconds(trainer)
 
     def save(self, trainer: Trainer, steps: int) -> None:
         """Nothing is saved."""
+
+
+def mean(comm: MPI.Intracomm, value: float) -> float:
+    """Return the mean over ranks; collective."""
+    import numpy as np
+    from mpi4py import MPI
+
+    total = np.array([value])
+    comm.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
+    return float(total[0]) / comm.Get_size()
 
 
 def configurations(task: str, strategies: Sequence[str], size: int) -> Iterator[tuple[str, TrainConfig]]:
@@ -127,7 +152,7 @@ def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracom
         task,
         strategy,
         comm.Get_size(),
-        trainer.samples_seen / trainer.clock.mean(comm).stepping,
+        watch.samples(trainer) / mean(comm, watch.seconds(trainer)),
         watch.seconds_to_goal,
         None if tested is None else tested[1],
         sum(trainer.strategy.nbytes().values()),
@@ -137,53 +162,75 @@ def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracom
 
 
 def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome]:
-    """Run everything on these ranks, interleaved, and keep the fastest of each."""
+    """Run everything on these ranks, in turn."""
     from bench import torch_training
 
-    found: dict[tuple[str, str], Outcome] = {}
-    for _ in range(arguments.repeats):
-        for task in arguments.tasks:
-            runs = list(configurations(task, arguments.strategies, comm.Get_size()))
-            outcomes = [train_ours(task, name, config, comm) for name, config in runs]
-            if torch_training.is_there() and not arguments.no_torch:
-                outcomes.append(torch_training.train(task, TASKS[task], comm))
-            for each in outcomes:
-                before = found.get((task, each.strategy))
-                if before is None or before.samples_per_second < each.samples_per_second:
-                    found[task, each.strategy] = each
-    return list(found.values())
+    names = list(arguments.strategies)
+    if torch_training.is_there() and not arguments.no_torch:
+        names.append(TORCH)
+    runs = [(task, name) for _ in range(arguments.repeats) for task in arguments.tasks for name in names]
+    outcomes = []
+    for task, name in progress.bar(runs, "run", comm.Get_rank()):
+        if name == TORCH:
+            outcomes.append(torch_training.train(task, TASKS[task], comm))
+        else:
+            for _, config in configurations(task, [name], comm.Get_size()):
+                outcomes.append(train_ours(task, name, config, comm))
+    return outcomes
+
+
+Runs = Mapping[int, Sequence[Outcome]]
+"""Of a strategy, by the number of ranks."""
 
 
 def table(outcomes: Sequence[Outcome], task: str) -> str:
     """Return the rows of a task, one a strategy."""
     here = [each for each in outcomes if each.task == task]
     sizes = sorted({each.ranks for each in here})
-    alone = next((each for each in here if each.ranks == 1 and each.losses), None)
+    alone = [each for each in here if each.ranks == 1 and each.losses]
     pace = [f"samples/s, {size} rank{'s' * (size > 1)}" for size in sizes]
     rows = [[task, *pace, f"to {GOAL:.0%}", "MB held", "MB sent", "from one rank"]]
     there = {each.strategy for each in here}
     for name in filter(there.__contains__, (*STRATEGIES, TORCH)):
-        runs = {each.ranks: each for each in here if each.strategy == name}
-        rows.append([name, *(_pace(runs.get(size), alone) for size in sizes), *_facts(runs, sizes[-1], alone)])
+        runs = {size: [o for o in here if (o.strategy, o.ranks) == (name, size)] for size in sizes}
+        rows.append([name, *(_pace(runs[size], alone) for size in sizes), *_facts(runs, sizes[-1], alone)])
     return "\n".join(layout.markdown(rows))
 
 
-def _pace(run: Outcome | None, alone: Outcome | None) -> str:
-    if run is None:
+def _pace(runs: Sequence[Outcome], alone: Sequence[Outcome]) -> str:
+    if not runs:
         return ""
-    scaling = f" ({run.samples_per_second / alone.samples_per_second:.2f})" if alone else ""
-    return f"{run.samples_per_second:,.0f}{scaling}"
+    found, base = (
+        intervals.of_median([o.samples_per_second for o in some]) if some else None for some in (runs, alone)
+    )
+    assert found is not None
+    scaling = f" ({found.value / base.value:.2f})" if base else ""
+    return f"{found.value:,.0f}{_margin(found)}{scaling}"
 
 
-def _facts(runs: Mapping[int, Outcome], size: int, alone: Outcome | None) -> list[str]:
-    run = runs.get(size)
-    apart = [_difference(each, alone) for each in runs.values() if alone and each.losses]
+def _margin(found: intervals.Interval) -> str:
+    """Return half the width of an interval, empty for a single value."""
+    return f" ±{100 * (found.high - found.low) / 2 / found.value:.0f}%" if found.launches > 1 else ""
+
+
+def _facts(runs: Runs, size: int, alone: Sequence[Outcome]) -> list[str]:
+    last = runs[size]
+    apart = [_difference(each, alone[0]) for some in runs.values() for each in some if alone and each.losses]
     return [
-        f"{run.seconds_to_goal:.2f} s" if run and run.seconds_to_goal is not None else "",
-        _megabytes(run.held_nbytes if run else None),
-        _megabytes(run.sent_nbytes if run else None),
+        _to_goal(last),
+        _megabytes(last[0].held_nbytes if last else None),
+        _megabytes(last[0].sent_nbytes if last else None),
         f"{max(apart):.0e}" if apart else "",
     ]
+
+
+def _to_goal(runs: Sequence[Outcome]) -> str:
+    """Return the median time in which the goal was reached, empty if some run did not reach it."""
+    seconds = [each.seconds_to_goal for each in runs if each.seconds_to_goal is not None]
+    if not seconds or len(seconds) < len(runs):
+        return ""
+    found = intervals.of_median(seconds)
+    return f"{found.value:.2f} s{_margin(found)}"
 
 
 def _difference(each: Outcome, alone: Outcome) -> float:
@@ -203,26 +250,34 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, nargs="+", default=[1, 2, 4, 8], help="when not run under mpirun (default: 1 2 4 8)")
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     add("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES), metavar="NAME", help="default: all")
-    add("--repeats", type=int, default=2, help="runs of each, of which the fastest counts (default: %(default)s)")
+    add(
+        "--repeats", type=int, default=6, help="launches; medians have 95 %% intervals from 6 on (default: %(default)s)"
+    )
     add("--no-torch", action="store_true", help="leave PyTorch out")
     add("--json", type=Path, metavar="FILE", help="write all outcomes")
     return parser
 
 
 def _launch_all(arguments: argparse.Namespace, argv: list[str]) -> int:
+    """Start the ranks anew for each repeat, since launches differ more than what is run again in one of them."""
     outcomes: list[Outcome] = []
+    launches = [size for _ in range(arguments.repeats) for size in arguments.ranks]
     with tempfile.TemporaryDirectory(prefix="mpicoll-bench-") as folder:
-        for size in arguments.ranks:
-            path = Path(folder) / f"{size}.json"
-            command = launch.command(size, ["-m", PROGRAM, *argv, "--json", str(path)])
+        path = Path(folder) / "outcomes.json"
+        for size in progress.bar(launches, "launch"):
+            command = launch.command(size, ["-m", PROGRAM, *argv, "--json", str(path), "--repeats", "1"])
             status = subprocess.run(command, env=launch.clean_environment(), check=False).returncode
             if status:
                 return status
             outcomes += [Outcome(**each) for each in json.loads(path.read_text())]
+    _show(arguments, outcomes)
+    return 0
+
+
+def _show(arguments: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
     for task in arguments.tasks:
         print(table(outcomes, task), end="\n\n", flush=True)
     _save(arguments.json, outcomes)
-    return 0
 
 
 def _save(path: Path | None, outcomes: Sequence[Outcome]) -> None:
@@ -233,7 +288,10 @@ def _save(path: Path | None, outcomes: Sequence[Outcome]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < 1 or min(arguments.ranks) < 1:
+        parser.error("--repeats and --ranks are at least 1")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     if is_launcher():
@@ -243,7 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = _measure(arguments, MPI.COMM_WORLD)
     if MPI.COMM_WORLD.rank == 0:
         _save(arguments.json, outcomes)
-        print(f"done on {MPI.COMM_WORLD.size} ranks", file=sys.stderr, flush=True)
+        if not arguments.json:
+            _show(arguments, outcomes)
     return 0
 
 

@@ -7,13 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.records import Case, Result, Run
+from bench.records import BACK_TO_BACK, WRITTEN, Case, Result, Run
 
 SIZES = tuple(8 * 4**power for power in range(10))
 PACE = {"native": 1.0, "auto": 0.5, "plan": 0.2, "ring": 1.4, "tree": 1.2}
 
 
-def run(seed: int, size: int = 2, launch_noise: float = 0.04, pace: Mapping[str, float] = PACE, **metadata: Any) -> Run:
+def run(
+    seed: int,
+    size: int = 2,
+    launch_noise: float = 0.04,
+    pace: Mapping[str, float] = PACE,
+    manner: tuple[str, str] = (BACK_TO_BACK, WRITTEN),
+    **metadata: Any,
+) -> Run:
     """Return one launch: samples scatter in bursts, and each contender's launch has a pace of its own."""
     random = np.random.default_rng(seed)
     results = []
@@ -23,9 +30,8 @@ def run(seed: int, size: int = 2, launch_noise: float = 0.04, pace: Mapping[str,
             own = _bursts(random) * np.exp(random.normal(0, launch_noise))
             samples = factor * (2e-6 * size + nbytes / 5e9) * common * own
             detail = {"choice": "shared"} if name == "auto" else {}
-            results.append(
-                Result(Case("allreduce", nbytes, nbytes // 4, "float32", size), name, samples, 10, 0, detail)
-            )
+            case = Case("allreduce", nbytes, nbytes // 4, "float32", size, "", *manner)
+            results.append(Result(case, name, samples, 10, 0, detail))
     facts = {"library": "MPICH 5", "thread_level": "multiple", "setting": "", "cores": 2, "ranks": size}
     return Run("bench.collectives", {**facts, "warnings": [], **metadata}, results)
 

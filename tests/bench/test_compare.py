@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import compare, intervals, records
-from bench.records import Run
+from bench.records import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, Run
 from tests.bench import synthetic
 
 SLOWED = {**synthetic.PACE, "ring": 1.3 * synthetic.PACE["ring"]}
@@ -74,3 +74,26 @@ def test_bad_input_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "nothing was measured in both" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         compare.main([good, good, "--threshold", "much"])
+
+
+def test_what_calls_were_made_in_another_manner_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = save(tmp_path / "a", [synthetic.run(1, manner=(BACK_TO_BACK, UNTOUCHED))])
+    single = synthetic.run(2, manner=(SINGLE, WRITTEN))
+    new = save(tmp_path / "b", [synthetic.run(1), single])
+    assert compare.main([old, new]) == 2
+    said = capsys.readouterr().err
+    assert "before with back to back, send buffers untouched; after with back to back, send buffers written" in said
+    assert "see --calls and --buffers" in said
+    both = save(tmp_path / "c", [synthetic.run(3), synthetic.run(4, manner=(BACK_TO_BACK, UNTOUCHED))])
+    assert compare.main([both, new, "--threshold", "900%"]) == 0
+    out = capsys.readouterr().out
+    assert "only what was measured after has: single calls, send buffers written" in out
+    assert "only what was measured before has: back to back, send buffers untouched" in out
+
+
+def test_other_baselines_are_not_compared(tmp_path: Path) -> None:
+    pace = {**synthetic.PACE, "native persistent": 0.9}
+    runs = [intervals.collect([synthetic.run(seed, pace=pace)]) for seed in (1, 2)]
+    assert {change.key.contender for change in compare.changes(*runs)} == {"auto", "plan", "ring", "tree"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import async_modes, compressed_training, headline, training
+from bench import async_modes, compressed_training, compression, headline, table, training
 from tests.bench import synthetic
 from tests.bench.synthetic import row_cells
 from tests.test_layers import REPOSITORY
@@ -25,12 +25,19 @@ def by_compressor():
     return compressed_training.table([outcome]).partition("|")[2]
 
 
+def by_compressed_length():
+    names = [compression.contender(spec) for spec in compression.DEFAULT]
+    run = synthetic.run(1, pace=dict.fromkeys(["native", "dense", *names], 1.0))
+    (rows,) = table.group([run]).values()
+    return "|".join(name for name in table.cells(rows, brief=True)[0])
+
+
 def in_short():
     runs = [synthetic.run(1), synthetic.run(2, pace={"native": 0.25}, thread_level="funneled")]
     return "|".join(headline.in_short(runs)[0])
 
 
-@pytest.mark.parametrize("printed", [by_strategy, by_mode, by_compressor, in_short])
+@pytest.mark.parametrize("printed", [by_strategy, by_mode, by_compressor, by_compressed_length, in_short])
 def test_the_readme_has_the_columns_that_are_printed(printed):
     lines = (REPOSITORY / "README.md").read_text().splitlines()
     assert row_cells(printed().splitlines()[0]) in [row_cells(line) for line in lines if line.startswith("|")]

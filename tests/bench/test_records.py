@@ -39,7 +39,8 @@ def test_percentiles_and_csv() -> None:
     samples = np.arange(1.0, 101.0)
     result = Result(Case("allreduce", 8, 2, "float32", 2), "ring", samples, wrong=3)
     summary = result.summary()
-    assert (summary["median"], summary["p5"], summary["p95"], summary["p99"]) == (50.5, 5.95, 95.05, 99.01)
+    found = [summary[name] for name in ("median", "p5", "p90", "p95", "p99")]
+    assert found == [50.5, 5.95, 90.1, 95.05, 99.01]
     run = Run("bench.collectives", {"library": 'a "quoted", name'}, [result])
     stream = io.StringIO()
     records.save_csv([run, run], stream)
@@ -47,6 +48,21 @@ def test_percentiles_and_csv() -> None:
     assert [row["wrong"] for row in rows] == ["3", "3"]
     assert rows[0]["library"] == 'a "quoted", name'
     assert run.wrong == 3
+
+
+def test_files_of_version_1_knew_one_manner(tmp_path: Path) -> None:
+    path = records.save_in(tmp_path, synthetic.run(1))
+    content = json.loads(path.read_text())
+    content["version"] = 1
+    for row in content["results"]:
+        del row["pace"], row["buffers"]
+    path.write_text(json.dumps(content))
+    (back,) = records.load_all([tmp_path])
+    assert {(r.case.pace, r.case.buffers, r.case.manner) for r in back.results} == {("back to back", "untouched", "")}
+    content["version"] = 2
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=r"damaged.*pace"):
+        records.load(path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import headline, records, report
-from bench.records import Case, Result, Run
+from bench.records import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, Case, Result, Run
 from tests.bench import synthetic
 
 pytest.importorskip("matplotlib")
@@ -76,7 +76,7 @@ def test_text_from_files_is_escaped(text: str) -> None:
 
 def test_the_headline_takes_the_best_baseline() -> None:
     runs = [synthetic.run(1, launch_noise=0.0), synthetic.run(2, pace={"native": 0.25}, thread_level="funneled")]
-    ratios = {(line[3], line[4]): float(line[5].rstrip("x")) for line in headline.lines(runs)}
+    ratios = {(line[4], line[5]): float(line[6].rstrip("x")) for line in headline.lines(runs)}
     assert ratios["auto", "native"] == pytest.approx(2, rel=0.1)
     assert ratios["auto", "best baseline"] == pytest.approx(0.5, rel=0.1)
     assert ratios["plan", "best baseline"] == pytest.approx(1.25, rel=0.1)
@@ -85,14 +85,33 @@ def test_the_headline_takes_the_best_baseline() -> None:
 def test_the_headline_in_short() -> None:
     runs = [synthetic.run(1, launch_noise=0.0), synthetic.run(2, pace={"native": 0.25}, thread_level="funneled")]
     head, *rows = headline.in_short(runs)
-    assert head[1:] == ["library", "ranks", "auto", "auto, best baseline", "plan", "plan, best baseline"]
-    long = {line[:5]: line[5] for line in headline.lines(runs)}
+    assert head[1:] == ["library", "calls", "ranks", "auto", "auto, best baseline", "plan", "plan, best baseline"]
+    long = {line[:6]: line[6] for line in headline.lines(runs)}
     for row in rows:
-        assert [cell.partition(" ")[0] + "x" for cell in row[3:]] == [
-            long[(*row[:3], contender, against)]
+        assert [cell.partition(" ")[0] + "x" for cell in row[4:]] == [
+            long[(*row[:4], contender, against)]
             for contender in ("auto", "plan")
             for against in ("native", "best baseline")
         ]
+
+
+def test_the_headline_is_from_written_buffers_in_both_paces() -> None:
+    quick = {**synthetic.PACE, "auto": 0.01}
+    runs = [synthetic.run(1), synthetic.run(2, manner=(SINGLE, WRITTEN))]
+    runs.append(synthetic.run(3, pace=quick, manner=(BACK_TO_BACK, UNTOUCHED)))
+    _, *rows = headline.in_short(runs)
+    assert [row[2] for row in rows] == ["back to back", "single"]
+    assert all(float(row[4].partition(" ")[0]) < 3 for row in rows)
+    _, row = headline.in_short(runs[2:])  # as from before there was another manner
+    assert row[2] == "back to back, buffers untouched"
+    assert float(row[4].partition(" ")[0]) > 30
+
+
+def test_other_ways_of_native_are_baselines() -> None:
+    runs = [synthetic.run(1, launch_noise=0.0, pace={**synthetic.PACE, "native persistent": 0.25})]
+    ratios = {(line[4], line[5]): float(line[6].rstrip("x")) for line in headline.lines(runs)}
+    assert ratios["auto", "native"] == pytest.approx(2, rel=0.1)
+    assert ratios["auto", "best baseline"] == pytest.approx(0.5, rel=0.1)
 
 
 def test_wrong_elements_stand_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

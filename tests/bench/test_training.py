@@ -1,6 +1,7 @@
 """The tables of the training benchmarks; that they train is seen by running them."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,30 @@ def test_strategies_are_compared_with_one_rank():
     ]
 
 
+def test_medians_over_launches_have_intervals():
+    paces = (100, 80, 130, 90, 110, 120)
+    outcomes = [training.Outcome("digits", "replicated", 1, pace, 0.01 * pace, losses=[1.0]) for pace in paces]
+    outcomes += [training.Outcome("digits", "int8", 2, 2 * pace, pace if pace > 80 else None) for pace in paces]
+    _, _, alone, two = (row_cells(line) for line in training.table(outcomes, "digits").splitlines())
+    assert alone[1:4] == ["105 ±24% (1.00)", "", ""]
+    assert two[1:4] == ["", "210 ±24% (2.00)", ""]  # not all reached the goal
+    _, _, alone = (row_cells(line) for line in training.table(outcomes[:6], "digits").splitlines())
+    assert alone[1:3] == ["105 ±24% (1.00)", "1.05 s ±24%"]
+
+
+def test_steps_of_the_warm_up_do_not_count():
+    trainer = SimpleNamespace(clock=SimpleNamespace(stepping=0.0), samples_seen=0, evaluate=lambda: (0.1, 0.99))
+    watch = training.Watch()
+    for step in range(1, training.WARMUP_STEPS + 11):
+        trainer.clock.stepping += 100.0 if step <= training.WARMUP_STEPS else 1.0
+        trainer.samples_seen += 64
+        watch.after_step(trainer, step)
+    watch.after_epoch(trainer, step)
+    assert watch.seconds(trainer) == watch.seconds_to_goal == 10
+    assert watch.samples(trainer) == 640
+    assert all((task.steps or task.epochs * 20) > 2 * training.WARMUP_STEPS for task in training.TASKS.values())
+
+
 def test_strategies_that_do_not_fit_are_left_out():
     names = {
         size: [name for name, _ in training.configurations("large", list(training.STRATEGIES), size)]
@@ -43,8 +68,8 @@ def test_modes_are_compared_with_synchronous_training():
     outcomes += [outcome("slow", "ps", 0, 0.9, of_ideal=0.9)]
     _, _, *rows = (row_cells(line) for line in async_modes.table(outcomes).splitlines())
     assert rows == [
-        ["sync", "98.00%", "+0.00", "1,000", "", "", "10", "20", "", ""],
-        ["ps", "97.00%", "-1.00", "1,000", "3.0", "3", "10", "20", "1,000", "90%"],
+        ["sync", "98.00% ±2.48", "+0.00 ±0.00", "1,000", "", "", "10", "20", "", ""],
+        ["ps", "82.00% ±68.84", "-16.00 ±66.66", "1,000", "3.0", "3", "10", "20", "1,000", "90%"],
     ]
 
 
