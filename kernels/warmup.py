@@ -41,7 +41,7 @@ def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: boo
     return ready, time.perf_counter() - start
 
 
-def _warmup_shared() -> None:
+def compile_shared() -> None:
     """Compile what collectives on shared memory need, for the types with which they are called."""
     if config.DISABLE_JIT:
         return
@@ -71,7 +71,7 @@ def _progress_bar(pairs: list) -> Iterable:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compile all kernels; say how many reducers there are and how long those took."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
-    _warmup_shared()
+    compile_shared()
     begin = time.perf_counter()
     others = compile_beforehand()
     print(f"{others} kernels of compressors ready in {time.perf_counter() - begin:.1f} s")

@@ -1,36 +1,80 @@
 """``python -m mpicoll warmup``: compile everything beforehand, so that no rank compiles while others wait.
 
-Needs no launcher. What is compiled stays in Numba's cache, beside the source or in NUMBA_CACHE_DIR.
+Needs no launcher, and uses every core that it may. What is compiled stays in Numba's cache, beside the source or in
+NUMBA_CACHE_DIR.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
 import numpy as np
 
 from mpicoll.compression import ErrorFeedback, compressor, names
+from mpicoll.environment import cores
+from mpicoll.kernels import DTYPES, OPS
 from mpicoll.kernels import warmup as kernels
+from mpicoll.kernels.jit import compile_beforehand
 
 _COUNT = 5000
 """Long enough for blocks that are whole and one that is not."""
 _VALUES = {"error": "error:1e-3"}
 """Compressors that need a setting."""
+Item = tuple[str, str]
+"""A kind of kernels, and which of them: what one process compiles at a time."""
 
 
-def compressors(specs: Sequence[str]) -> None:
-    """Send a vector through these compressors, to this process alone, with and without error feedback."""
+def _compress(spec: str) -> None:
+    """Send a vector through a compressor, to this process alone, with and without error feedback."""
     from mpi4py import MPI
 
     from mpicoll import Intracomm
 
     comm = Intracomm(MPI.COMM_SELF)
-    for spec in specs:
-        for way in (spec, ErrorFeedback(spec)):
-            comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
+    for way in (spec, ErrorFeedback(spec)):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
+
+
+def compile_item(item: Item) -> Item:
+    """Compile an item's kernels, or load them from the cache; return the item."""
+    kind, name = item
+    if kind == "shared memory":
+        kernels.compile_shared()
+    elif kind == "codecs":
+        compile_beforehand()
+    elif kind == "reducers":
+        kernels.warmup([(name, dtype) for dtype in DTYPES])
+    else:
+        _compress(name)
+    return item
+
+
+def _all(futures: Iterable[Future[Item]], total: int) -> None:
+    """Wait for all, with a progress bar where tqdm is installed and there is a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        bar: Iterable[Future[Item]] = futures
+    else:
+        bar = tqdm(futures, desc="kernels", total=total, leave=False, disable=None)
+    for future in bar:
+        future.result()
+
+
+def compile_all(items: Sequence[Item], processes: int) -> None:
+    """Compile items in so many processes; one that two of them need is compiled by one."""
+    if processes == 1:
+        for item in items:
+            compile_item(item)
+        return
+    spawn = multiprocessing.get_context("spawn")  # MPI does not survive a fork
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        _all(as_completed([pool.submit(compile_item, item) for item in items]), len(items))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,15 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = [_VALUES.get(name, name) for name in names()]
     help_ = "compressors whose kernels are compiled (default: all); none if none is given"
     parser.add_argument("--compression", nargs="*", default=every, metavar="SPEC", help=help_)
+    parser.add_argument("--processes", type=int, default=cores(), help="default: a process for each core")
     arguments = parser.parse_args(argv)
+    if arguments.processes < 1:
+        parser.error(f"--processes: {arguments.processes} is not a number of processes")
     try:
         for spec in arguments.compression:
             compressor(spec)
     except ValueError as error:
         parser.error(f"--{error}")
-    kernels.main([])
     begin = time.perf_counter()
-    compressors(arguments.compression)
+    items = [("shared memory", ""), ("codecs", ""), *(("reducers", op) for op in OPS)]
+    compile_all([*items, *(("compressor", spec) for spec in arguments.compression)], arguments.processes)
     ready = len(arguments.compression)
-    sys.stdout.write(f"{ready} compressor{'s' * (ready != 1)} ready in {time.perf_counter() - begin:.1f} s\n")
+    text = f"shared memory, reducers and {ready} compressor{'s' * (ready != 1)} ready"
+    sys.stdout.write(f"{text} in {time.perf_counter() - begin:.1f} s\n")
     return 0
