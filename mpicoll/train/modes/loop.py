@@ -21,7 +21,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, TrainingError
-from mpicoll.train.models import Flat, Model
+from mpicoll.train.models import Flat, Layout, Model
 from mpicoll.train.modes.exchange import Exchange, LeftBehind
 from mpicoll.train.modes.momentum import is_fed_back
 from mpicoll.train.modes.pieces import Piece, Pieces
@@ -33,11 +33,27 @@ from mpicoll.train.tally import EpochRecord, StepRecord
 
 _STOP = 1 << 40
 """Drawn from the counter, so many numbers leave none for anybody."""
-_TELL_SECONDS = 0.1
+_BEAT_SECONDS = 1.0
 
 
 class Replica(Flat):
-    """Parameters and gradients of this rank, for an engine."""
+    """Parameters and gradients of this rank, for an engine.
+
+    Parameters
+    ----------
+    beat
+        Called between two layers, but not more often than once in a second: a step may take long.
+    """
+
+    def __init__(self, layout: Layout, parameters: np.ndarray, gradient: np.ndarray, beat: Callable[[], None]) -> None:
+        super().__init__(layout, parameters, gradient)
+        self._beat, self._beaten = beat, time.monotonic()
+
+    def release(self, layer: int) -> None:
+        """Show that this rank is alive; see :class:`~mpicoll.train.models.Storage`."""
+        if time.monotonic() - self._beaten > _BEAT_SECONDS:
+            self._beat()
+            self._beaten = time.monotonic()
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`~mpicoll.train.strategy.Strategy`; what counts how often is decided behind the engine."""
@@ -84,7 +100,7 @@ class FreeTrainer:
             self._counter.draw(done)
         self._reader = Reader(config, dataset, self.workers)
         self._vector, self._gradient = replica, np.zeros_like(replica)
-        self._replica = Replica(model.layout, replica, self._gradient)
+        self._replica = Replica(model.layout, replica, self._gradient, exchange.beat)
         self._decayed = [slice(start, stop) for start, stop, decays in model.layout.decayed(0, replica.size) if decays]
         self.pieces = Pieces(self.course, self.workers)
         self.epochs: list[EpochRecord] = []
