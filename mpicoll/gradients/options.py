@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,17 @@ def check_options(bucket_bytes: int, dense_bytes: int) -> None:
         raise ValueError(f"dense_bytes: {dense_bytes} is not a number of bytes of at least 0")
 
 
+def checked_first(first: Any, count: int) -> int:
+    """Return the number of an element, or `count`; raise TypeError or ValueError if there is none of that number."""
+    try:
+        found = operator.index(first)
+    except TypeError:
+        raise TypeError(f"first: {first!r} is not a whole number") from None
+    if not 0 <= found <= count:
+        raise ValueError(f"first: {found} is not in 0..{count}")
+    return found
+
+
 def checked_compression(
     given: str | Compressor | None, error_feedback: bool | None, comm: MPI.Intracomm, dtype: np.dtype
 ) -> tuple[Compressor | None, bool]:
@@ -57,25 +69,49 @@ def checked_compression(
     return made, fed_back
 
 
-def checked_layout(parameters_or_shapes: Sequence[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:
+def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:
     """Return shapes and their one dtype; raise TypeError or ValueError if that cannot be."""
-    arrays = [item for item in parameters_or_shapes if isinstance(item, np.ndarray)]
-    if arrays and len(arrays) < len(parameters_or_shapes):
+    if _is_array(parameters_or_shapes):
+        raise TypeError("parameters_or_shapes: a list of arrays or of shapes is needed, not one array")
+    items = list(parameters_or_shapes)
+    arrays = [item for item in items if _is_array(item)]
+    if arrays and len(arrays) < len(items):
         raise TypeError("parameters_or_shapes: give arrays or shapes, not both")
-    dtypes = {array.dtype for array in arrays} or {np.dtype(dtype or np.float32)}
+    dtypes = {_dtype_of(array) for array in arrays} or {np.dtype(dtype or np.float32)}
     if len(dtypes) > 1:
         raise ValueError(f"parameters: one dtype is needed, these have {', '.join(sorted(map(str, dtypes)))}")
     (found,) = dtypes
     if dtype is not None and found != np.dtype(dtype):
         raise ValueError(f"dtype: {np.dtype(dtype)} was asked for, the parameters are {found}")
     if found.name not in _DTYPES or not found.isnative:
-        raise ValueError(f"dtype: gradients are {' or '.join(_DTYPES)} in native byte order, not {found}")
-    return [_shape(item) for item in parameters_or_shapes], found
+        raise ValueError(_no_gradients_of(found))
+    return [_shape(item) for item in items], found
+
+
+def _is_array(item: Any) -> bool:
+    """Return whether an item is an array of any library, such as a tensor, and not a shape."""
+    return hasattr(item, "shape") and hasattr(item, "dtype")
+
+
+def _dtype_of(array: Any) -> np.dtype:
+    """Return an array's dtype; other libraries' dtypes go by names like ``torch.float32``."""
+    if isinstance(array.dtype, np.dtype):
+        return array.dtype
+    name = getattr(array.dtype, "name", str(array.dtype)).rpartition(".")[2]
+    if name not in _DTYPES:
+        raise ValueError(_no_gradients_of(array.dtype))
+    return np.dtype(name)
+
+
+def _no_gradients_of(dtype: Any) -> str:
+    return f"dtype: gradients are {' or '.join(_DTYPES)} in native byte order, not {dtype}"
 
 
 def _shape(item: Any) -> tuple[int, ...]:
-    shape = item.shape if isinstance(item, np.ndarray) else item
-    shape = tuple(int(extent) for extent in shape)
+    try:
+        shape = tuple(map(operator.index, item.shape if _is_array(item) else item))
+    except TypeError:
+        raise TypeError(f"parameters_or_shapes: {item!r:.80} is neither an array nor a shape") from None
     if any(extent < 0 for extent in shape):
         raise ValueError(f"shape: {shape} has a negative extent")
     return shape

@@ -88,3 +88,23 @@ def _starter(comm: MPI.Intracomm, each: Sum, persistent: bool) -> Callable[[], A
         return request
 
     return start
+
+
+def cut(buffer: np.ndarray, run: slice, length: int) -> list[Sum]:
+    """Return buckets of at most `length` elements."""
+    starts = range(run.start, run.stop, length)
+    return [Sum(start, buffer[start : min(start + length, run.stop)]) for start in starts]
+
+
+def runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
+    """Return where neighbours of at least `least` elements stand, and where shorter ones; the last is always short."""
+    found: tuple[list[slice], list[slice]] = [], []
+    start = 0
+    for place, size in enumerate(sizes):
+        kind = found[size < least or place == len(sizes) - 1]
+        if kind and kind[-1].stop == start:
+            kind[-1] = slice(kind[-1].start, start + size)
+        elif size:
+            kind.append(slice(start, start + size))
+        start += size
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from mpicoll import spans
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.gradients import options
-from mpicoll.gradients.sums import Sum, Sums
+from mpicoll.gradients.sums import Sum, Sums, cut, runs
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
@@ -35,7 +35,8 @@ class GradientSynchronizer:
     Parameters
     ----------
     parameters_or_shapes
-        The parameters, arrays of one dtype, float32 or float64; or their shapes, tuples of integers.
+        The parameters, arrays or tensors of any library, of one dtype, float32 or float64; or their shapes, tuples of
+        integers.
     comm
         A communicator; with an ``mpicoll.Intracomm`` our algorithms do the work, any other works too.
     compression
@@ -93,7 +94,7 @@ class GradientSynchronizer:
 
     def __init__(
         self,
-        parameters_or_shapes: Sequence[Any],
+        parameters_or_shapes: Iterable[Any],
         *,
         comm: MPI.Intracomm,
         compression: str | Compressor | None = None,
@@ -135,7 +136,7 @@ class GradientSynchronizer:
             for start, size, shape in zip(ends, sizes, shapes, strict=False)
         ]
         length = max(1, bucket_bytes // self.dtype.itemsize)
-        self._dense = _cut(self._buffer, slice(0, len(self._buffer)), length)
+        self._dense = cut(self._buffer, slice(0, len(self._buffer)), length)
         self._packed, self._together = self._dense, self._buffer[:0]
         self._short: list[np.ndarray] = []
         self._under_way: Sums | None = None
@@ -145,12 +146,12 @@ class GradientSynchronizer:
 
     def _pack(self, made: Compressor, sizes: list[int], length: int, least: int, zeros: Any) -> None:
         """Choose what is compressed: neighbours of at least `least` elements, `length` together at most."""
-        long, short = _runs([*sizes, int(self.average)], least)
-        cut = [bucket for run in long for bucket in _cut(self._buffer, run, length)]
-        parts = [made.part(bucket.start, bucket.start + bucket.data.size) for bucket in cut]
+        long, short = runs([*sizes, int(self.average)], least)
+        buckets = [bucket for run in long for bucket in cut(self._buffer, run, length)]
+        parts = [made.part(bucket.start, bucket.start + bucket.data.size) for bucket in buckets]
         self._packed = [
             bucket._replace(compression=ErrorFeedback(part) if self.error_feedback else part)
-            for bucket, part in zip(cut, parts, strict=True)
+            for bucket, part in zip(buckets, parts, strict=True)
         ]
         # Short parameters and the weight travel together, in memory of their own.
         self._short = [self._buffer[run] for run in short]
@@ -177,8 +178,11 @@ class GradientSynchronizer:
         ------
         ValueError
             If `weight` is negative, not finite, or cannot count.
+        RuntimeError
+            Between :meth:`start` and :meth:`wait`.
         """
         start = time.perf_counter()
+        self._ensure_idle("synchronize")
         self._weigh(weight)
         self._gather_short(compress)
         for number, bucket in enumerate(self._packed if compress else self._dense):
@@ -206,9 +210,17 @@ class GradientSynchronizer:
         ----------
         compress
             As for :meth:`synchronize`; the same in all calls of a step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there is no element `first`, or `compress` is another than before in this step.
         """
         start = time.perf_counter()
+        first = options.checked_first(first, self.flat.size)
         compress = compress and self.compression is not None
+        if self._under_way is not None and self._under_way is not self._sums.get(compress):
+            raise ValueError(f"compress: {compress} differs from the other calls of this step")
         if self._under_way is None:
             self._under_way, self._began = self._sums_for(compress), start
             self._sent_before = self._messages_nbytes()
@@ -237,6 +249,10 @@ class GradientSynchronizer:
         end = time.perf_counter()
         self.seconds += end - start
         self.under_way_seconds += end - self._began
+
+    def _ensure_idle(self, what: str) -> None:
+        if self._under_way is not None:
+            raise RuntimeError(f"gradient synchronizer: {what}() between start() and wait()")
 
     def _sums_for(self, compress: bool) -> Sums:
         if compress not in self._sums:
@@ -270,7 +286,14 @@ class GradientSynchronizer:
             self.sent_nbytes += sum(2 * (size - 1) * bucket.data.nbytes // size for bucket in buckets)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of what this rank still owes, for its checkpoint; empty without error feedback."""
+        """Return copies of what this rank still owes, for its checkpoint; empty without error feedback.
+
+        Raises
+        ------
+        RuntimeError
+            Between :meth:`start` and :meth:`wait`, as :meth:`load` does: half of a step may be in the residuals.
+        """
+        self._ensure_idle("state")
         return {
             f"{number}.{name}": array
             for number, (_, feedback) in enumerate(self._feedback())
@@ -285,6 +308,7 @@ class GradientSynchronizer:
         ValueError
             If it is of another layout or compression. Nothing is changed then.
         """
+        self._ensure_idle("load")
         owed = self._feedback()
         parts: list[dict[str, np.ndarray]] = [{} for _ in owed]
         for key, array in state.items():
@@ -314,23 +338,3 @@ class GradientSynchronizer:
             self.flat[:] = 0
         elif weight != 1:
             np.multiply(self.flat, self.dtype.type(weight), out=self.flat)
-
-
-def _cut(buffer: np.ndarray, run: slice, length: int) -> list[Sum]:
-    """Return buckets of at most `length` elements."""
-    starts = range(run.start, run.stop, length)
-    return [Sum(start, buffer[start : min(start + length, run.stop)]) for start in starts]
-
-
-def _runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
-    """Return where neighbours of at least `least` elements stand, and where shorter ones; the last is always short."""
-    runs: tuple[list[slice], list[slice]] = [], []
-    start = 0
-    for place, size in enumerate(sizes):
-        kind = runs[size < least or place == len(sizes) - 1]
-        if kind and kind[-1].stop == start:
-            kind[-1] = slice(kind[-1].start, start + size)
-        elif size:
-            kind.append(slice(start, start + size))
-        start += size
-    return runs

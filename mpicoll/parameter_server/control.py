@@ -1,8 +1,8 @@
 """What the ranks of a parameter server know of each other: clocks, signs of life, who has finished or failed.
 
 All of it is words in one region of the first server. Each word has one kind of writer: to clocks, beats and the
-histogram ranks add, of states each rank replaces its own, who is dropped is for the first server to write, and how it
-ends is for the first to write who knows.
+histogram ranks add, of states and of whom it waits for each rank replaces its own, who is dropped is for the first
+server to write, and how it ends is for the first to write who knows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Control:
         workers, size = layout.workers, comm.size
         self._clock, self._beat, self._state = 0, workers, workers + size
         self._dropped = self._state + size
-        self._bins = self._dropped + workers
+        self._waits = self._dropped + workers
+        self._bins = self._waits + size
         self._late = self._bins + BINS
         self._end = self._late + 1
         self._region = Window(comm, owner, word_at(self._end + 1))
@@ -87,11 +88,12 @@ class Control:
         self.clocks = self._words[:workers]
         self._beats = self._words[workers : self._state]
         self.states = self._words[self._state : self._dropped]
-        self.dropped = self._words[self._dropped :]
+        self.dropped = self._words[self._dropped : self._waits]
+        self._awaited = self._words[self._waits :]
         self._seen = self._beats.copy()
         self._heard = np.full(size, time.monotonic())
         self._beaten = 0.0
-        self._own = 0
+        self._own = self._waits_for = 0
 
     def look(self) -> None:
         """Read everything, and say that this rank is alive."""
@@ -108,6 +110,18 @@ class Control:
         """Return those of the ranks from which nothing has come for so long, as far as this rank has looked."""
         now = time.monotonic()
         return [rank for rank in ranks if now - self._heard[rank] > seconds]
+
+    def is_awaited(self, worker: int) -> bool:
+        """Return whether another rank waits for a worker, as far as this rank has looked."""
+        return bool((self._awaited == 1 + worker).any())
+
+    def _tell_awaited(self, ranks: Sequence[int]) -> None:
+        """Say for which worker this rank waits: of these the one that was heard of least recently, or none."""
+        workers = [rank for rank in ranks if rank < self._layout.workers and rank != self._rank]
+        found = 1 + min(workers, key=self._heard.__getitem__) if workers else 0
+        if found != self._waits_for:
+            self._waits_for = found
+            self._region.replace(word_at(self._waits + self._rank), np.array([found], np.int64))
 
     def tick(self) -> None:
         """Note that this worker has taken a step."""
@@ -175,16 +189,20 @@ class Control:
         """
         started = looked = time.monotonic()
         pause = Pause()
-        while not done():
-            now = time.monotonic()
-            if now - looked > _LOOK_EVERY:
-                looked = now
-                self.look()
-                if failures:
-                    self.raise_failures()
-                if now - started > self._timeout:
-                    self._give_up(missing(), what)
-            pause.rest()
+        try:
+            while not done():
+                now = time.monotonic()
+                if now - looked > _LOOK_EVERY:
+                    looked = now
+                    self.look()
+                    if failures:
+                        self.raise_failures()
+                    self._tell_awaited(missing())
+                    if now - started > self._timeout:
+                        self._give_up(missing(), what)
+                pause.rest()
+        finally:
+            self._tell_awaited([])
 
     def wait_at_most(self, done: Callable[[], bool], rank: int, what: str) -> None:
         """Wait for what a rank that is not stuck does at once: however alive it is, for no longer than the timeout.

@@ -49,7 +49,8 @@ class ParameterServer(Lifecycle):
         run. None: nobody waits.
     backup
         With ``staleness=0``: so many workers, those that come last, are not waited for in each step, and what they send
-        for it is left out. (Chen et al., "Revisiting distributed synchronous SGD", 2016.)
+        for it is left out; with error feedback it is owed again, and comes with their next gradients. (Chen et al.,
+        "Revisiting distributed synchronous SGD", 2016.)
     damping
         Whether the learning rate of a gradient that is more than one update of each worker late is divided by how many
         that are. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
@@ -69,9 +70,11 @@ class ParameterServer(Lifecycle):
         Seconds that a rank waits for one that shows no sign of life before it raises
         :class:`~mpicoll.errors.CollectiveTimeout`.
     lease, on_silence
-        A worker that makes no call for so many seconds (by default `timeout`) ends the job by an error that names it,
-        ``"raise"``, or is dropped, ``"drop"``: nobody waits for it, and its next call raises CollectiveTimeout. A
-        worker that computes for longer than that calls :meth:`beat` now and then.
+        Each call of a worker renews its lease of so many seconds (by default `timeout`). With ``"raise"`` one whose
+        lease has run out is named by a warning, and goes on with its next call; if another rank waits for it, for a
+        step or at the end, the job ends by an error that names it. With ``"drop"`` it is dropped at once: nobody waits
+        for it, and its next call raises CollectiveTimeout. A worker that computes for longer calls :meth:`beat` now
+        and then. A server that has a single worker waits for it without limit.
     state
         What :meth:`state` returned, of this optimizer and any number of servers, to go on from in place of `initial`.
 

@@ -52,7 +52,8 @@ class Lifecycle:
         RuntimeError
             On a worker.
         CollectiveTimeout, CorruptPayload, RemoteError
-            If a worker was silent for longer than its lease, a message is damaged, another server failed.
+            If a worker for which others wait was silent for longer than its lease, a message is damaged, another
+            server failed.
         """
         self._ensure_open("serve")
         if self._server is None:

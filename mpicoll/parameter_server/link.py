@@ -28,7 +28,7 @@ class Link:
         self, region: Region, places: Places, worker: int, bounds: tuple[int, int], settings: Settings
     ) -> None:
         self.part = slice(*bounds)
-        self.pulled = self.seen = self.sent = self.sent_nbytes = self._asked = 0
+        self.pulled = self.seen = self.sent = self.sent_nbytes = self._asked = self._left_out = 0
         self._region, self._places, self._worker, self._settings = region, places, worker, settings
         self._start, count = bounds[0], bounds[1] - bounds[0]
         self._codec = codec_of(settings.compressor, *bounds)
@@ -119,6 +119,13 @@ class Link:
         self._region.put(self._places.slot(self._worker, self.sent), header.words(), payload)
         self.sent += 1
         self._region.replace(word_at(self._places.heads + self._worker), np.array([self.sent], np.int64))
+
+    def take_back(self) -> None:
+        """Owe again what the last message had, if the server has left it out; it must have been taken."""
+        left_out = int(self.read_words()[self._places.left_out + self._worker])
+        if left_out > self._left_out and self._feedback is not None:
+            self._feedback.update(np.negative(self._scratch, out=self._scratch))
+        self._left_out = left_out
 
     def _encoded(self, gradient: np.ndarray) -> np.ndarray:
         if self._compressor is None:

@@ -158,16 +158,26 @@ class Peers:
 class Counter:
     """A number that all ranks draw from: who shares out work by it leaves more to those who are faster.
 
+    Beside it stands whether one of them has failed.
+
     Making one and closing it is collective over `comm`.
     """
 
     def __init__(self, comm: MPI.Intracomm, owner: int = 0) -> None:
-        self._region = Window(comm, owner, word_at(1))
+        self._region = Window(comm, owner, word_at(2))
         comm.Barrier()
 
     def draw(self, count: int = 1) -> int:
         """Take so many numbers, from 0 upward, that nobody else gets; return the first."""
         return self._region.fetch_add(0, count)
+
+    def tell_failure(self) -> None:
+        """Say that a rank has failed."""
+        self._region.fetch_add(word_at(1), 1)
+
+    def is_failed(self) -> bool:
+        """Return whether one has said so."""
+        return self._region.fetch_add(word_at(1), 0) > 0
 
     def close(self) -> None:
         """Free the memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import numpy as np
 
@@ -31,8 +32,6 @@ class Server:
     ----------
     version
         Pushes that have been applied.
-    late
-        Those that came behind their step, and were left out.
     """
 
     def __init__(
@@ -43,13 +42,20 @@ class Server:
         shard = rank - layout.workers
         self._bounds = layout.bounds(shard)
         self._is_first = shard == 0
-        self.version = self.late = 0
+        self.version = 0
         self._words = np.zeros(places.words, np.int64)
         self._taken, self._over = np.zeros(layout.workers, np.int64), np.zeros(layout.workers, np.bool_)
+        self._left_out = np.zeros(layout.workers, np.int64)
         self._histogram = np.zeros(BINS, np.int64)
         self._sequence = self._shown = 0
         self._held_since: float | None = None
         self._answers = Answers(control.comm, layout.workers)
+        self._warned: set[int] = set()
+
+    @property
+    def late(self) -> int:
+        """Pushes that came behind their step, and were left out."""
+        return int(self._left_out.sum())
 
     @property
     def held_nbytes(self) -> int:
@@ -133,11 +139,18 @@ class Server:
         self._over[:] = (self._control.states[:workers] != 0) | (self._control.dropped != 0)
         if not self._is_first:
             return
-        for worker in self._control.silent(np.flatnonzero(~self._over).tolist(), self._settings.lease):
-            if self._settings.on_silence == "raise":
-                text = f"parameter server: rank {worker}, a worker, was silent for {self._settings.lease:g} s"
+        silent = self._control.silent(np.flatnonzero(~self._over).tolist(), self._settings.lease)
+        self._warned.intersection_update(silent)
+        for worker in silent:
+            if self._settings.on_silence == "drop":
+                self._control.drop(worker)
+                continue
+            text = f"parameter server: rank {worker}, a worker, was silent for {self._settings.lease:g} s"
+            if self._control.is_awaited(worker):
                 raise CollectiveTimeout(text, [worker])
-            self._control.drop(worker)
+            if worker not in self._warned:
+                self._warned.add(worker)
+                warnings.warn(f"{text}; nobody waits for it so far", RuntimeWarning, stacklevel=2)
 
     def _round(self) -> bool:
         """Take what the mailboxes have, at most one message of each; return whether there was any, or is to be shown.
@@ -160,7 +173,7 @@ class Server:
         if shows:
             self._show()
         elif self._settings.backup:
-            self._region.replace(word_at(self._places.tails), self._taken)
+            self._give_back()
         self._answers.give(self._words[self._places.asks :], lambda: packed(self._optimizer, self.version))
         return shows or int(self._taken.sum()) > before
 
@@ -169,7 +182,7 @@ class Server:
         for worker in step.due(waiting, over):
             header, gradient = self._open(worker)
             if self._settings.backup and header.version < self._shown:
-                self.late += 1
+                self._left_out[worker] += 1
                 continue
             self._note(header)
             step.add(worker, gradient, header.learning_rate, header.first)
@@ -223,8 +236,14 @@ class Server:
         self._region.replace(self._places.parameters, self._parameters)
         self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
         self._mark()
-        self._region.replace(word_at(self._places.tails), self._taken)
+        self._give_back()
         self._shown = self.version
+
+    def _give_back(self) -> None:
+        """Give slots back; a worker whose tail has moved can see whether its message was left out."""
+        if self._settings.backup:
+            self._region.replace(word_at(self._places.left_out), self._left_out)
+        self._region.replace(word_at(self._places.tails), self._taken)
 
     def _mark(self) -> None:
         """Make the sequence odd before a replacement and even after it."""

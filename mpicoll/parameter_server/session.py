@@ -45,6 +45,7 @@ class Session:
         self.staleness: np.ndarray | None = None
         self.late: int | None = None
         self.missing: tuple[int, ...] = ()
+        self._worker: Worker | None = None
 
     def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
         """Return what this rank does as a server of its part of `initial`."""
@@ -60,7 +61,8 @@ class Session:
             Link(region, places, self.rank, self._layout.bounds(shard), self._settings)
             for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True))
         ]
-        return Worker(links, self.control, self._layout, self._settings, self.rank)
+        self._worker = Worker(links, self.control, self._layout, self._settings, self.rank)
+        return self._worker
 
     def begin(self) -> None:
         """Wait until all memory is ready."""
@@ -90,7 +92,7 @@ class Session:
         if free:
             self._free()
             return
-        _kept.extend([self.control, self._regions, self._comm])
+        _kept.extend([self.control, self._regions, self._comm, self._worker])
         if late is not None and not quiet and not self._are_dropped(self.missing):
             raise late
 
@@ -112,6 +114,8 @@ class Session:
         return all(rank < self._layout.workers and self.control.dropped[rank] for rank in ranks)
 
     def _free(self) -> None:
+        if self._worker is not None:
+            self._worker.forget_answers()
         for region in self._regions:
             region.close()
         self.control.close()

@@ -8,6 +8,7 @@ heads[worker]     worker   messages that it has put into its mailbox, from the b
 tails[worker]     server   messages whose effect is in the parameters; their slots are free
 holds[worker]     worker   1 while it wants the parameters to stay as they are
 asks[worker]      worker   how often it has asked for the whole state
+left_out[worker]  server   messages that came behind their step
 
 A mailbox is a ring of slots with one writer and one reader. A slot is a header of eight words and the payload.
 """
@@ -91,8 +92,9 @@ class Places:
 
     def __init__(self, workers: int, count: int, itemsize: int, slots: int, payload_nbytes: int) -> None:
         self.workers, self.slots, self.payload_nbytes = workers, slots, payload_nbytes
-        self.heads, self.tails, self.holds, self.asks = (self.FIRST + kind * workers for kind in range(4))
-        self.words = self.FIRST + 4 * workers
+        starts = (self.FIRST + kind * workers for kind in range(5))
+        self.heads, self.tails, self.holds, self.asks, self.left_out = starts
+        self.words = self.FIRST + 5 * workers
         self.parameters = aligned(word_at(self.words))
         self._mail = aligned(self.parameters + count * itemsize)
         self._slot_nbytes = aligned(HEADER_NBYTES + payload_nbytes)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.parameter_server.control import BINS, NEVER, Control, State
@@ -27,6 +28,7 @@ class Worker:
         self.steps = 0
         self._entered, self._looked = -1, 0.0
         self._histogram = np.zeros(BINS, np.int64)
+        self._answers: dict[int, tuple[MPI.Request, np.ndarray]] = {}
         self.finished = False
 
     def enter(self) -> None:
@@ -40,6 +42,7 @@ class Worker:
             If a server has failed.
         """
         if self._entered == self.steps:
+            self._look_again()
             return
         if self._settings.staleness is None:
             self._look_again()
@@ -136,6 +139,9 @@ class Worker:
         for shard, link in enumerate(self._links):
             rank = self._layout.server_rank(shard)
             self._control.wait_at_most(link.has_room, rank, "room in its mailbox")
+            if self._settings.backup and self._settings.error_feedback:
+                self._control.wait_at_most(link.is_own_applied, rank, "what became of this rank's last push")
+                link.take_back()
         for link in self._links:
             link.send(*link.within(first, gradient), rate)
         return self._links[0].seen - self._links[0].pulled
@@ -169,16 +175,21 @@ class Worker:
         start, stop = self._layout.bounds(shard)
         rank, settings = self._layout.server_rank(shard), self._settings
         nbytes = message_nbytes(settings.optimizer, stop - start, settings.dtype.itemsize)
+        if shard in self._answers:  # one that a call before gave up: it is no answer to this one
+            self._control.wait_at_most(self._answers[shard][0].Test, rank, "its whole state")
         message = np.empty(nbytes, np.uint8)
-        request = self._control.comm.Irecv(message, rank, TAG)
+        self._answers[shard] = self._control.comm.Irecv(message, rank, TAG), message
         link.ask()
-        try:
-            self._control.wait_at_most(request.Test, rank, "its whole state")
-        except BaseException:
-            request.Cancel()  # the memory goes
-            request.Wait()
-            raise
+        self._control.wait_at_most(self._answers[shard][0].Test, rank, "its whole state")
+        del self._answers[shard]
         return message
+
+    def forget_answers(self) -> None:
+        """Give up those that have not come; the servers have sent all that they will."""
+        for request, _ in self._answers.values():
+            if not request.Test():
+                request.Cancel()
+                request.Wait()
 
     @property
     def sent_nbytes(self) -> int:

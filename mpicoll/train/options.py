@@ -202,7 +202,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--push", choices=PUSHES, help="ps: gradients go to mailboxes of the server, which applies "
                        "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
     group.add_argument("--on-silence", choices=SILENCES, help="ps: a worker that is silent for longer than --timeout "
-                       "ends the run, or is dropped (default: raise)")  # fmt: skip
+                       "ends the run if others wait for it, or is dropped (default: raise)")  # fmt: skip
 
 
 def _slow(text: str) -> tuple[tuple[int, float], ...]:

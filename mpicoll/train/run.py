@@ -92,7 +92,7 @@ def _begin_together(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stac
     saver = stack.enter_context(contextlib.closing(Saver(config, mesh)))
     dataset, model = _load(config, comm)
     trainer = make_trainer(config, mesh, dataset, model, clock)
-    _tell_of_resuming(config, comm, trainer, saver.resume(trainer))
+    _tell_of_resuming(config, comm, trainer, saver.resume(trainer), saver.anew)
     return Running(trainer, lambda monitor: trainer.train(monitor, saver), trainer.first_step, model)
 
 
@@ -101,7 +101,7 @@ def _begin_free(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: c
     dataset, model = _load(config, comm)
     found = saver.resume()
     trainer = make_free_trainer(config, comm, dataset, model, clock, saver)
-    _tell_of_resuming(config, comm, trainer, found)
+    _tell_of_resuming(config, comm, trainer, found, saver.anew)
     return Running(trainer, lambda monitor: trainer.train(monitor, saver), 0, model)
 
 
@@ -121,7 +121,11 @@ def _prepare_outputs(config: TrainConfig) -> EventLog | None:
 
 
 def _tell_of_resuming(
-    config: TrainConfig, comm: MPI.Intracomm, trainer: Trainer | FreeTrainer, found: Checkpoint | None
+    config: TrainConfig,
+    comm: MPI.Intracomm,
+    trainer: Trainer | FreeTrainer,
+    found: Checkpoint | None,
+    anew: str | None,
 ) -> None:
     if comm.Get_rank() or config.quiet or config.resume == "no":
         return
@@ -131,6 +135,8 @@ def _tell_of_resuming(
     for rejected in found.rejected:
         report.complain(f"passed over: {rejected.reason}")
     report.say(f"going on after step {trainer.first_step} of {trainer.course.total_steps}, from {config.checkpoint}")
+    if anew is not None:
+        report.say(f"begun anew: {anew}")
 
 
 @contextlib.contextmanager

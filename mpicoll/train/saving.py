@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
+from mpicoll.train.agreement import all_succeed
 from mpicoll.train.checkpoints import Checkpoint, PerRank, Piece, Store, Tensors, Whole
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.failures import CheckpointFailed
+from mpicoll.train.failures import CheckpointFailed, NonFiniteLoss
 from mpicoll.train.mesh import Mesh
+from mpicoll.train.strategy import OWED
 from mpicoll.train.tally import EpochRecord, StepRecord
 
 if TYPE_CHECKING:
     from mpicoll.train.loop import Trainer
 
-_FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
+_OWN = "own."
+FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
          "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
          "on_silence", "slow", "jitter", "step_seconds")  # fmt: skip
@@ -35,7 +40,7 @@ def check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     odd = [
         f"--{name.replace('_', '-')} was {there.get(name)}, is {value}"
         for name, value in here.items()
-        if name not in _FREE and there.get(name) != _plain(value)
+        if name not in FREE and there.get(name) != _plain(value)
     ]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
@@ -46,10 +51,32 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
+def refuse_what_is_not_finite(arrays: Iterable[np.ndarray], steps: int) -> None:
+    """Let no state be saved from which nobody can go on.
+
+    Raises
+    ------
+    NonFiniteLoss
+        If there is a NaN or inf in an array.
+    """
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise NonFiniteLoss(
+            f"parameters or velocities became infinite or NaN within {steps} steps, and are not saved; "
+            "try a lower --lr or a longer --warmup"
+        )
+
+
 class Saver:
-    """Writes checkpoints when they are due, and nothing where none are wanted. Collective over the mesh."""
+    """Writes checkpoints when they are due, and nothing where none are wanted. Collective over the mesh.
+
+    Attributes
+    ----------
+    anew : str or None
+        What could not be taken over from a checkpoint, and why.
+    """
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
+        self.anew: str | None = None
         self._config, self._mesh = config, mesh
         self._store = None if config.checkpoint is None else Store(config.checkpoint, mesh.world)
 
@@ -69,14 +96,16 @@ class Saver:
 
         Raises
         ------
-        CheckpointFailed
+        NonFiniteLoss, CheckpointFailed
             On every rank; the state is as it was.
         """
         if self._store is None:
             return
         with trainer.clock.spent_on("checkpoints"):
             trainer.tally.settle(0.0)
-            self._store.save(steps, self._tensors(trainer), self._facts(trainer, steps))
+            tensors = self._tensors(trainer)
+            all_succeed(self._mesh.world, lambda: refuse_what_is_not_finite(_arrays_of(tensors), steps))
+            self._store.save(steps, tensors, self._facts(trainer, steps))
 
     def resume(self, trainer: Trainer) -> Checkpoint | None:
         """Go on from the newest checkpoint, if that is wanted and there is one; return it.
@@ -122,7 +151,7 @@ class Saver:
         return named
 
     def _tensors(self, trainer: Trainer) -> Tensors:
-        own = {f"own.{name}": PerRank(array) for name, array in trainer.strategy.own_state().items()}
+        own = {_OWN + name: PerRank(array) for name, array in trainer.strategy.own_state().items()}
         return {**self._shared(trainer, writes=True), **own, "records": Whole(_table(trainer.records))}
 
     def _facts(self, trainer: Trainer, steps: int) -> dict[str, Any]:
@@ -134,12 +163,33 @@ class Saver:
         }
 
     def _take_over(self, found: Checkpoint, trainer: Trainer) -> None:
-        """Give this rank what was its own, where there are as many ranks as before; else residuals begin anew."""
-        if found.facts["ranks"] != self._mesh.world.Get_size():
-            return
-        names = [name for name in found.per_rank_names if name.startswith("own.")]
-        state = {name[len("own.") :]: arrays[0] for name in names if (arrays := found.per_rank(name))}
-        trainer.strategy.load_own_state(state)
+        """Give this rank what was its own; on another number of ranks, or with other buckets, residuals begin anew."""
+        world, strategy = self._mesh.world, trainer.strategy
+        names = [name for name in found.per_rank_names if name.startswith(_OWN)]
+        before, now = found.facts["ranks"], world.Get_size()
+        if before != now:
+            kept = [name for name in names if not name.startswith(_OWN + OWED)]
+            strategy.adopt({name[len(_OWN) :]: found.per_rank(name) for name in kept}, before)
+            why = f"the checkpoint is of {before} ranks, these are {now}"
+        else:
+            state = {name[len(_OWN) :]: arrays[0] for name in names if (arrays := found.per_rank(name))}
+            fits = np.array([strategy.load_own_state(state)], np.int8)
+            world.Allreduce(MPI.IN_PLACE, fits, MPI.MIN)
+            if fits[0]:
+                return
+            strategy.owe_nothing()
+            why = "they are of other buckets, see --bucket-bytes"
+        if any(name.startswith(_OWN + OWED) for name in names):
+            self.anew = f"residuals: {why}"
+
+
+def _arrays_of(tensors: Tensors) -> Iterator[np.ndarray]:
+    """Yield the arrays of a rank's tensors."""
+    for entry in tensors.values():
+        if isinstance(entry, (Whole, PerRank, Piece)):
+            yield entry.array
+        else:
+            yield from (piece.array for piece in entry)
 
 
 def _table(records: list[StepRecord]) -> np.ndarray:

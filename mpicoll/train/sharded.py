@@ -153,8 +153,15 @@ class Sharded:
         """Return nothing: all state is shared."""
         return {}
 
-    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
         """Take nothing."""
+        return True
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """Take nothing."""
+
+    def owe_nothing(self) -> None:
+        """See :class:`~mpicoll.train.strategy.Strategy`: nothing is compressed."""
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.strategy.Strategy`; the most that there is at a time, as the table above says."""

@@ -22,7 +22,7 @@ from mpicoll.train.models import Flat, Model, Span, Storage
 from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD
 
 _Optimizer = TypeVar("_Optimizer", MomentumSGD, LocalMomentumSGD)
-_OWED = "owed."
+OWED = "owed."
 """Begins the names of residuals among a rank's own state."""
 
 
@@ -88,8 +88,17 @@ class Strategy(Storage, Protocol):
     def own_state(self) -> dict[str, np.ndarray]:
         """Return what belongs to this rank alone, such as residuals; copies."""
 
-    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `own_state` returned."""
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
+        """Go on from what `own_state` returned; return False if the residuals do not fit, and are left as they are."""
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """Go on from what so many other ranks had of their own: this rank takes the place of some of them, or of none.
+
+        Residuals are not taken over.
+        """
+
+    def owe_nothing(self) -> None:
+        """Let residuals begin anew."""
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes that this rank holds for ``"parameters"``, ``"gradients"`` and ``"optimizer"``."""
@@ -171,10 +180,18 @@ class OnFlatVector:
         """See :class:`~mpicoll.train.models.Storage`."""
 
     def _owed(self) -> dict[str, np.ndarray]:
-        return {_OWED + name: array for name, array in self.sync.state().items()}
+        return {OWED + name: array for name, array in self.sync.state().items()}
 
-    def _load_owed(self, state: dict[str, np.ndarray]) -> None:
-        self.sync.load({name[len(_OWED) :]: array for name, array in state.items() if name.startswith(_OWED)})
+    def _load_owed(self, state: dict[str, np.ndarray]) -> bool:
+        try:
+            self.sync.load({name[len(OWED) :]: array for name, array in state.items() if name.startswith(OWED)})
+        except ValueError:
+            return False
+        return True
+
+    def owe_nothing(self) -> None:
+        """See :class:`Strategy`."""
+        self.sync.load({})
 
     def traffic(self) -> Traffic:
         """See :class:`Strategy`."""
@@ -281,11 +298,16 @@ class Replicated(OnFlatVector):
         own = {f"optimizer.{name}": array.copy() for name, array in self._optimizer.own_state().items()}
         return own | self._owed()
 
-    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
         """See :class:`Strategy`."""
-        self._load_owed(state)
         for name, array in self._optimizer.own_state().items():
             array[...] = state[f"optimizer.{name}"]
+        return self._load_owed(state)
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """See :class:`Strategy`; what counts of velocities is their sum over the ranks, and that stays the same."""
+        for name, array in self._optimizer.own_state().items():
+            array[...] = sum(states[f"optimizer.{name}"], np.zeros_like(array))
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`Strategy`."""

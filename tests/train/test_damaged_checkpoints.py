@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +95,43 @@ def test_every_bit_of_the_manifest_counts(pristine):
             damaged[place] ^= 1 << bit
             with pytest.raises(ValueError):
                 manifest.decode(bytes(damaged), 2)
+
+
+# ---- damage on the way to the disk ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["a bit", "the end", "a header"])
+def test_what_is_damaged_on_its_way_to_the_file_is_not_certified(run, monkeypatch, name, damage):
+    """The file is not what left the memory, but is read back the same each time."""
+    fsync, before = os.fsync, sorted(run.rglob("*"))
+
+    def damaging(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.name == name:
+            with path.open("r+b") as stream:
+                data = bytearray(stream.read())
+                if damage == "the end":
+                    stream.truncate(len(data) - 8)
+                else:
+                    data[20 if damage == "a header" else len(data) // 2] ^= 1
+                    stream.seek(0)
+                    stream.write(data)
+        fsync(descriptor)
+
+    def work(comm):
+        with Store(run, comm, patience=0) as checkpoints:
+            checkpoints.save(3, tensors(comm, 3), {})
+
+    monkeypatch.setattr(os, "fsync", damaging)
+    found = on_ranks(SIZE, work)
+    assert all(isinstance(error, CheckpointError) for error in found), found
+    assert len({str(error) for error in found}) == 1
+    assert f"{name}: is not what left the memory" in str(found[0])
+    monkeypatch.undo()
+    assert sorted(run.rglob("*")) == before
+    assert results(SIZE, lambda comm: open_checkpoint(run, comm, patience=0).step) == [2] * SIZE
+    assert results(SIZE, work) == [None] * SIZE
 
 
 # ---- folders that are not as they were left -------------------------------------------------------------------------

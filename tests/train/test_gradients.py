@@ -10,7 +10,7 @@ from mpicoll.gradients import GradientSynchronizer, differing_ranks
 
 
 def make(*shapes, **options):
-    return GradientSynchronizer(list(shapes), comm=MPI.COMM_SELF, **options)
+    return GradientSynchronizer(list(shapes), **{"comm": MPI.COMM_SELF, **options})
 
 
 def test_gradients_are_views_of_one_buffer_in_order():
@@ -119,3 +119,88 @@ def test_no_parameters_are_no_problem():
 
 def test_one_rank_never_differs():
     assert differing_ranks(MPI.COMM_SELF, bytes(32)) == ()
+
+
+class ForeignScalar:
+    """An element of a float tensor: a number, but no integer."""
+
+    def __int__(self):
+        return 0
+
+    def __float__(self):
+        return 0.5
+
+    def __index__(self):
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+
+
+class Foreign:
+    """An array of another library: what torch.Tensor and jax.Array have in common."""
+
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __iter__(self):
+        return iter([ForeignScalar()] * self.shape[0])
+
+
+class TorchDtype:
+    """``torch.float32`` has no name and is no NumPy dtype."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def __repr__(self):
+        return f"torch.{self._text}"
+
+
+@pytest.mark.parametrize("kind", [TorchDtype, np.dtype])
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_arrays_of_other_libraries_give_shape_and_dtype(kind, name):
+    weights, bias = Foreign((2, 3), kind(name)), Foreign((3,), kind(name))
+    sync = GradientSynchronizer((each for each in (weights, bias)), comm=MPI.COMM_SELF)
+    assert [gradient.shape for gradient in sync.gradients] == [(2, 3), (3,)]
+    assert sync.flat.dtype == name
+
+
+@pytest.mark.parametrize("dtype", [TorchDtype("bfloat16"), TorchDtype("int64"), np.dtype(np.int32)])
+def test_arrays_of_other_libraries_with_a_wrong_dtype_are_refused(dtype):
+    with pytest.raises(ValueError, match="dtype"):
+        make(Foreign((3,), dtype))
+
+
+@pytest.mark.parametrize("one", [np.zeros((2, 2)), Foreign((3,), np.dtype(np.float32))])
+def test_an_array_in_place_of_a_list_of_arrays_is_refused(one):
+    with pytest.raises(TypeError, match=r"parameters_or_shapes: .* not one array"):
+        GradientSynchronizer(one, comm=MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("shape", [3, (2.5,), ("3",), None])
+def test_what_is_neither_array_nor_shape_is_refused(shape):
+    with pytest.raises(TypeError, match=r"parameters_or_shapes: .* neither an array nor a shape"):
+        make((2,), shape)
+
+
+def test_a_step_that_is_under_way_excludes_other_calls():
+    sync = make((3,), (2,), compression="sign", comm=Intracomm(MPI.COMM_SELF))
+    sync.flat[:] = 1
+    sync.start(3)
+    for call in (sync.synchronize, sync.state, lambda: sync.load({})):
+        with pytest.raises(RuntimeError, match=r"between start\(\) and wait\(\)"):
+            call()
+    with pytest.raises(ValueError, match="compress: False"):
+        sync.start(0, compress=False)
+    sync.start(0)
+    sync.wait()
+    np.testing.assert_array_equal(sync.flat, 1)
+    sync.synchronize()
+
+
+@pytest.mark.parametrize("first", [-1, 6, 1.5])
+def test_elements_that_are_not_there_are_refused(first):
+    sync = make((5,))
+    with pytest.raises((ValueError, TypeError), match=f"first: {first}"):
+        sync.start(first)

@@ -13,7 +13,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,7 +109,7 @@ def put_aside(folder: Path, step: int) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -117,12 +117,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until its contents are on the disk."""
-    with path.open("xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a new file, wait until it is on the disk, and return its length in bytes and SHA-256.
+
+    The hash is of the bytes as they leave the memory, so that it does not certify what happened to them on their way.
+
+    Raises
+    ------
+    CheckpointFailed
+        If what is read back is not what was written.
+    OSError
+        If it cannot be written; its filename is `path`.
+    """
+    digest, length = hashlib.sha256(), 0
+    try:
+        with path.open("xb") as stream:
+            for block in blocks:
+                digest.update(block)
+                length += stream.write(block)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    written = length, digest.hexdigest()
+    with opened(path) as descriptor:
+        if fingerprint(descriptor) != written:
+            raise CheckpointFailed(f"{path}: is not what left the memory: read back, its SHA-256 is another")
+    return written
 
 
 # ---- careful reading ------------------------------------------------------------------------------------------------

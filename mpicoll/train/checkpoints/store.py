@@ -51,7 +51,6 @@ class Store:
         self._comm, self._keep, self._patience = comm, keep, patience
         self._opened: int | None = None
         self._saved: list[int] = []
-        attempt(comm, tensorfile.require_library, naming_rank=True)
         self._lock = on_root(comm, self._take)
 
     def _take(self) -> int:
@@ -187,7 +186,7 @@ class Store:
             path = folder / folders.file_name(rank)
             if folders.patiently(path.stat, self._patience).st_size != nbytes:
                 raise CheckpointFailed(f"{path}: has not the {nbytes} bytes that rank {rank} wrote")
-        folders.write_durably(folder / manifests.NAME, data)
+        folders.write_durably(folder / manifests.NAME, [data])
         folders.sync(folder)
         target = self.folder / folders.step_name(manifest.step)
         if os.path.lexists(target):  # of a course that was given up: the one that was opened is older, and stays
@@ -210,9 +209,6 @@ class Store:
 
 
 def _write_file(path: Path, arrays: dict[str, Any], patience: float) -> tuple[int, str]:
-    """Write this rank's file and return its length and SHA-256, as read back, when it is on the disk."""
+    """Write this rank's file and return its length and SHA-256 when it is on the disk."""
     folders.patiently(path.parent.lstat, patience)
-    tensorfile.write(path, arrays)
-    folders.sync(path)
-    with folders.opened(path) as descriptor:
-        return folders.fingerprint(descriptor)
+    return tensorfile.write(path, arrays)

@@ -1,22 +1,24 @@
-"""One file of tensors in the format of safetensors: written by that library, read with checks and limits of our own.
+"""One file of tensors in the format of safetensors, written and read without that library.
 
-The library's reader maps the whole file, and a mapped file that is cut short ends the process; so a range is read here
-straight into the array that it is meant for.
+Its writer returns no hash of what it has written. Its reader maps the whole file, and a mapped file that is cut short
+ends the process; so a range is read here straight into the array that it is meant for.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from mpicoll.train.checkpoints.folders import write_durably
 from mpicoll.train.failures import CheckpointFailed
 
 _DTYPES = {
@@ -24,6 +26,9 @@ _DTYPES = {
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 _TYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in _DTYPES.values()}
+_CODES = {name: code for code, name in _DTYPES.items()}
+_ALIGNMENT = 8
+_BLOCK_BYTES = 1 << 20
 _MAX_HEADER = 1 << 24
 _MAX_DIMENSIONS = 32
 _MAX_COUNT = 1 << 60
@@ -50,35 +55,38 @@ def dtype_of(name: str) -> np.dtype:
     return _TYPES[name]
 
 
-def require_library() -> None:
-    """Check that files can be written.
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str]:
+    """Write contiguous arrays in native byte order to a new file; see :func:`folders.write_durably`.
 
-    Raises
-    ------
-    CheckpointFailed
-        If safetensors is not installed.
+    Returns
+    -------
+    tuple
+        Length in bytes and SHA-256.
     """
-    try:
-        import safetensors.numpy  # noqa: F401
-    except ImportError:
-        raise CheckpointFailed("checkpoints need safetensors: pip install 'mpicoll[train]'") from None
+    # Those with the largest elements first, so that all are aligned.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    return write_durably(path, itertools.chain([_header(ordered)], _blocks(array for _, array in ordered)))
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write contiguous arrays in native byte order; what was written may not have reached the disk yet.
+def _header(arrays: Sequence[tuple[str, np.ndarray]]) -> bytes:
+    """Return the header of a file in which these arrays follow each other."""
+    table, at = {}, 0
+    for name, array in arrays:
+        shape, offsets = list(array.shape), [at, at + array.nbytes]
+        table[name] = {"dtype": _CODES[dtype_name(array.dtype)], "shape": shape, "data_offsets": offsets}
+        at += array.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _MAX_HEADER:
+        raise CheckpointFailed(f"a header of {len(text)} bytes is too long; use fewer tensors")
+    return struct.pack("<Q", len(text)) + text
 
-    Raises
-    ------
-    CheckpointFailed
-        If the disk is full, or whatever else the system says.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
 
-    try:
-        save_file(dict(arrays), path)
-    except SafetensorError as error:
-        raise CheckpointFailed(f"{path}: {str(error).removeprefix('Error while serializing: ')}") from None
+def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[memoryview]:
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, _BLOCK_BYTES):
+            yield flat[start : start + _BLOCK_BYTES].data
 
 
 def read_header(descriptor: int, path: Path) -> dict[str, Entry]:

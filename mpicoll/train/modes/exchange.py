@@ -54,7 +54,7 @@ class Exchange(Protocol):
         """Let the replica be the newest model that can be had without waiting for a worker; between two steps."""
 
     def state(self) -> tuple[State, int | None]:
-        """Return what a checkpoint has to have, and of how many shares of batches it has the effect, if known."""
+        """Return what a checkpoint has to have, and of how many shares of this run it has the effect, if known."""
 
     def settle(self) -> None:
         """Wait until the other workers have finished; for one rank, before it finishes itself."""

@@ -99,11 +99,18 @@ class LocalSteps(OnFlatVector):
     def _own(self) -> dict[str, np.ndarray]:
         return {"replica": self._vector, "velocity": self._optimizer.velocity, "steps": self._steps}
 
-    def load_own_state(self, state: dict[str, np.ndarray]) -> None:
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
         """See :class:`Strategy`."""
-        self._load_owed(state)
         for name, array in self._own().items():
             array[...] = state[name]
+        return self._load_owed(state)
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """See :class:`Strategy`: all replicas go on from the centre, with the mean of velocities."""
+        velocity = self._optimizer.velocity
+        velocity[:] = sum(states["velocity"], np.zeros_like(velocity))
+        self.sync.comm.Allreduce(MPI.IN_PLACE, velocity, MPI.SUM)
+        velocity /= velocity.dtype.type(ranks)
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`Strategy`."""

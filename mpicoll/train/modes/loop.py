@@ -21,7 +21,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, TrainingError
-from mpicoll.train.models import Flat, Model
+from mpicoll.train.models import Flat, Layout, Model
 from mpicoll.train.modes.exchange import Exchange, LeftBehind
 from mpicoll.train.modes.momentum import is_fed_back
 from mpicoll.train.modes.pieces import Piece, Pieces
@@ -33,11 +33,27 @@ from mpicoll.train.tally import EpochRecord, StepRecord
 
 _STOP = 1 << 40
 """Drawn from the counter, so many numbers leave none for anybody."""
-_TELL_SECONDS = 0.1
+_BEAT_SECONDS = 0.2
 
 
 class Replica(Flat):
-    """Parameters and gradients of this rank, for an engine."""
+    """Parameters and gradients of this rank, for an engine.
+
+    Parameters
+    ----------
+    beat
+        Called between two layers, but not more often than every 0.2 s: a step may take long.
+    """
+
+    def __init__(self, layout: Layout, parameters: np.ndarray, gradient: np.ndarray, beat: Callable[[], None]) -> None:
+        super().__init__(layout, parameters, gradient)
+        self._beat, self._beaten = beat, time.monotonic()
+
+    def release(self, layer: int) -> None:
+        """Show that this rank is alive; see :class:`~mpicoll.train.models.Storage`."""
+        if time.monotonic() - self._beaten > _BEAT_SECONDS:
+            self._beat()
+            self._beaten = time.monotonic()
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`~mpicoll.train.strategy.Strategy`; what counts how often is decided behind the engine."""
@@ -84,7 +100,7 @@ class FreeTrainer:
             self._counter.draw(done)
         self._reader = Reader(config, dataset, self.workers)
         self._vector, self._gradient = replica, np.zeros_like(replica)
-        self._replica = Replica(model.layout, replica, self._gradient)
+        self._replica = Replica(model.layout, replica, self._gradient, self._beat)
         self._decayed = [slice(start, stop) for start, stop, decays in model.layout.decayed(0, replica.size) if decays]
         self.pieces = Pieces(self.course, self.workers)
         self.epochs: list[EpochRecord] = []
@@ -164,7 +180,16 @@ class FreeTrainer:
         try:
             action(*arguments)
         except TrainingError as error:
-            self._failure, self._stop = error, True
+            self._fail(error)
+
+    def _fail(self, error: TrainingError) -> None:
+        """End the run, for all ranks; what it has come to is not saved."""
+        self._failure, self._stop = error, True
+        self._counter.tell_failure()
+
+    def has_failed(self) -> bool:
+        """Return whether some rank has found a reason to end the run by an error."""
+        return self._counter.is_failed()
 
     def _numbers(self) -> Iterator[int]:
         """Yield the numbers of shares for this worker: whatever comes next, or its own where steps go together."""
@@ -195,7 +220,7 @@ class FreeTrainer:
             self._prepare(self.exchange.scale / count)
         if not math.isfinite(loss):
             text = f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup"
-            self._failure, self._stop = NonFiniteLoss(text), True
+            self._fail(NonFiniteLoss(text))
             return
         rate = self.course.rate(step)
         with clock.spent_on("communication", "push"):
@@ -252,10 +277,12 @@ class FreeTrainer:
             sums = np.zeros(2)
             for x, y in shares_for_evaluation(samples, self._dataset.feature_count, self._config.dtype, 1, 0):
                 sums += self._engine.loss(self._replica, x, y)
-                if not self.wall_seconds:
-                    self.exchange.beat()
         loss, correct = (sums / samples.count).tolist()
         return loss, correct
+
+    def _beat(self) -> None:
+        if not self.wall_seconds:  # the last model is evaluated when nobody listens any more
+            self.exchange.beat()
 
     def _is_cut_short(self) -> bool:
         return self._counter.draw(0) >= _STOP

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpicoll.compression import feedback
 from mpicoll.train.config import FEEDBACK, TrainConfig
+from mpicoll.train.modes.exchange import State
 
 
 class Momentum:
@@ -30,12 +31,19 @@ class Momentum:
         What whoever applies gradients has to do with them.
     factor
         Of the learning rate.
+
+    Notes
+    -----
+    A checkpoint has the velocity in the units of synchronous training, of the gradients of all workers together: so a
+    run goes on from it wherever the velocity was kept, and on any number of workers. Of velocities that workers keep it
+    is that of rank 0 which stands for all: shares of batches are drawn alike.
     """
 
     def __init__(self, config: TrainConfig, replica: np.ndarray, workers: int, at_once: int = 1) -> None:
         self.optimizer, self.factor = config.optimizer, 1.0
         self.hyper: dict[str, Any] = {}
         self._velocity: np.ndarray | None = None
+        self._units = float(workers)
         if config.optimizer != "momentum":
             return
         if is_fed_back(config) or (config.mode == "ps" and config.staleness != 0):
@@ -44,6 +52,7 @@ class Momentum:
             return
         decay: float = config.momentum ** (at_once / workers)
         self.hyper, self.factor = {"momentum": decay}, (1 - decay) / (1 - config.momentum)
+        self._units *= self.factor / at_once
 
     def applied(self, gradient: np.ndarray) -> np.ndarray:
         """Return what is to be sent for a gradient; not to be changed."""
@@ -52,6 +61,21 @@ class Momentum:
         self._velocity *= self._decay
         self._velocity += gradient
         return self._velocity
+
+    def saved(self, state: State) -> State:
+        """Return a state with the velocity as checkpoints have it, given that of whoever applies gradients."""
+        own = state.get("velocity") if self._velocity is None else self._velocity
+        return state if own is None else {**state, "velocity": own * own.dtype.type(self._units)}
+
+    def restored(self, state: State) -> State:
+        """Take over the velocity that is this worker's; return the state of whoever applies gradients."""
+        if "velocity" not in state:
+            return state
+        velocity = state["velocity"] / state["velocity"].dtype.type(self._units)
+        if self._velocity is None:
+            return {**state, "velocity": velocity}
+        self._velocity[:] = velocity
+        return {name: vector for name, vector in state.items() if name != "velocity"}
 
     @property
     def nbytes(self) -> int:

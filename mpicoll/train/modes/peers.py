@@ -48,9 +48,11 @@ class PeerToPeer:
         kind = OPTIMIZERS[self._momentum.optimizer]
         self._optimizer = kind(replica, {**kind.defaults, **self._momentum.hyper})
         if state is not None:
+            state = self._momentum.restored(state)
             self._optimizer.steps = int(state["steps"][0])
             for name, vector in self._optimizer.state.items():
                 vector[:] = state[name]
+        self._before = self._optimizer.steps
         size, rank = comm.Get_size(), comm.Get_rank()
         slots = _slots(comm, "p2p", size * (size - 1) * nbytes)
         self._others = [other for other in range(size) if other != rank]
@@ -121,7 +123,8 @@ class PeerToPeer:
     def state(self) -> tuple[State, int]:
         """Return this rank's replica; see :class:`~mpicoll.train.modes.exchange.Exchange`."""
         steps = np.array([self._optimizer.steps])
-        return {"parameters": self._replica, "steps": steps, **self._optimizer.state}, self._optimizer.steps
+        state = {"parameters": self._replica, "steps": steps, **self._optimizer.state}
+        return self._momentum.saved(state), self._optimizer.steps - self._before
 
     def settle(self) -> None:
         """See :class:`~mpicoll.train.modes.exchange.Exchange`."""

@@ -13,7 +13,8 @@ from mpicoll.train.agreement import all_succeed, share
 from mpicoll.train.checkpoints import Checkpoint, Store, Whole
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.modes.exchange import State
-from mpicoll.train.saving import check_same_run
+from mpicoll.train.modes.momentum import is_fed_back
+from mpicoll.train.saving import check_same_run, refuse_what_is_not_finite
 from mpicoll.train.tally import EpochRecord
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 class ChiefSaver:
     """Writes checkpoints when they are due, on rank 0; nothing where none are wanted.
 
-    A checkpoint has the parameters and what the servers' optimizers, or the chief's own, keep. What other workers keep
-    for themselves, such as residuals, begins anew with a resumed run, and shares of batches that were under way are
-    taken again or left out.
+    A checkpoint has the parameters and what the servers' optimizers, or the chief's own, keep, and a velocity (see
+    :class:`~mpicoll.train.modes.momentum.Momentum`). Residuals begin anew with a resumed run, and shares of batches
+    that were under way are taken again or left out. On another number of workers the run goes on after the last whole
+    step.
 
     Collective over `comm`: construction and `resume`.
 
@@ -37,6 +39,8 @@ class ChiefSaver:
         What is in it.
     epochs : list of EpochRecord
         Those before.
+    anew : str or None
+        What could not be taken over, and why.
     """
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm) -> None:
@@ -44,7 +48,8 @@ class ChiefSaver:
         self._store: Store | None = None
         self.state: State | None = None
         self.epochs: list[EpochRecord] = []
-        self.done = self._saved_at = 0
+        self.done = self._saved_at = self._offset = 0
+        self.anew: str | None = None
         all_succeed(comm, self._open)
 
     def _open(self) -> None:
@@ -67,7 +72,11 @@ class ChiefSaver:
         state = self.state or {name: np.empty(count, kind) for name, (count, kind) in told["vectors"].items()}
         for vector in state.values():
             self._comm.Bcast(vector)
-        self.state, self.done, self._saved_at = state, told["done"], told["done"]
+        self.state = state
+        self.done = self._saved_at = self._shares(told["done"], told["workers"])
+        self.anew = "residuals, which each worker keeps for itself" if is_fed_back(self._config) else None
+        if found is not None:
+            self._offset = found.step - self.done
         self.epochs = [EpochRecord(**record) for record in told["epochs"]]
         return found
 
@@ -84,7 +93,15 @@ class ChiefSaver:
     def _told(self, found: Checkpoint | None) -> dict[str, Any]:
         if found is None:
             return {"vectors": {}}
-        return {name: found.facts[name] for name in ("vectors", "done", "epochs")}
+        told = {name: found.facts[name] for name in ("vectors", "done", "epochs")}
+        return {**told, "workers": found.facts["ranks"] - found.facts["config"]["servers"]}
+
+    def _shares(self, done: int, workers_before: int) -> int:
+        """Return how many shares make up the steps that so many made up, where there may be other workers."""
+        workers = self._comm.Get_size() - self._config.servers
+        if workers == workers_before and self._config.staleness != 0:
+            return done
+        return done // workers_before * workers
 
     def after(self, trainer: FreeTrainer, number: int) -> None:
         """Save if so many shares are a reason: the steps that were asked for, or an epoch."""
@@ -97,15 +114,16 @@ class ChiefSaver:
 
         Raises
         ------
-        CheckpointFailed
+        NonFiniteLoss, CheckpointFailed
             Here only; the others go on.
         """
-        if self._store is None:
+        if self._store is None or trainer.has_failed():
             return
         with trainer.clock.spent_on("checkpoints"):
-            state, done = trainer.exchange.state()
+            state, shares = trainer.exchange.state()
             self._saved_at = number
-            number = number if done is None else done
+            number = number if shares is None else self.done + shares
+            refuse_what_is_not_finite(state.values(), number // trainer.workers)
             facts = {
                 "config": asdict(self._config),
                 "ranks": self._comm.Get_size(),
@@ -113,7 +131,7 @@ class ChiefSaver:
                 "epochs": [record._asdict() for record in trainer.pieces.with_means(trainer.epochs)],
                 "vectors": {name: (vector.size, vector.dtype.str) for name, vector in state.items()},
             }
-            self._store.save(number, {name: Whole(vector) for name, vector in state.items()}, facts)
+            self._store.save(number + self._offset, {name: Whole(vector) for name, vector in state.items()}, facts)
 
     def close(self) -> None:
         """Let others have the folder."""

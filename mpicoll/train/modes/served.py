@@ -27,7 +27,10 @@ class Served:
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._replica, self._direct = replica, config.push == "direct"
         workers = comm.Get_size() - config.servers
+        self._counts = not config.backup
         self._momentum = Momentum(config, replica, workers, workers if config.staleness == 0 else 1)
+        state = state and self._momentum.restored(state)
+        self._before = int(state["version"].min()) if state else 0
         self.ps = ParameterServer(
             replica,
             comm=comm,
@@ -75,10 +78,14 @@ class Served:
         """Pull, each shard of one version where there can be such a thing."""
         self.ps.pull(self._replica, snapshot=not self._direct)
 
-    def state(self) -> tuple[State, int]:
-        """See :class:`~mpicoll.train.modes.exchange.Exchange`; what workers keep for themselves is not in it."""
+    def state(self) -> tuple[State, int | None]:
+        """See :class:`~mpicoll.train.modes.exchange.Exchange`; residuals are not in it.
+
+        With backup workers the parameters do not tell how many shares have been taken: some were left out.
+        """
         state = self.ps.state()
-        return state, int(state["version"].min())
+        shares = int(state["version"].min()) - self._before if self._counts else None
+        return self._momentum.saved(state), shares
 
     def settle(self) -> None:
         """See :class:`~mpicoll.train.modes.exchange.Exchange`."""

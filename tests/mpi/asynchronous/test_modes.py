@@ -17,6 +17,7 @@ from mpicoll import Intracomm
 from mpicoll.train.agreement import wait_politely
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.failures import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.train.modes import loop
 from mpicoll.train.run import run
 
 pytestmark = pytest.mark.mpi
@@ -152,6 +153,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intra
     wait_politely(comm)
     with pytest.raises(CheckpointFailed, match="9999"):
         run(config, comm)
+
+
+@pytest.mark.parametrize("name", ["ps", "p2p", "gossip"])
+def test_signs_of_life_between_all_layers(comm: Intracomm, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are none at the end, when the last model is evaluated and nobody listens any more."""
+    monkeypatch.setattr(loop, "_BEAT_SECONDS", -1)
+    assert run(configured(name, comm, steps=20), comm)["test_loss"] is not None
 
 
 def test_the_slow_do_less(comm: Intracomm) -> None:

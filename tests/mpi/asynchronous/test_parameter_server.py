@@ -260,6 +260,39 @@ def test_what_comes_behind_its_step_is_left_out(comm: Intracomm) -> None:
     assert counted + ps.late == steps * (comm.size - 1)
 
 
+@pytest.mark.parametrize("read_own", [True, False])
+def test_what_is_left_out_stays_owed(comm: Intracomm, read_own: bool) -> None:
+    """Of a worker's own elements, what has arrived and what is owed is what was given, though steps went without it.
+
+    Rank 1 computes so long that the others have taken two steps meanwhile.
+    """
+    if comm.size < 3:
+        pytest.skip("somebody else has to go on")
+    steps, count = 8, 3000
+    settings: dict[str, Any] = {"staleness": 0, "backup": 1, "compression": "topk:0.05", "read_own": read_own}
+    with serving(np.zeros(count, np.float32), comm, servers=server_counts(comm)[0], **settings) as ps:
+        if not ps.is_server:
+            given, own = np.zeros(count, np.float32), slice(ps.rank, None, ps.workers)
+            for step in range(steps):
+                ps.pull()
+                if ps.rank == 1 and step == 1:
+                    comm.Recv(np.empty(1), 0)
+                if ps.rank == 0 and step == 4:
+                    comm.Isend(np.zeros(1), 1).Wait()
+                gradient = np.zeros(count, np.float32)
+                gradient[own] = integers(ps.rank, step, count)[own]
+                ps.push(gradient)
+                given += gradient
+            ps.result()
+            assert ps._worker is not None
+            (link,) = ps._worker._links
+            assert link._feedback is not None
+            link.take_back()  # as before another push
+            assert link._feedback.residual is not None
+            assert np.array_equal((ps.parameters + link._feedback.residual)[own], given[own])
+    assert ps.late >= 1
+
+
 def test_late_gradients_can_count_less(comm: Intracomm) -> None:
     """Rank 0 pulls once: of its pushes each is one update later than the one before."""
     pushes = 3 * comm.size
@@ -327,6 +360,53 @@ def test_a_state_can_be_asked_for_while_others_push(comm: Intracomm) -> None:
         elif not ps.is_server:
             for _ in range(100):
                 ps.push(np.ones(count, np.float32))
+
+
+def test_a_state_that_comes_late_is_not_taken_for_the_next(comm: Intracomm) -> None:
+    """The server is busy with something else until rank 0 has given up."""
+    with serving(np.zeros(7, np.float32), comm, timeout=1.0, lease=60.0) as ps:
+        if ps._server is not None:
+            answers, asked = ps._server._answers, comm.Irecv(np.empty(1), 0)
+            give, held = answers.give, comm.rank == comm.size - 1
+
+            def late(asks: np.ndarray, message: Any) -> None:
+                nonlocal held
+                if held and asked.Test():
+                    held = False
+                    give(asks, message)
+                    comm.Isend(np.zeros(1), 0).Wait()
+                elif not held:
+                    give(asks, message)
+
+            answers.give = late  # type: ignore[method-assign]
+        elif ps.rank == 0:
+            for push in range(3):
+                if push == 1:
+                    comm.Isend(np.zeros(1), comm.size - 1).Wait()
+                    comm.Recv(np.empty(1), comm.size - 1)
+                ps.push(np.ones(7, np.float32))
+                ps.pull()
+                if push == 0:
+                    with pytest.raises(CollectiveTimeout, match="its whole state"):
+                        ps.state()
+            for expected in (3, 4):
+                state = ps.state()
+                assert state["version"] == expected
+                assert (state["parameters"] == expected).all()
+                ps.push(np.ones(7, np.float32))
+                ps.pull()
+
+
+def test_a_late_state_that_nobody_asks_for_again_hinders_nobody(comm: Intracomm) -> None:
+    with serving(np.zeros(200_000, np.float32), comm, timeout=1.0, lease=60.0) as ps:
+        if ps._server is not None:
+            give, until = ps._server._answers.give, time.monotonic() + 1.5
+            ps._server._answers.give = lambda *given: give(*given) if time.monotonic() > until else None  # type: ignore
+        elif ps.rank == 0:
+            with pytest.raises(CollectiveTimeout, match="its whole state"):
+                ps.state()
+            ps.push(np.ones(200_000, np.float32))
+            assert ps.result() == 1
 
 
 def test_workers_end_when_they_like(comm: Intracomm) -> None:
@@ -436,6 +516,38 @@ def test_a_silent_worker(comm: Intracomm, on_silence: str) -> None:
         assert "rank 1" in str(error)
     else:
         assert isinstance(error, RemoteError)
+
+
+@pytest.mark.filterwarnings("ignore:parameter server")
+@pytest.mark.parametrize("staleness", [None, 3])
+def test_a_worker_may_compute_as_long_as_nobody_waits_for_it(comm: Intracomm, staleness: int | None) -> None:
+    """Rank 0 makes no call for longer than its lease; the others push meanwhile, and wait for nobody."""
+    lease = 0.5
+    with serving(np.zeros(3, np.float32), comm, staleness=staleness, lease=lease, timeout=60.0) as ps:
+        if not ps.is_server:
+            for step in range(3):
+                if ps.rank == 0 and step == 1:
+                    time.sleep(4 * lease)
+                ps.pull()
+                ps.push(np.ones(3, np.float32))
+            while ps.rank and ps.pull() < 3 * ps.workers:
+                time.sleep(0.01)
+            ps.pull()
+            assert ps.result() == 3 * ps.workers
+    assert ps.staleness.sum() == 3 * (comm.size - 1)
+
+
+def test_a_worker_that_only_pulls_is_not_silent(comm: Intracomm) -> None:
+    """The others wait for its first step."""
+    with serving(np.zeros(3, np.float32), comm, staleness=0, lease=0.5) as ps:
+        if not ps.is_server:
+            until = time.monotonic() + (1.5 if ps.rank == 0 else 0)
+            while time.monotonic() < until:
+                ps.pull()
+                time.sleep(0.01)
+            ps.push(np.ones(3, np.float32))
+            ps.pull()
+    assert ps.staleness.sum() == comm.size - 1
 
 
 def test_a_wait_has_an_end_and_a_name(comm: Intracomm) -> None:

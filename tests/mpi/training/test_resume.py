@@ -1,0 +1,253 @@
+"""A run goes on from its checkpoint, whatever may differ between the two."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.checkpoints import open_checkpoint
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.course import Course
+from mpicoll.train.engine import OneAfterTheOther
+from mpicoll.train.failures import NonFiniteLoss
+from mpicoll.train.run import run
+from mpicoll.train.saving import FREE
+
+pytestmark = pytest.mark.mpi
+CONFIG = TrainConfig(
+    dataset="synthetic:600x6x4",
+    hidden=(40, 40),
+    batch=48,
+    epochs=2,
+    steps=6,
+    checkpoint_every=3,
+    warmup=2,
+    lr=0.05,
+    schedule="constant",
+    timeout=20.0,
+    progress=False,
+)
+SIGN = {"compression": "sign"}
+SERVED: dict[str, Any] = {"mode": "ps", "servers": 1}
+SYNCHRONOUS: dict[str, Any] = {**SERVED, "staleness": 0}
+Options = dict[str, Any]
+OUTPUTS: Options = {
+    "json": "FOLDER/a.json",
+    "log_steps": "FOLDER/a.csv",
+    "plot": "FOLDER/a.png",
+    "tensorboard": "FOLDER/events",
+    "run": "b",
+    "trace": "FOLDER/trace.json",
+    "trace_steps": 2,
+    "progress": True,
+    "quiet": False,
+}
+DELAYS: Options = {"slow": ((0, 1.5),), "jitter": 1e-4, "step_seconds": 1e-4}
+SAVING: Options = {"checkpoint_every": 1, "evaluate_every": 2, "timeout": 30.0, "resume": "fallback"}
+PAIRS: list[tuple[Options, Options]] = [
+    ({}, {**OUTPUTS, **DELAYS}),
+    (SERVED, {**OUTPUTS, **DELAYS, "plot": None}),
+    *((first, {**SAVING, "epochs": 3}) for first in ({}, SERVED, {"mode": "gossip"})),
+    *((first, {"steps": 2}) for first in ({}, SERVED, {"mode": "p2p"})),
+    *((first, {"steps": None, "epochs": 1, "checkpoint_every": None}) for first in ({}, SERVED)),
+    *((first, {"checkpoint": "FOLDER/other"}) for first in ({}, SERVED)),
+    *((first, {"algorithm": "ring", "overlap": "on"}) for first in ({}, SIGN)),
+    (SERVED, {"algorithm": "ring"}),
+    ({"compression": "randomk:0.1"}, {"algorithm": "ring", "bucket_bytes": 1000}),
+    *(({"compression": spec}, {"bucket_bytes": 5000}) for spec in ("sign", "topk:0.1", "powersgd:2", "int8", None)),
+    ({"compression": "sign", "bucket_bytes": 5000}, {"bucket_bytes": 1 << 20}),
+    ({"mode": "local", "compression": "sign"}, {"bucket_bytes": 5000}),
+    ({**SERVED, "compression": "topk:0.1"}, {"bucket_bytes": 5000}),
+    *(({"shard": "none"}, {"shard": name}) for name in ("optimizer", "gradients")),
+    *(({"shard": name}, {"shard": "none"}) for name in ("optimizer", "gradients")),
+    ({"shard": "gradients"}, {"shard": "parameters", "bucket_bytes": 1000, "overlap": "off"}),
+    ({"pipeline": 2, "microbatches": 2}, {"pipeline_schedule": "gpipe"}),
+    *(({**SERVED, "staleness": staleness}, {"servers": 2}) for staleness in (None, 0)),
+    ({**SERVED, "servers": 2}, {"servers": 1}),
+    *((SYNCHRONOUS, {"staleness": staleness}) for staleness in (4, None)),
+    *(({**SERVED, "staleness": staleness}, {"staleness": 0}) for staleness in (4, None)),
+    ({**SYNCHRONOUS, "optimizer": "adam"}, {"staleness": 4}),
+    ({**SERVED, "optimizer": "adam"}, {"staleness": 0}),
+    ({**SYNCHRONOUS, "compression": "topk:0.1"}, {"staleness": 4}),
+    ({**SERVED, "push": "direct"}, {"staleness": 4}),
+    (SYNCHRONOUS, {"backup": 1}),
+    ({**SYNCHRONOUS, "backup": 1}, {"backup": 0}),
+    ({**SYNCHRONOUS, "backup": 1}, {"backup": 0, "staleness": None}),
+    ({**SYNCHRONOUS, "backup": 1}, {"servers": 2}),
+    (SERVED, {"damping": True, "on_silence": "drop"}),
+]
+"""What a run begins with, and what differs when it goes on."""
+
+
+def name_of(pair: tuple[Options, Options]) -> str:
+    return " then ".join(",".join(f"{name}={value}" for name, value in each.items()) for each in pair)
+
+
+def test_all_options_that_may_differ_are_tried() -> None:
+    assert {name for _, second in PAIRS for name in second} == set(FREE)
+    assert set(FREE) <= {field.name for field in fields(TrainConfig)}
+
+
+def configured(folder: Path, options: Options, size: int) -> TrainConfig:
+    placed = {
+        name: value.replace("FOLDER", str(folder)) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    config = replace(CONFIG, **{"checkpoint": str(folder / "run"), **placed})
+    if config.servers + config.backup >= size or (config.pipeline > 1 and size % config.pipeline):
+        pytest.skip("too few ranks")
+    return config
+
+
+@pytest.fixture(scope="module")
+def begun(verdicts: MPI.Intracomm) -> Iterator[Path]:
+    """A folder for first runs, which are the same in many tests."""
+    made = tempfile.mkdtemp(prefix="mpicoll-") if verdicts.rank == 0 else None
+    path = Path(share(verdicts, {"path": made} if made else None)["path"])
+    yield path
+    wait_politely(verdicts)
+    if made:
+        shutil.rmtree(path)
+
+
+def begin(comm: Intracomm, begun: Path, folder: Path, first: Options) -> TrainConfig:
+    """Let `folder` have the checkpoints of a first run."""
+    kept = begun / hashlib.sha256(name_of((first, {})).encode()).hexdigest()
+    config = configured(kept, first, comm.size)
+    there = kept.is_dir()
+    wait_politely(comm)
+    if not there:
+        if comm.rank == 0:
+            kept.mkdir()
+        wait_politely(comm)
+        run(config, comm)
+    if comm.rank == 0:
+        shutil.copytree(kept / "run", folder / "run")
+    wait_politely(comm)
+    return config
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
+def test_a_resume_with_other_values_works(
+    comm: Intracomm, begun: Path, shared_folder: Path, pair: tuple[Options, Options]
+) -> None:
+    first, second = pair
+    wanted = configured(shared_folder, {"resume": "yes", "quiet": True, **first, "steps": 10, **second}, comm.size)
+    begin(comm, begun, shared_folder, first)
+    result = run(wanted, comm)
+    assert result["resumed_after"] == (0 if "checkpoint" in second else 6)
+    assert np.isfinite(result["test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (SIGN, {"bucket_bytes": 5000}, "begun anew: residuals: they are of other buckets, see --bucket-bytes\n"),
+        (SIGN, {}, None),
+        ({**SERVED, "compression": "topk:0.1"}, {}, "begun anew: residuals, which each worker keeps for itself\n"),
+    ],
+)
+def test_what_begins_anew_is_said_once(
+    comm: Intracomm,
+    begun: Path,
+    shared_folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    first: Options,
+    second: Options,
+    says: str | None,
+) -> None:
+    wanted = configured(shared_folder, {**first, "steps": 8, "resume": "yes", **second}, comm.size)
+    begin(comm, begun, shared_folder, {**first, "quiet": True})
+    capfd.readouterr()
+    run(wanted, comm)
+    text = capfd.readouterr().out
+    assert text.count("begun anew") == (comm.rank == 0 and says is not None)
+    assert says is None or comm.rank or says in text
+
+
+def velocity_in(folder: Path) -> np.ndarray:
+    """Return the velocity in the newest checkpoint; the mean of those that ranks have of their own."""
+    found = open_checkpoint(folder, MPI.COMM_SELF, patience=0)
+    if "velocity" in found.vectors:
+        return found.read("velocity")
+    (name,) = (name for name in found.per_rank_names if name.endswith("velocity"))
+    return np.mean(found.per_rank(name), axis=0)
+
+
+WITH_VELOCITY: list[Options] = [SYNCHRONOUS, SERVED, {"mode": "p2p"}, {"mode": "gossip"}, {"mode": "local"}, SIGN]
+
+
+@pytest.mark.parametrize("options", WITH_VELOCITY, ids=lambda options: name_of((options, {})))
+def test_the_velocity_is_taken_over_by_another_number_of_ranks(
+    comm: Intracomm, shared_folder: Path, options: Options
+) -> None:
+    """At a momentum of 0.99 a velocity is many gradients; one step from zero would be one."""
+    if comm.size < 3:
+        pytest.skip("too few ranks")
+    more = {**options, "momentum": 0.99, "lr": 1e-3, "quiet": True, "steps": 10}
+    config = configured(shared_folder, more, comm.size)
+    run(config, comm)
+    before = velocity_in(shared_folder / "run")
+    fewer = comm.Split(int(comm.rank == comm.size - 1), comm.rank)
+    if comm.rank < comm.size - 1:
+        run(replace(config, resume="yes", steps=11), fewer)
+    wait_politely(comm)
+    after = velocity_in(shared_folder / "run")
+    assert open_checkpoint(shared_folder / "run", MPI.COMM_SELF).facts["ranks"] == comm.size - 1
+    assert np.linalg.norm(after) > 0.5 * np.linalg.norm(before) > 0
+    assert after @ before > 0.8 * np.linalg.norm(after) * np.linalg.norm(before)
+
+
+ASYNCHRONOUS: list[Options] = [SERVED, SYNCHRONOUS, {"mode": "p2p"}, {"mode": "gossip"}]
+
+
+@pytest.mark.parametrize("options", ASYNCHRONOUS, ids=lambda each: name_of((each, {})))
+def test_nothing_is_saved_once_a_rank_has_seen_nan(
+    comm: Intracomm, shared_folder: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 alone sees it; the chief ends its work as after a signal, which would save."""
+    more = {**options, "quiet": True, "checkpoint_every": 1000, "epochs": 20, "steps": None}
+    config = configured(shared_folder, more, comm.size)
+    if comm.size - config.servers < 2:
+        pytest.skip("too few workers")
+    gradients, calls = OneAfterTheOther.gradients, [0]
+
+    def broken(self: OneAfterTheOther, *given: Any, **more: Any) -> tuple[float, int]:
+        loss, correct = gradients(self, *given, **more)
+        calls[0] += 1
+        return (np.nan if comm.rank == 1 and calls[0] == 4 else loss), correct
+
+    monkeypatch.setattr(OneAfterTheOther, "gradients", broken)
+    with pytest.raises(NonFiniteLoss, match="the loss became nan in step"):
+        run(config, comm)
+    wait_politely(comm)
+    assert not list((shared_folder / "run").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "options", [*ASYNCHRONOUS, {}, {"mode": "local"}, {"shard": "parameters"}], ids=lambda each: name_of((each, {}))
+)
+def test_a_step_to_nan_is_not_saved(
+    comm: Intracomm, shared_folder: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is known before the step is taken: only the parameters tell that the last one went too far."""
+    config = configured(shared_folder, {**options, "quiet": True, "checkpoint_every": 1}, comm.size)
+    monkeypatch.setattr(Course, "rate", lambda self, step: 1e300 if step == 5 else 0.05)
+    with pytest.raises(NonFiniteLoss):
+        run(config, comm)
+    wait_politely(comm)
+    found = open_checkpoint(shared_folder / "run", MPI.COMM_SELF)
+    assert found.step > 0
+    assert all(np.isfinite(found.read(name)).all() for name in found.vectors)
+    assert all(np.isfinite(array).all() for name in found.per_rank_names for array in found.per_rank(name))
