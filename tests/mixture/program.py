@@ -81,7 +81,7 @@ class Call:
             "barrier": (),
             "bcast": (recv, operation.root),
             "allgather": (send, recv),
-            "allgatherv": (send, [recv, operation.counts]),
+            "allgatherv": (send, [recv, list(operation.counts)]),
             "allreduce": (send, recv, operation.mpi_op),
             "reduce": (send, recv, operation.mpi_op, operation.root),
             "reduce_scatter_block": (send, recv, operation.mpi_op),
@@ -126,6 +126,11 @@ class Call:
         self.comm.Allgather(sums, others)
         if (others != sums).any():
             raise WrongResult(f"{self.operation}: the ranks have got different bits")
+
+
+def _child(numbers: np.random.Generator) -> np.random.Generator:
+    """Return numbers for one operation: how many it draws depends on the size of its communicator, so on the rank."""
+    return np.random.default_rng(numbers.integers(1 << 60))
 
 
 class Stream:
@@ -175,8 +180,7 @@ class Stream:
         if self._sleeps and self._own.random() < 0.02:
             time.sleep(float(self._own.uniform(0, 3e-3)))
         comm = self.comms[self._alike.choice(len(self.comms), p=[0.6, 0.2, 0.1, 0.1])]
-        # Drawn by all ranks alike, whatever communicator each is in: the smaller half takes part of the sizes.
-        way, numbers = self._alike.random(), np.random.default_rng(self._alike.integers(1 << 60))
+        way, numbers = self._alike.random(), _child(self._alike)
         if way < 0.70:
             self._blocking(comm, numbers)
         elif way < 0.82:
@@ -233,10 +237,10 @@ class Stream:
         taken = numbers.permutation(_PERSISTENT)[: numbers.integers(1, 3)].tolist()
         for which in taken:
             call, request, operation = self._persistent[which]
-            call.load(operation.again(numbers))
+            call.load(operation.again(_child(numbers)))
             self._note("persistent", call.comm, call.operation)
             request.Start()
-        self._blocking(self.comms[0], numbers)
+        self._blocking(self.comms[0], _child(numbers))
         for which in self._own.permutation(taken):
             call, request, _ = self._persistent[which]
             request.Wait()
@@ -271,7 +275,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--sleeps", action="store_true")
     settings = parser.parse_args(argv)
+    sys.setswitchinterval(5e-5)  # a thread that polls keeps the interpreter lock for so long
     threads = settings.threads if MPI.Query_thread() == MPI.THREAD_MULTIPLE else 1
+    for dtype in draw.LEFT_DTYPES:
+        draw.LEFT.reducer(dtype)
     streams = [Stream(settings.seed * 1000 + number, settings.sleeps) for number in range(threads)]
 
     def work(stream: Stream) -> None:
