@@ -44,7 +44,7 @@ def run(task: Task, timeout: float) -> bool:
     aside = fill(node.blocking, task)
     number = _number(channel, node.blocking, timeout)
     status = shared.begin(node.blocking.ctypes.data)
-    flight = NodeRun(channel, node.blocking, number, status)
+    flight = NodeRun(channel, node.blocking, number, status, task.op_name)
     flight.finish(timeout)
     if flight.falls_back:
         return False
@@ -161,7 +161,7 @@ class SharedRequest(PersistentRequest):
         if status == DONE:
             _unload(task, self._aside)
         else:
-            self._flight = NodeRun(task.channel, self._job, self._number, status)
+            self._flight = NodeRun(task.channel, self._job, self._number, status, task.op_name)
             engine.add(self)
 
     def Wait(self, status: MPI.Status | None = None) -> bool:

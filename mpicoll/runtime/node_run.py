@@ -36,11 +36,11 @@ class NodeRun(InFlight):
         True after the end if nothing was done, because not all memory is within reach; so it is on all ranks.
     """
 
-    __slots__ = ("_job", "_status", "falls_back")
+    __slots__ = ("_job", "_op_name", "_status", "falls_back")
 
-    def __init__(self, channel: Channel, job: np.ndarray, number: int, status: int) -> None:
+    def __init__(self, channel: Channel, job: np.ndarray, number: int, status: int, op_name: str = "") -> None:
         super().__init__(channel, number)
-        self._job, self._status = job, status
+        self._job, self._status, self._op_name = job, status, op_name
         self.falls_back = False
 
     def advance(self) -> bool:
@@ -63,10 +63,7 @@ class NodeRun(InFlight):
         if status == shared.LOST:
             raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
         if status == shared.RAISED:
-            what = describe(int(self._job[words.CALL]), int(self._job[words.COUNT]))
-            raise OperationError(
-                f"collective {self.number}: the function of the operation raised an exception in {what}"
-            )
+            raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
         self.falls_back = status == shared.FALLBACK
         return status in (shared.DONE, shared.FALLBACK)
 
