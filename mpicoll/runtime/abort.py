@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from types import TracebackType
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -33,3 +35,14 @@ def install() -> None:
             MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+def end_job(error: BaseException) -> NoReturn:
+    """Print `error` and end all ranks: for where it cannot be raised, inside a call of the MPI library."""
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exception(error)
+        sys.stderr.write(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed in a reduction; the job ends\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(1)
+    os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
