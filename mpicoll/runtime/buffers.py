@@ -318,7 +318,7 @@ def _bounds(array: np.ndarray) -> tuple[int, int]:
 def check_alike(send: Buffer, recv: Buffer) -> None:
     """Refuse a pair of buffers of different type, or of different memory order."""
     if send.dtype != recv.dtype:
-        raise TypeError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
+        raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
     if send.order and recv.order and send.order != recv.order and not (send.reorder() or recv.reorder()):
         raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
 

@@ -305,17 +305,17 @@ CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     "counts": (lambda c: c.Allreduce(np.zeros(3), np.zeros(4)), ValueError, "sendbuf has 3 elements, but recvbuf 4"),
     "types": (
         lambda c: c.Allreduce(np.zeros(4), np.zeros(4, "f4")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of float32",
     ),
     "types_of_equal_size": (
         lambda c: c.Allreduce(np.zeros(4), np.zeros(4, "i8")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of int64",
     ),
     "types_of_allgather": (
         lambda c: c.Allgather(np.zeros(4), np.zeros(4 * c.size, "f4")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of float32",
     ),
     "overlap": (lambda c: (lambda a: c.Allreduce(a[1:], a[:-1]))(np.zeros(9)), ValueError, "overlap"),

@@ -864,7 +864,7 @@ def test_repeated_calls_still_refuse_what_has_become_wrong(comm: Intracomm, coun
             comm.Allreduce(given, overlapping)
         comm.Allreduce(own_given, own_result)
         assert (own_result == comm.size).all()
-        with pytest.raises(TypeError, match="sendbuf has elements of float64, but recvbuf of float32"):
+        with pytest.raises(ValueError, match="sendbuf has elements of float64, but recvbuf of float32"):
             comm.Allreduce(own_given, np.zeros(count, np.float32))
         with pytest.raises(ValueError, match=f"sendbuf has {count} elements, but recvbuf {count + 1}"):
             comm.Allreduce(own_given, np.zeros(count + 1))
