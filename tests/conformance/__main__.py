@@ -109,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[3], help="numbers of ranks, one run for each")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each run")
     parser.add_argument("--slowest", type=int, default=0, help="print how long so many tests took")
     parser.add_argument("--quick", action="store_true", help="only what mpicoll overrides")
     parser.add_argument("--modules", nargs="+", help="these modules of mpi4py's tests only")
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     good = True
     for ranks in arguments.ranks:
         try:
-            report = conform(ranks, modules)
+            report = conform(ranks, modules, timeout=arguments.timeout)
         except Unavailable as error:
             print(error)
             return 1
