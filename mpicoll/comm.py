@@ -80,6 +80,10 @@ class Intracomm(Derived):
         self._auto_table = select.fill_front(channel, means)
         self._table = self._auto_table if algorithm == select.AUTO else 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as mpi4py does: what wraps COMM_WORLD or COMM_SELF does so again, others raise ValueError."""
+        return _wrap_again, (MPI.Intracomm(self), self.algorithm, self.timeout)
+
     @property
     def channel(self) -> Channel:
         """The private side of the communicator; for mpicoll's own tools."""
@@ -331,3 +335,7 @@ class Intracomm(Derived):
         if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
             return self._auto_table + 1
         return 0
+
+
+def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:
+    return Intracomm(comm, algorithm=algorithm, timeout=timeout)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mpicoll.collectives import select
 from mpicoll.collectives.task import NativeTask, Task
 from mpicoll.runtime import ops
-from mpicoll.runtime.buffers import Buffer
+from mpicoll.runtime.buffers import Buffer, PackedBuffer
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
 
@@ -65,16 +65,27 @@ class Chosen(NamedTuple):
 
 
 def choose_reduction(
-    scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, nbytes: int
+    scope: Scope, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer, other: Buffer | None = None
 ) -> Chosen:
-    """Choose for a call that combines elements; `nbytes` is what decides."""
+    """Choose for a call that combines the elements of `buffer`, whose length decides; `other` is the result's."""
+    nbytes = buffer.nbytes
     reducer = ops.reducer_for(op, buffer.dtype)
+    if isinstance(op, MPI.Op) and any(isinstance(each, PackedBuffer) for each in (buffer, other)):
+        # An MPI.Op made elsewhere combines whole entries, which only the MPI library hands to it. A predefined one is
+        # not defined on derived datatypes; the MPI library raises its own error.
+        reducer = None
     name = algorithm_for(scope, collective, algorithm, nbytes, commutative=ops.is_commutative(op))
     return Chosen(name, reducer, ops.name_of(op) or "")
 
 
 def native(scope: Scope, collective: str, title: str, arguments: tuple[Any, ...], chosen: bool) -> NativeTask:
-    """Leave a call to the MPI library; `chosen`: because somebody said so."""
+    """Leave a call to the MPI library; `chosen`: because somebody said so.
+
+    All ranks have to do so. They do where `algorithm` or `op` says it, and where the type signature does: long double,
+    or elements of several types. Two things only the rank itself knows, and in a call on which they differ, which MPI
+    allows, the ranks do not meet (MismatchError): memory shown by DLPack or as a CUDA array only, and MPI_PACKED, which
+    goes with every signature.
+    """
     return NativeTask(scope.channel, collective, title, arguments, chosen)
 
 

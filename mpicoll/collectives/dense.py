@@ -6,6 +6,7 @@ handle becomes a :class:`~mpicoll.collectives.task.NativeTask`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,12 @@ from mpicoll.collectives.call import (
     native,
     native_op,
 )
-from mpicoll.collectives.task import Part, Task, in_place
+from mpicoll.collectives.task import Part, Task
 from mpicoll.errors import MpicollError
 from mpicoll.runtime import ops
 from mpicoll.runtime.agreement import agree
-from mpicoll.runtime.buffers import Buffer, Foreign, check_alike, check_apart, resolve
+from mpicoll.runtime.buffers import Buffer, check_alike, check_apart, resolve
+from mpicoll.runtime.specs import Foreign, in_place
 from mpicoll.runtime.supervisor import Signature
 
 
@@ -72,11 +74,14 @@ def _check_counts(send: int, recv: int) -> None:
 
 
 def _check_root(root: Any, size: int) -> int:
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)):
-        raise TypeError(f"root: {root!r} is not a rank")
-    if not 0 <= root < size:
-        raise ValueError(f"root: {root} is not in 0..{size - 1}")
-    return int(root)
+    """Return the root as an int; like mpi4py, take anything that can be an index, and NumPy's bool."""
+    try:
+        rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
+    except TypeError:
+        raise TypeError(f"root: {root!r} is not a rank") from None
+    if not 0 <= rank < size:
+        raise ValueError(f"root: {rank} is not in 0..{size - 1}")
+    return rank
 
 
 def _allreduce(scope: Scope, call: Call) -> AnyTask:
@@ -92,7 +97,7 @@ def _allreduce(scope: Scope, call: Call) -> AnyTask:
     if call.compression is not None:
         chosen, compression = _choose_compressed(scope, call, recv)
     else:
-        chosen, compression = choose_reduction(scope, "allreduce", call.algorithm, op, recv, recv.nbytes), None
+        chosen, compression = choose_reduction(scope, "allreduce", call.algorithm, op, recv, send), None
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, native_op(op, recv))
         return native(scope, "allreduce", "Allreduce", arguments, chosen.algorithm == select.NATIVE)
@@ -140,7 +145,7 @@ def _reduce(scope: Scope, call: Call) -> AnyTask:
     assert data is not None
     if send is not None and recv is not None:
         _check_counts(send.count, recv.count)
-    chosen = choose_reduction(scope, "reduce", call.algorithm, op, data, data.nbytes)
+    chosen = choose_reduction(scope, "reduce", call.algorithm, op, data, recv)
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, native_op(op, data), root)
         return native(scope, "reduce", "Reduce", arguments, chosen.algorithm == select.NATIVE)

@@ -8,10 +8,11 @@ import numpy as np
 
 from mpicoll.collectives import select
 from mpicoll.collectives.call import AnyTask, Call, Scope, algorithm_for, choose_reduction, native, native_op
-from mpicoll.collectives.task import Part, Task, in_place
+from mpicoll.collectives.task import Part, Task
 from mpicoll.runtime import ops
 from mpicoll.runtime.blocks import ScatteredBlocks, resolve_blocks, resolve_counts
-from mpicoll.runtime.buffers import Buffer, Foreign, check_alike, check_apart, resolve
+from mpicoll.runtime.buffers import Buffer, check_alike, check_apart, resolve
+from mpicoll.runtime.specs import Foreign, in_place
 
 
 def reduce_scatter(scope: Scope, call: Call) -> AnyTask:
@@ -63,7 +64,7 @@ def _scattering(
             raise ValueError(f"recvbuf has {recv.count} elements, but this rank's count is {own}")
     if send.count != total:
         raise ValueError(f"sendbuf has {send.count} elements, but the counts {counts} add up to {total}")
-    chosen = choose_reduction(scope, "reduce_scatter", call.algorithm, op, send, send.nbytes)
+    chosen = choose_reduction(scope, "reduce_scatter", call.algorithm, op, send, recv)
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         collective = "reduce_scatter_block" if blocks else "reduce_scatter"
         arguments = (*given, native_op(op, send))

@@ -46,6 +46,7 @@ class Request:
                     self._flight = None
                 raise
         self._raise_late()
+        _fill(status)
         return True
 
     def _has_ended(self) -> bool:
@@ -55,12 +56,28 @@ class Request:
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Advance everything on its way and say whether this one is complete."""
-        engine.progress()
-        if self._flight is None:
+        ended = self.Get_status(status)
+        if ended:
             self._raise_late()
-        return self._flight is None
+        return ended
 
-    wait, test = Wait, Test
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """Advance everything on its way and say whether this one has ended, well or not; raise nothing."""
+        engine.progress()
+        ended = self._flight is None
+        if ended:
+            _fill(status)
+        return ended
+
+    get_status = Get_status
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait as :meth:`Wait` does; like mpi4py's, return the message, which a collective on buffers has none of."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Test as :meth:`Test` does; like mpi4py's, return the message too, which is None."""
+        return self.Test(status), None
 
     def step(self) -> bool:
         """Advance; called by whoever waits in this process."""
@@ -103,6 +120,14 @@ class Request:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+def _fill(status: MPI.Status | None) -> None:
+    """Make a status empty, as MPI does for requests that have received no message."""
+    if status is not None:
+        status.source, status.tag, status.error = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.SUCCESS
+        status.Set_elements(MPI.BYTE, 0)
+        status.Set_cancelled(False)
 
 
 class CollectiveRequest(Request):

@@ -169,10 +169,10 @@ class SharedRequest(PersistentRequest):
         if self._flight is None:
             if self._error is not None:
                 self._raise_late()
-            return True
+            return True if status is None else super().Wait(status)
         if engine.advance_alone(self, self._go_on):
             self._complete()
-            return True
+            return True if status is None else super().Wait(status)
         return super().Wait(status)
 
     def _go_on(self) -> bool:
@@ -190,8 +190,6 @@ class SharedRequest(PersistentRequest):
         if self._task is not None:
             self._node.return_lane(self._lane.number, self._job)
         self._task, self._short = None, 0
-
-    wait = Wait
 
 
 _FAR = 1 << PLAN_LANES

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mpicoll.collectives import compressed, select
 from mpicoll.kernels import reduce as kernels
@@ -266,9 +265,13 @@ class NativeTask:
         return number
 
     def start(self, timeout: float) -> NativeRun:
-        """Start it nonblocking."""
+        """Start it nonblocking; if the MPI library refuses it, the other ranks are told."""
         number = self.enter(timeout)
-        return NativeRun(self.channel, self.collective, self.arguments, self.signature(), number)
+        try:
+            return NativeRun(self.channel, self.collective, self.arguments, self.signature(), number)
+        except Exception as error:
+            self.channel.supervisor.refuse(number, f"refused its arguments: {type(error).__name__}: {error}")
+            raise
 
     def run(self, timeout: float) -> None:
         """Do it and wait for the end."""
@@ -282,10 +285,3 @@ class NativeTask:
 def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:
     """Allocate memory for a plan that does not share the channel's."""
     return np.empty(count, dtype)
-
-
-def in_place(sendbuf: Any) -> bool:
-    """Say whether the caller passed MPI.IN_PLACE."""
-    return sendbuf is MPI.IN_PLACE or (
-        isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 0 and sendbuf[0] is MPI.IN_PLACE
-    )

@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
+import traceback
 from types import TracebackType
+from typing import NoReturn
 
 from mpi4py import MPI
+
+_FLUSH_SECONDS = 0.1
+"""For the launcher to read what was written before it kills the ranks."""
 
 _installed = False
 
@@ -33,3 +39,15 @@ def install() -> None:
             MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
+
+
+def end_job(error: BaseException) -> NoReturn:
+    """Print `error` and end all ranks: for where it cannot be raised, inside a call of the MPI library."""
+    rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    time.sleep(_FLUSH_SECONDS)
+    MPI.COMM_WORLD.Abort(1)
+    os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory

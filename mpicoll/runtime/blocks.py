@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.runtime.buffers import Buffer, index, resolve, take_apart
+from mpicoll.runtime.buffers import Buffer, array_of, check_flat, pack_entries, resolve, whole_entries
+from mpicoll.runtime.datatypes import is_derived
+from mpicoll.runtime.specs import Spec, datatype_of, index, is_whole_number, take_apart
 
 
 class Blocks(NamedTuple):
@@ -70,22 +72,42 @@ def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
         As :func:`resolve`; also for counts that do not fit the buffer and blocks that overlap.
     """
     parts = take_apart(spec, argument, vector=True)
+    if parts.datatype is not None and is_derived(datatype_of(parts.datatype, argument)):
+        return _derived_blocks(parts, argument, size)
     plain = [parts.data, parts.datatype] if parts.datatype is not None else parts.data
     buffer = resolve(plain, argument, writable=True)
+    counts, displs = _placed(parts, argument, size, buffer.count)
+    _check_blocks(buffer.count, counts, displs, argument)
+    return Blocks(buffer, counts, displs)
+
+
+def _derived_blocks(parts: Spec, argument: str, size: int) -> Blocks:
+    """Describe blocks of entries of a derived datatype by what they are packed into."""
+    assert parts.datatype is not None
+    datatype, array = datatype_of(parts.datatype, argument), array_of(parts, argument, writable=True)
+    check_flat(array, argument, writable=True)
+    available = whole_entries(array, datatype, argument) if parts.counts is None else 0
+    counts, displs = _placed(parts, argument, size, available)
+    buffer = pack_entries(array, datatype, counts, displs, argument)
+    elements = [count * (datatype.Get_size() // buffer.dtype.itemsize) for count in counts]
+    return Blocks(buffer, elements, _running_sum(elements))
+
+
+def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list[int], list[int]]:
+    """Return counts and displacements, those left out as mpi4py makes them for so many available elements."""
     if parts.counts is None:
-        counts = [buffer.count // size + (rank < buffer.count % size) for rank in range(size)]
-    elif hasattr(parts.counts, "__index__") and not np.ndim(parts.counts):
+        counts = [available // size + (rank < available % size) for rank in range(size)]
+    elif is_whole_number(parts.counts):
         counts = [index(parts.counts, argument, "count")] * size
     else:
         counts = _indices(parts.counts, argument, "counts", size)
     if parts.displs is None:
         displs = _running_sum(counts)
-    elif hasattr(parts.displs, "__index__") and not np.ndim(parts.displs):
+    elif is_whole_number(parts.displs):
         displs = [rank * index(parts.displs, argument, "displacement") for rank in range(size)]
     else:
         displs = _indices(parts.displs, argument, "displs", size)
-    _check_blocks(buffer.count, counts, displs, argument)
-    return Blocks(buffer, counts, displs)
+    return counts, displs
 
 
 def _indices(values: Any, argument: str, what: str, size: int) -> list[int]:

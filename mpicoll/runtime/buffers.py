@@ -2,35 +2,30 @@
 
 mpi4py's buffer specifications are understood: an array or any object with the buffer protocol, ``[data, datatype]``,
 ``[data, count, datatype]``, ``[data, (count, displ), datatype]``, and with counts and displacements for the vector
-forms. What has no element type of ours (derived datatypes, long double, memory on other devices) is reported by
-:class:`Foreign`; such calls go to the MPI library as they are.
+forms. What does not lie in one piece (strided arrays, derived datatypes) is stood in for by a contiguous copy. What has
+no element type of ours is reported by :class:`~mpicoll.runtime.specs.Foreign`; such calls go to the MPI library as they
+are. Which these are is decided by the type signature, which MPI requires to be equal on all ranks, wherever that can be
+known; see :func:`mpicoll.collectives.call.native` for the rest.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
 import numpy as np
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
+from mpicoll.runtime.datatypes import Entries, element_type, is_derived, reach
+from mpicoll.runtime.specs import Foreign, Spec, datatype_of, index, memory_of, take_apart
+
 _KINDS = frozenset("biufc")
 _REFUSED = frozenset("OSUVMm")
 _BFLOAT16 = np.dtype("bfloat16")
-
-
-class Foreign(Exception):
-    """The specification is legal for mpi4py but not one that hand-written algorithms handle."""
-
-
-class Spec(NamedTuple):
-    """A taken-apart buffer specification; None where the caller left something out."""
-
-    data: Any
-    counts: Any
-    displs: Any
-    datatype: MPI.Datatype | str | None
+_BOTTOM = np.empty(0, np.uint8)
+"""Stands for all memory: the datatype has absolute addresses."""
 
 
 class Buffer:
@@ -92,6 +87,34 @@ class Buffer:
         return view_at(self.address, self.count, dtype)
 
 
+class PackedBuffer(Buffer):
+    """Stands in, packed, for the elements of a derived datatype in the caller's memory.
+
+    Parameters
+    ----------
+    memory
+        Keeps the caller's memory alive.
+    entries
+        Where the `count` elements of type `dtype` are.
+    """
+
+    __slots__ = ("_entries", "_memory")
+
+    def __init__(self, memory: Any, entries: Entries, count: int, dtype: np.dtype[Any]) -> None:
+        packed = np.empty(count, dtype)
+        super().__init__(packed, packed.ctypes.data, count, dtype, destination=packed)
+        self._memory, self._entries = memory, entries
+        self.take_in()
+
+    def give_back(self) -> None:
+        """Copy the elements to where the datatype says, and nothing to where it has holes."""
+        self._entries.unpack(self.owner)
+
+    def take_in(self) -> None:
+        """Copy the caller's present elements."""
+        self._entries.pack(self.owner)
+
+
 def view_at(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray:
     """Return `count` elements at `address` as an array that does not own them."""
     if count == 0:
@@ -137,62 +160,13 @@ def _address(array: np.ndarray) -> int:
     return MPI.buffer.frombuffer(array if array.flags.c_contiguous else array.T, readonly=True).address
 
 
-def take_apart(spec: Any, argument: str, *, vector: bool = False) -> Spec:
-    """Split a specification as mpi4py does; in vector collectives only a tuple is a pair (counts, displs)."""
-    if not isinstance(spec, (list, tuple)):
-        return Spec(spec, None, None, None)
-    parts = list(spec)
-    if not 2 <= len(parts) <= 4:
-        raise ValueError(f"{argument}: a buffer specification has 2 to 4 items, not {len(parts)}")
-    datatype: Any = None
-    if len(parts) > 2 or isinstance(parts[1], (MPI.Datatype, str)):
-        datatype = parts.pop()
-    data, counts, displs = (*parts, None, None)[:3]
-    pair = tuple if vector else (tuple, list)
-    if displs is None and isinstance(counts, pair) and len(counts) == 2:
-        counts, displs = counts
-    if datatype is not None and not isinstance(datatype, (MPI.Datatype, str)):
-        raise TypeError(f"{argument}: {datatype!r} is not a datatype")
-    return Spec(data, counts, displs, datatype)
-
-
-def _datatype_dtype(datatype: MPI.Datatype | str, argument: str) -> np.dtype[Any]:
-    if isinstance(datatype, str):
-        try:
-            datatype = MPI.Datatype.fromcode(datatype)
-        except ValueError:
-            raise TypeError(f"{argument}: {datatype!r} is not a type code") from None
-    if datatype == MPI.DATATYPE_NULL:
-        raise TypeError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
-    if not datatype.is_predefined:
-        raise Foreign
-    dtype = dtlib.to_numpy_dtype(datatype)
+def _known(dtype: np.dtype[Any], argument: str) -> np.dtype[Any]:
+    """Return the element type of a datatype; what NumPy cannot name is foreign."""
     if dtype.kind == "S":
         return np.dtype(np.int8)
     if dtype.kind not in _KINDS:
         raise Foreign
     return _element_dtype(dtype, argument)
-
-
-def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
-    """Return any object with the buffer protocol as an array."""
-    if isinstance(data, np.ma.MaskedArray):
-        raise TypeError(f"{argument}: a masked array cannot be communicated; pass its data")
-    if isinstance(data, np.ndarray):
-        return data
-    if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):
-        raise TypeError(f"{argument}: {data!r} is not a buffer")
-    if hasattr(data, "__cuda_array_interface__"):
-        raise Foreign
-    try:
-        view = memoryview(data)
-    except TypeError:
-        if hasattr(data, "__dlpack__"):
-            raise Foreign from None
-        raise TypeError(f"{argument}: {type(data).__name__} is not a buffer (an array, or [array, datatype])") from None
-    if writable and view.readonly:
-        raise ValueError(f"{argument}: the buffer is read-only")
-    return np.asarray(view)
 
 
 def resolve(spec: Any, argument: str, *, writable: bool, blocks: int = 1) -> Buffer:
@@ -220,29 +194,47 @@ def resolve(spec: Any, argument: str, *, writable: bool, blocks: int = 1) -> Buf
     if type(spec) is np.ndarray:
         return from_array(spec, argument, writable)
     parts = take_apart(spec, argument)
-    if parts.data is MPI.BOTTOM:
-        raise Foreign
-    nothing = parts.data is None and (parts.datatype is not None or parts.counts == 0)
-    array = np.empty(0) if nothing else _memory(parts.data, argument, writable)
+    if isinstance(parts.counts, (list, tuple)) or np.ndim(parts.counts):
+        raise TypeError(f"{argument}: counts {parts.counts!r} make sense in vector collectives only")
+    array = array_of(parts, argument, writable)
     if parts.counts is None and parts.datatype is None:
         return from_array(array, argument, writable)
-    if isinstance(parts.counts, (list, tuple, np.ndarray)):
-        raise TypeError(f"{argument}: counts {parts.counts!r} make sense in vector collectives only")
-    return _part(array, parts, argument, writable, blocks)
-
-
-def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks: int) -> Buffer:
-    """Describe `blocks` times `count` elements of contiguous memory from element `displ` on, as the given datatype."""
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
-    if writable and not array.flags.writeable:
-        raise ValueError(f"{argument}: the array is read-only")
+    check_flat(array, argument, writable)
     if parts.datatype is not None and not array.dtype.hasobject:
-        dtype = _datatype_dtype(parts.datatype, argument)
+        datatype = datatype_of(parts.datatype, argument)
+        if is_derived(datatype):
+            return _derived(array, parts._replace(datatype=datatype), argument, blocks)
+        dtype = _known(dtlib.to_numpy_dtype(datatype), argument)
     elif array.dtype.isnative:
         dtype = _element_dtype(array.dtype, argument)
     else:
         raise TypeError(f"{argument}: a byte-swapped array ({array.dtype.str}) with a count needs a datatype as well")
+    return _part(array, dtype, parts, argument, blocks)
+
+
+def array_of(parts: Spec, argument: str, writable: bool) -> np.ndarray:
+    """Return the memory of a specification; that of MPI.BOTTOM and of no elements at all is empty."""
+    if parts.data is MPI.BOTTOM:
+        if parts.datatype is None:
+            raise TypeError(f"{argument}: MPI.BOTTOM needs a datatype")
+        return _BOTTOM
+    if parts.data is None and (parts.datatype is not None or parts.counts == 0):
+        return np.empty(0)
+    return memory_of(parts.data, argument, writable)
+
+
+def check_flat(array: np.ndarray, argument: str, writable: bool) -> None:
+    """Refuse an array that is not contiguous, or that has to be written and cannot be."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{argument}: the array is read-only")
+
+
+def _part(array: np.ndarray, dtype: np.dtype[Any], parts: Spec, argument: str, blocks: int) -> Buffer:
+    """Describe `blocks` times `count` elements of contiguous memory from element `displ` on."""
+    if array is _BOTTOM and parts.counts:
+        raise Foreign  # memory at the address 0
     displ = index(parts.displs, argument, "displacement") if parts.displs is not None else 0
     available = array.nbytes // dtype.itemsize - displ
     if parts.counts is None and array.nbytes % dtype.itemsize:
@@ -261,21 +253,72 @@ def _part(array: np.ndarray, parts: Spec, argument: str, writable: bool, blocks:
     return Buffer(array, address, count, dtype)
 
 
-def index(value: Any, argument: str, what: str) -> int:
-    """Return a count or a displacement that is a whole number and not negative."""
-    try:
-        number = int(value.__index__())
-    except (AttributeError, TypeError):
-        raise TypeError(f"{argument}: {what} {value!r} is not a whole number") from None
-    if number < 0:
-        raise ValueError(f"{argument}: {what} {number} is negative")
-    return number
+def _derived(array: np.ndarray, parts: Spec, argument: str, blocks: int) -> PackedBuffer:
+    """Describe `blocks` times `count` entries of a derived datatype from entry `displ` on."""
+    displ = index(parts.displs, argument, "displacement") if parts.displs is not None else 0
+    assert isinstance(parts.datatype, MPI.Datatype)
+    if parts.counts is not None:
+        count = index(parts.counts, argument, "count") * blocks
+    else:
+        count = whole_entries(array, parts.datatype, argument) - displ
+        if count % blocks:
+            raise ValueError(f"{argument}: {count} entries of the datatype cannot be divided among {blocks} ranks")
+    return pack_entries(array, parts.datatype, [count], [displ], argument)
+
+
+def whole_entries(array: np.ndarray, datatype: MPI.Datatype, argument: str) -> int:
+    """Return how many entries make up an array, as mpi4py counts them: by extent."""
+    extent = datatype.Get_extent()[1]
+    if array.nbytes and (extent <= 0 or array.nbytes % extent):
+        raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of entries of {extent}; give a count")
+    return array.nbytes // extent if array.nbytes else 0
+
+
+def pack_entries(
+    array: np.ndarray, datatype: MPI.Datatype, counts: Sequence[int], displs: Sequence[int], argument: str
+) -> PackedBuffer:
+    """Describe blocks of entries; `counts` and `displs` are in entries.
+
+    Raises
+    ------
+    Foreign
+        If the elements are of several types, or of one that is not ours.
+    ValueError
+        If the entries reach beyond the memory that the array is a part of.
+    """
+    dtype = element_type(datatype)
+    if dtype is None:
+        raise Foreign
+    dtype = _known(dtype, argument)
+    address = _address(array) if array is not _BOTTOM and array.size else 0
+    if array is not _BOTTOM:
+        first, last = reach(datatype, counts, displs)
+        low, high = _bounds(array)
+        if first < last and not (low <= address + first and address + last <= high):
+            what = f"{sum(counts)} entries of the datatype reach from byte {first} to byte {last}"
+            raise ValueError(f"{argument}: {what}, the array has {array.nbytes}")
+    count = sum(counts) * (datatype.Get_size() // dtype.itemsize)
+    return PackedBuffer(array, Entries(datatype, address, counts, displs), count, dtype)
+
+
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    """Return the addresses of the first byte, and of the first behind the last, of what `array` is a view of.
+
+    An entry may begin in the middle of an array and go backwards.
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    if not array.size:
+        return 0, 0
+    spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    address = array.ctypes.data
+    return address + sum(span for span in spans if span < 0), address + sum(s for s in spans if s > 0) + array.itemsize
 
 
 def check_alike(send: Buffer, recv: Buffer) -> None:
     """Refuse a pair of buffers of different type, or of different memory order."""
     if send.dtype != recv.dtype:
-        raise TypeError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
+        raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
     if send.order and recv.order and send.order != recv.order and not (send.reorder() or recv.reorder()):
         raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
 

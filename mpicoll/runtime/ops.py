@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.kernels import reduce as kernels
+from mpicoll.runtime.abort import end_job
 
 Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 """``reducer(out, a, b)``: out[i] = a[i] OP b[i] on carrier views of equal length."""
@@ -44,13 +45,19 @@ class Operation:
         return self._reducers[dtype]
 
     def mpi_op(self, dtype: np.dtype[Any]) -> MPI.Op:
-        """Return an MPI.Op that does the same, for the MPI library's own collectives; made once a dtype."""
+        """Return an MPI.Op that does the same, for the MPI library's own collectives; made once a dtype.
+
+        An exception in it ends the job, since no MPI library hands it on.
+        """
         if dtype not in self._mpi:
             reducer, carrier = self.reducer(dtype), kernels.carrier(dtype)
 
             def callback(invec: Any, inoutvec: Any, datatype: MPI.Datatype) -> None:
                 left, right = np.frombuffer(invec, carrier), np.frombuffer(inoutvec, carrier)
-                reducer(right, left, right)
+                try:
+                    reducer(right, left, right)
+                except BaseException as error:
+                    end_job(error)
 
             self._mpi[dtype] = MPI.Op.Create(callback, self.commutative)
         return self._mpi[dtype]

@@ -248,7 +248,11 @@ WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "strided_with_type": (lambda: [np.zeros(8)[::2], MPI.DOUBLE], TypeError, "must be contiguous"),
     "swapped_with_count": (lambda: [np.zeros(4, ">f8"), 4], TypeError, "byte-swapped"),
 }
-READ_TOO = [name for name, (_, _, text) in WRONG_TARGETS.items() if text not in ("read-only", "broadcast view")]
+READ_TOO = [
+    name
+    for name, (_, _, text) in WRONG_TARGETS.items()
+    if text not in ("read-only", "broadcast view") and name != "nothing"  # as sendbuf None is IN_PLACE
+]
 
 
 @pytest.mark.parametrize("name", WRONG_TARGETS)
@@ -292,21 +296,26 @@ def test_wrong_sources(comm: Intracomm, name: str) -> None:
         comm.Bcast(make())
 
 
+def test_no_data_to_broadcast(comm: Intracomm) -> None:
+    with pytest.raises(TypeError, match="buf: None is not a buffer"):
+        comm.Bcast(None)
+
+
 CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     "counts": (lambda c: c.Allreduce(np.zeros(3), np.zeros(4)), ValueError, "sendbuf has 3 elements, but recvbuf 4"),
     "types": (
         lambda c: c.Allreduce(np.zeros(4), np.zeros(4, "f4")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of float32",
     ),
     "types_of_equal_size": (
         lambda c: c.Allreduce(np.zeros(4), np.zeros(4, "i8")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of int64",
     ),
     "types_of_allgather": (
         lambda c: c.Allgather(np.zeros(4), np.zeros(4 * c.size, "f4")),
-        TypeError,
+        ValueError,
         "sendbuf has elements of float64, but recvbuf of float32",
     ),
     "overlap": (lambda c: (lambda a: c.Allreduce(a[1:], a[:-1]))(np.zeros(9)), ValueError, "overlap"),
@@ -400,7 +409,7 @@ CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     "root_large": (lambda c: c.Bcast(np.zeros(3), c.size), ValueError, "root: . is not in 0"),
     "root_fraction": (lambda c: c.Bcast(np.zeros(3), 0.0), TypeError, "root: 0.0 is not a rank"),
     "root_text": (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root="0"), TypeError, "root: '0' is not a rank"),
-    "root_bool": (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root=True), TypeError, "root: True is not a rank"),
+    "root_array": (lambda c: c.Bcast(np.zeros(3), np.array([0])), TypeError, "root: .* is not a rank"),
     "root_none": (lambda c: c.Bcast(np.zeros(3), None), TypeError, "root: None is not a rank"),
     "op_text": (lambda c: c.Allreduce(np.zeros(3), np.zeros(3), "SUM"), TypeError, "op: 'SUM' is neither"),
     "op_none": (lambda c: c.Allreduce(np.zeros(3), np.zeros(3), None), TypeError, "op: None is neither"),
@@ -430,6 +439,77 @@ def test_wrong_calls(comm: Intracomm, name: str) -> None:
     for _ in range(2):
         with pytest.raises(error, match=text):
             call(comm)
+
+
+class Index:
+    """A whole number that is no int."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.uint8, np.bool_, np.array, Index])
+def test_whole_numbers_of_any_kind(comm: Intracomm, kind: Callable[[int], Any]) -> None:
+    """What mpi4py takes for a root, a count or a displacement, and whatever else can be an index."""
+    root, size = kind(1), comm.size
+    for count in COUNTS:
+        for make in (lambda x: comm.Bcast(x, root), lambda x: comm.Ibcast(x, root).Wait()):
+            data = values(comm.rank, count)
+            make(data)
+            assert (data == values(1, count)).all()
+        result = np.full(count, -1.0)
+        comm.Reduce(values(comm.rank, count), result, MPI.SUM, root)
+        assert (result == (total(comm, count) if comm.rank == 1 else -1)).all()
+    if kind is np.bool_:
+        return  # NumPy's bool is a rank to mpi4py, but not a count
+    one, result = np.array([comm.rank + 1.0]), np.zeros(size)
+    comm.Allgatherv([one, root, MPI.DOUBLE], [result, root, MPI.DOUBLE])
+    assert (result == np.arange(size) + 1).all()
+    comm.Allgatherv([one, root], [result, ([root] * size, root)])
+    assert (result == np.arange(size) + 1).all()
+    comm.Reduce_scatter(np.ones(size), one, [root] * size)
+    assert one[0] == size
+
+
+def test_none_is_in_place(comm: Intracomm) -> None:
+    """As to mpi4py, wherever IN_PLACE is allowed."""
+    size, rank = comm.size, comm.rank
+    for count in COUNTS:
+        counts = [count] * size
+        everything = np.concatenate([values(r, count) for r in range(size)])
+        calls: dict[str, tuple[Any, ...]] = {
+            "Allreduce": (MPI.SUM,),
+            "Reduce_scatter_block": (MPI.SUM,),
+            "Reduce_scatter": (counts, MPI.SUM),
+            "Allgather": (),
+            "Allgatherv": (),
+        }
+        for name, extra in calls.items():
+            gathers = name.startswith("Allgather")
+            forms = [f"{name}", f"I{name.lower()}", f"{name}_init"][: 1 if name == "Allgatherv" else 3]
+            for form in forms:
+                data = np.tile(values(rank, count), size)
+                request = getattr(comm, form)(None, data, *extra)
+                if form.endswith("_init"):
+                    request.Start()
+                if request is not None:
+                    request.Wait()
+                if gathers:
+                    assert (data == everything).all(), form
+                elif name == "Allreduce":
+                    assert (data == np.tile(total(comm, count), size)).all(), form
+                else:
+                    assert (data[:count] == total(comm, count)).all(), form
+        for form in ("Reduce", "Reduce_init"):
+            data = values(rank, count)
+            request = getattr(comm, form)(*((None, data) if rank == 1 else (data, None)), MPI.SUM, 1)
+            if request is not None:
+                request.Start()
+                request.Wait()
+            assert (data == (total(comm, count) if rank == 1 else values(rank, count))).all(), form
 
 
 def test_in_place_belongs_to_the_root(comm: Intracomm) -> None:

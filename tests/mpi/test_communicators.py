@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,20 @@ def check(comm: Intracomm, count: int = 11, **settings: Any) -> None:
     comm.Allgather(np.float64(rank), parts)
     assert (parts == np.arange(size)).all()
     comm.Barrier()
+
+
+def test_pickles_name_the_communicator() -> None:
+    for plain in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        comm = Intracomm(plain, algorithm="native", timeout=7)
+        again = pickle.loads(pickle.dumps(comm))
+        assert type(again) is Intracomm
+        assert again == plain
+        assert (again.algorithm, again.timeout) == ("native", 7.0)
+        check(again)
+        made = comm.Dup()
+        with pytest.raises(ValueError, match="cannot serialize"):
+            pickle.dumps(made)
+        made.Free()
 
 
 # Kinds of communicators -----------------------------------------------------------------------------------------------

@@ -712,6 +712,33 @@ def test_operations_from_functions_for_other_element_types(comm: Intracomm) -> N
         assert (result == np.max([numbers(r, 50, dtype) for r in range(comm.size)], axis=0)).all(), dtype
 
 
+def _careful(a: float, b: float) -> float:
+    if a + b > 6:
+        raise ValueError("too large")
+    return a + b
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+@pytest.mark.parametrize("form", ["Allreduce", "Iallreduce", "Allreduce_init", "Reduce_scatter_block"])
+def test_functions_that_raise_are_an_error_on_every_rank(form: str, count: int) -> None:
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=10)
+    data, result = np.full(count * (comm.size if "scatter" in form else 1), comm.rank + 4.0), np.zeros(count)
+
+    def call() -> None:
+        request = getattr(comm, form)(data, result, mpicoll.op(_careful), algorithm="ring")
+        if form.endswith("init"):
+            request.Start()
+        if request is not None:
+            request.Wait()
+
+    with pytest.raises((ValueError, mpicoll.errors.RemoteError), match=r"ValueError: too large|^too large$"):
+        call()
+    with pytest.raises(mpicoll.errors.CommunicatorBroken, match="too large"):
+        comm.Barrier()
+    plain.Free()
+
+
 def test_functions_that_do_not_compile_are_named(comm: Intracomm) -> None:
     def opens_a_file(a: float, b: float) -> float:
         return open(a, b)  # noqa: PTH123
@@ -837,7 +864,7 @@ def test_repeated_calls_still_refuse_what_has_become_wrong(comm: Intracomm, coun
             comm.Allreduce(given, overlapping)
         comm.Allreduce(own_given, own_result)
         assert (own_result == comm.size).all()
-        with pytest.raises(TypeError, match="sendbuf has elements of float64, but recvbuf of float32"):
+        with pytest.raises(ValueError, match="sendbuf has elements of float64, but recvbuf of float32"):
             comm.Allreduce(own_given, np.zeros(count, np.float32))
         with pytest.raises(ValueError, match=f"sendbuf has {count} elements, but recvbuf {count + 1}"):
             comm.Allreduce(own_given, np.zeros(count + 1))

@@ -108,6 +108,25 @@ if comm.rank == 2:
 comm.Allreduce(MPI.IN_PLACE, x)
 """
 
+RAISING_OPERATION = """
+import sys
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+def careful(a, b):
+    if a + b > 5:
+        raise ValueError("too large")
+    return a + b
+comm = mpicoll.Intracomm(MPI.COMM_WORLD)
+x = np.ones(4)
+comm.Allreduce(MPI.IN_PLACE, x, mpicoll.op(careful), algorithm="native")
+x[:] = comm.rank + 3
+request = getattr(comm, sys.argv[1])(MPI.IN_PLACE, x, mpicoll.op(careful), algorithm="native")
+if request is not None:
+    request.Wait()
+print("went on with", x, flush=True)
+"""
+
 CATCHING = """
 import numpy as np
 from mpi4py import MPI
@@ -133,6 +152,19 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(size: int, tmp
     assert 'raise KeyError("the culprit")' in outcome.text
     assert "rank 2 failed" in outcome.text
     assert outcome.seconds < 20
+
+
+@pytest.mark.parametrize("call", ["Allreduce", "Iallreduce"])
+def test_an_operation_that_raises_inside_the_mpi_library_ends_the_job(call: str, tmp_path) -> None:
+    """No rank goes on with what the reduction has left."""
+    program = tmp_path / "raising_operation.py"
+    program.write_text(RAISING_OPERATION)
+    outcome = run(3, [str(program), call], timeout=60)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode != 0
+    assert "ValueError: too large" in outcome.text
+    assert "failed in a reduction" in outcome.text
+    assert "went on" not in outcome.text
 
 
 def test_a_program_may_go_on_with_another_communicator_after_a_mismatch(tmp_path) -> None:
