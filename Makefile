@@ -5,6 +5,7 @@ MPI ?= mpich
 VENV ?= $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
 RANKS ?= 8
+MINUTES ?= 60
 ARGS ?=
 # Any launcher can be given: make train MPIEXEC="srun"
 MPIEXEC ?=
@@ -13,7 +14,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one conformance check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one soak conformance check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -69,6 +70,9 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 
 test-system: warmup  ## tests that launch whole programs
 	$(BIN)/python -m pytest -q tests/system $(SYSTEM) $(ARGS)
+
+soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
+	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
 
 conformance: warmup  ## mpi4py's own tests on mpicoll's communicators, on 1, 3 and 5 ranks; MPI=openmpi for the other library
 	$(BIN)/python -m tests.conformance --ranks 1 3 5 $(ARGS)
