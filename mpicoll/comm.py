@@ -65,15 +65,17 @@ class Intracomm(Derived):
         return super().__new__(cls, comm)
 
     def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
-        select.check_default(algorithm)
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")
         mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
         if mismatch is not None:
             raise RuntimeError(mismatch)
         abort.install()
         channel = channel_of(comm)
         means = select.means_of(channel)._replace(rules=tables.of(channel))
+        try:
+            _check_settings(algorithm, timeout)
+        except (TypeError, ValueError) as error:
+            channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
+            raise
         self._scope = Scope(channel, means, algorithm, float(timeout))
         self._size = channel.size
         self._uncompressed = channel.uncompressed
@@ -339,3 +341,10 @@ class Intracomm(Derived):
 
 def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:
     return Intracomm(comm, algorithm=algorithm, timeout=timeout)
+
+
+def _check_settings(algorithm: Any, timeout: Any) -> None:
+    """Raise what is wrong with settings of a communicator."""
+    select.check_default(algorithm)
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")

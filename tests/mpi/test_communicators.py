@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.errors import CommunicatorBroken
+from mpicoll.errors import CommunicatorBroken, RemoteError
 from mpicoll.schedules import ALGORITHMS
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -433,3 +433,21 @@ def test_a_call_from_inside_an_operation_is_refused(comm: Intracomm) -> None:
     comm.Allreduce(MPI.IN_PLACE, anywhere)
     assert anywhere > 0
     check(comm)
+
+
+@pytest.mark.parametrize("settings", [{"timeout": -1}, {"algorithm": "rings"}], ids=["timeout", "algorithm"])
+def test_settings_that_are_wrong_on_one_rank_are_an_error_on_all(settings: dict[str, Any]) -> None:
+    """At once: making a communicator is collective, and the others had waited for the rank that raised."""
+    plain = WORLD.Dup()
+    wrong = WORLD.rank == WORLD.size - 1
+    name = next(iter(settings))
+    begin = time.monotonic()
+    if wrong:
+        with pytest.raises(ValueError, match=f"{name}: "):
+            Intracomm(plain, **settings)
+    else:
+        comm = Intracomm(plain, timeout=TIMEOUT)
+        with pytest.raises(RemoteError, match=f"{name}: "):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(3))
+    assert time.monotonic() - begin < TIMEOUT / 2
+    plain.Free()
