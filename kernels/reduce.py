@@ -69,7 +69,8 @@ def carrier(dtype: np.dtype) -> np.dtype:
 
 
 _reducers: dict[tuple[str, np.dtype], Reducer | None] = {}
-_making = threading.Lock()
+_making = threading.RLock()
+"""A signal handler may need a reducer while one is being compiled."""
 
 
 def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
@@ -88,7 +89,7 @@ def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     if key not in _reducers:
         with _making:  # one for all threads: others keep its address
             if key not in _reducers:
-                _reducers[key] = _make_reducer(*key)
+                _reducers.setdefault(key, _make_reducer(*key))
     return _reducers[key]
 
 

@@ -9,6 +9,7 @@ from .atomics import fence, load, load_acquire, store_release
 from .jit import helper, kernel
 from .job import (
     CALL,
+    COUNT,
     ENTERING,
     IDLE,
     PIECE,
@@ -54,6 +55,11 @@ def withdraw(job):
     fence()
 
 
+@helper
+def _makes_this_call(job, record):
+    return load(record + 8 * RECORD_CALL) == get(job, CALL) and load(record + 8 * RECORD_COUNT) == get(job, COUNT)
+
+
 @kernel
 def at_work(job):
     """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
@@ -62,7 +68,9 @@ def at_work(job):
         for sequence in range(first, end):
             for rank in range(get(job, SIZE)):
                 record = record_of(job, rank, sequence)
-                if load_acquire(record) == 4 * sequence and load_acquire(record + 8 * RECORD_AT_WORK) == sequence:
+                begun = load_acquire(record) == 4 * sequence
+                # In another call the word may be data of a very short vector.
+                if begun and _makes_this_call(job, record) and load_acquire(record + 8 * RECORD_AT_WORK) == sequence:
                     return rank
     return -1
 

@@ -29,13 +29,14 @@ class MismatchError(MpicollError, RuntimeError):
 
 
 class RemoteError(MpicollError, RuntimeError):
-    """Another rank refused its own arguments, so this call cannot complete; the message names rank and reason."""
+    """Another rank refused its arguments, gave up or failed, so this call cannot complete; the message says why."""
 
 
 class OperationError(MpicollError, RuntimeError):
-    """The function of an operation raised an exception while elements were combined, on the rank that raises this.
+    """The function of an operation raised an exception while shared memory was reduced, on the rank that raises this.
 
-    The other ranks raise :class:`RemoteError`, at the latest in their next call.
+    In messages the function's own exception is raised there. The other ranks raise :class:`RemoteError`, at the latest
+    in their next call.
     """
 
 

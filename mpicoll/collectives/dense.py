@@ -25,7 +25,6 @@ from mpicoll.collectives.call import (
     native_op,
 )
 from mpicoll.collectives.task import Part, Task
-from mpicoll.errors import MpicollError
 from mpicoll.runtime import ops
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, check_alike, check_apart, resolve
@@ -46,7 +45,7 @@ def prepare(scope: Scope, call: Call) -> AnyTask:
     scope.channel.ensure_usable()
     try:
         return _PREPARE[call.collective](scope, call)
-    except (TypeError, ValueError, MpicollError) as error:
+    except Exception as error:  # memory that is missing, or an error of MPI, on this rank alone too
         channel = scope.channel
         if channel.check == "full" and channel.broken is None:
             signature = Signature.refusing(call.collective)

@@ -95,16 +95,17 @@ class Request:
         return True
 
     @staticmethod
-    def Waitall(requests: Sequence[Request]) -> bool:
+    def Waitall(requests: Sequence[Request], statuses: list[MPI.Status] | None = None) -> bool:
         """Wait for all of them."""
-        for request in requests:
-            request.Wait()
+        for number, request in enumerate(requests):
+            request.Wait(_status_at(statuses, number))
         return True
 
     @staticmethod
-    def Testall(requests: Sequence[Request]) -> bool:
+    def Testall(requests: Sequence[Request], statuses: list[MPI.Status] | None = None) -> bool:
         """Advance everything and say whether all of them are complete."""
-        done = [request.Test() for request in requests]  # each of them, even if one is not complete
+        # Each of them, even if one is not complete.
+        done = [request.Test(_status_at(statuses, number)) for number, request in enumerate(requests)]
         return all(done)
 
     def _begin(self, flight: InFlight) -> None:
@@ -120,6 +121,15 @@ class Request:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+def _status_at(statuses: list[MPI.Status] | None, number: int) -> MPI.Status | None:
+    """Return the status of a request among several; the list grows as mpi4py's does."""
+    if statuses is None:
+        return None
+    while len(statuses) <= number:
+        statuses.append(MPI.Status())
+    return statuses[number]
 
 
 def _fill(status: MPI.Status | None) -> None:

@@ -270,7 +270,7 @@ class NativeTask:
         try:
             return NativeRun(self.channel, self.collective, self.arguments, self.signature(), number)
         except Exception as error:
-            self.channel.supervisor.refuse(number, f"refused its arguments: {type(error).__name__}: {error}")
+            self.channel.refuse_entered(number, error)
             raise
 
     def run(self, timeout: float) -> None:

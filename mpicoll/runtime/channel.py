@@ -224,9 +224,13 @@ class Channel:
         If they make it, the communicator is broken; :func:`mpicoll.runtime.agreement.settle` finds out.
         """
         if self.broken is None:
-            self.refusal = self.front.count()
-            self.front.hold()
-            self.supervisor.refuse(self.refusal, f"refused its arguments: {type(error).__name__}: {error}")
+            self.refuse_entered(self.front.count(), error)
+
+    def refuse_entered(self, number: int, error: Exception) -> None:
+        """Do so for a call that has its number already."""
+        self.refusal = number
+        self.front.hold()
+        self.supervisor.refuse(number, f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
         """Mark the channel unusable; what is `kept` stays alive, since others may still write to it."""

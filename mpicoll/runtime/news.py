@@ -31,6 +31,7 @@ class Mailbox:
         self._outbox: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
         self._received = 0
+        self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
 
     def tell(self, peer: int, news: dict[str, Any]) -> None:
         """Send `news`, with a text that is cut where it is too long."""
@@ -56,9 +57,9 @@ class Mailbox:
         while (message := self._comm.Improbe(MPI.ANY_SOURCE, CONTROL_TAG, status)) is not None:
             data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             message.Recv([data, MPI.BYTE])
-            self._received += 1
             news = json.loads(data.tobytes())
             if news["session"] == self._session:
+                self._received += 1
                 found.append((status.Get_source(), news))
         return found
 
@@ -77,6 +78,7 @@ class Mailbox:
         """
         given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
         request = self._comm.Ireduce_scatter_block(given, coming)
+        self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
         until = time.monotonic() + _DRAIN_SECONDS
         counted = False
         while not counted or self._received < coming[0] or self._outbox:

@@ -22,9 +22,9 @@ from mpicoll.runtime.buffers import view_at
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
+"""All slots of one lane together, for many ranks."""
 ALL_SLOTS_NBYTES = 32 << 10
 """All slots together, where every rank has a core: what one rank reads rather than wait for another round."""
-"""All slots of one lane together, for many ranks."""
 PLAN_LANES = 62
 """Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
 STAGE_NBYTES = 512 << 10

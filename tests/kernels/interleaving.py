@@ -2,8 +2,7 @@
 
 `job`, `long`, `shared` and `withdrawal` of `kernels/` are loaded a second time, as Python functions, with `atomics`
 replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to
-memory that
-others may see. Two independent checks are made:
+memory that others may see. Two independent checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
   them a write, must be ordered by a store-release and the load-acquire that read it. This does not depend on what the
@@ -173,6 +172,8 @@ class Machine:
     def _drain(self, rank: int) -> None:
         address, data, clock = self._buffers[rank].popleft()
         self.memory[address : address + len(data)] = np.frombuffer(data, np.uint8)
+        for word in [word for word in self._released if address - 8 < word < address + len(data)]:
+            del self._released[word]  # a plain store, or another release, is what is read from now on
         if clock is not None:
             self._released[address] = clock
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.errors import CommunicatorBroken, MismatchError, OperationError, RemoteError
+from mpicoll.errors import MismatchError, OperationError, RemoteError
 from mpicoll.kernels import job as words
 from tests.mpi.memory import ARENAS, HERE
 
@@ -48,9 +48,12 @@ def test_an_operation_that_raises_is_an_error_on_every_rank(comm: Intracomm, col
         comm.Allreduce(MPI.IN_PLACE, np.ones(300_000))
 
     begin = time.monotonic()
-    with pytest.raises((OperationError, RemoteError, CommunicatorBroken, ValueError)) as caught:
+    with pytest.raises((OperationError, RemoteError, ValueError)) as caught:
         call()
-    assert re.search("picky raised an exception|ValueError: thirteen|^thirteen$", str(caught.value)), caught.value
+    if comm.channel.node is not None:  # by messages it is the function's own exception
+        assert not isinstance(caught.value, ValueError)
+        assert "picky raised an exception" in str(caught.value)
+    assert re.search("picky raised an exception|thirteen", str(caught.value)), caught.value
     assert time.monotonic() - begin < comm.timeout / 2
 
 
