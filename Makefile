@@ -14,7 +14,7 @@ export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-one soak conformance check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -31,16 +31,16 @@ install: $(VENV)/ready  ## make the virtual environment, with an MPI library fro
 train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 	$(RUN) -n $(RANKS) $(BIN)/python -m mpicoll.train $(ARGS)
 
-# What the launcher and the library have no part in is not tried twice, nor are whole programs for strategies that
-# tests/mpi/training tries under both; five ranks are no power of two, as eight are.
-ONCE = packaging tools checkpoints resume shared_memory wrong_programs_shared
+# Under the second library: what the library has a part in. `make test-all` leaves nothing out.
+BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance mixture settings wrong_programs wrong_programs_shared))
 
-test:  ## all tests, under MPICH on 8 ranks and under Open MPI on 5
-	$(MAKE) MPI=mpich test-serial test-one
-	$(MAKE) MPI=openmpi test-one RANKS=5 \
-	    SYSTEM="$(ONCE:%=--ignore tests/system/test_%.py) -k 'not sharing and not share_a_model and not loss_curve'"
+test: check  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI; 20 minutes
+	$(MAKE) MPI=mpich test-serial test-mpi test-system
+	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)"
 
-test-one: test-mpi test-system
+test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's own; an hour and a half
+	$(MAKE) MPI=mpich check test-serial test-8 test-system conformance
+	$(MAKE) MPI=openmpi test-5 test-system conformance
 
 warmup: $(VENV)/ready
 	$(BIN)/python -m mpicoll warmup
@@ -52,14 +52,11 @@ test-serial: warmup  ## tests that need no launcher
 	$(BIN)/python -m pytest -q -n 2 tests --ignore tests/mpi --ignore tests/system $(ARGS)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
-# What is made of collectives, or is much the same on any number of ranks, is tested on fewer.
-FEWER = $(addprefix tests/mpi/, compression training asynchronous $(addprefix test_, $(addsuffix .py, \
-    buffers communicators nonblocking shared_calls shared_plans shared_stress tuning)))
-
-test-mpi: warmup  ## the MPI tests: collectives on 8 ranks, the rest on 4
-	$(BIN)/python -m tests.mpirun -n $(RANKS) -m pytest -q --with-mpi tests/mpi \
-	    $(FEWER:%=--ignore %) $(ARGS)
-	$(BIN)/python -m tests.mpirun -n 4 -m pytest -q --with-mpi $(FEWER) $(ARGS)
+# Every algorithm on many ranks; what is made of collectives is much the same on fewer.
+FEW ?= 4
+test-mpi: warmup  ## the MPI tests: every algorithm on 8 ranks, the rest on 4
+	$(BIN)/python -m tests.mpirun -n $(RANKS) -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
+	$(BIN)/python -m tests.mpirun -n $(FEW) -m pytest -q --with-mpi tests/mpi --ignore tests/mpi/test_exact.py $(ARGS)
 
 test-%: warmup  ## test-N runs all MPI tests on N ranks, with a deadline for each
 	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)
@@ -69,7 +66,7 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 	    -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
 
 test-system: warmup  ## tests that launch whole programs
-	$(BIN)/python -m pytest -q tests/system $(SYSTEM) $(ARGS)
+	$(BIN)/python -m pytest -q $(or $(SYSTEM),tests/system) $(ARGS)
 
 soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
 	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
