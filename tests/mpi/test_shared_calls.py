@@ -117,7 +117,7 @@ def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: boo
     ("call", "error"),
     [
         (lambda c: c.Allreduce(np.zeros(3), np.zeros(4)), ValueError),
-        (lambda c: c.Allreduce(np.zeros(3), np.zeros(3, np.float32)), TypeError),
+        (lambda c: c.Allreduce(np.zeros(3), np.zeros(3, np.float32)), ValueError),
         (lambda c: c.Allreduce(np.zeros(3, bool), np.zeros(3, bool)), (TypeError, MPI.Exception)),
         (lambda c: (lambda a: c.Allreduce(a[:6], a[3:9]))(np.zeros(9)), ValueError),
         (lambda c: (lambda a: c.Allreduce(a[:6], a[3:9]))(c.zeros(9)), ValueError),
@@ -126,7 +126,6 @@ def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: boo
         (lambda c: c.Allreduce(np.zeros(3), None), TypeError),
         (lambda c: c.Bcast(np.zeros(3), c.size), ValueError),
         (lambda c: c.Bcast(np.zeros(3), -1), ValueError),
-        (lambda c: c.Bcast(np.zeros(3), True), TypeError),
         (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root=1 << 70), (ValueError, TypeError)),
         (lambda c: c.Reduce_scatter_block(np.zeros(2 * c.size + 1), np.zeros(2)), ValueError),
         (lambda c: c.Allgather(np.zeros(2), np.zeros(2 * c.size + 1)), ValueError),
