@@ -10,7 +10,7 @@ import pytest
 from tests import mpirun
 from tests.mixture.__main__ import operations, run
 
-SECONDS = float(os.environ.get("MPICOLL_TEST_MIXTURE_SECONDS", "8"))
+SECONDS = float(os.environ.get("MPICOLL_TEST_MIXTURE_SECONDS", "6"))
 RUNS = (
     (2, "default", 2, 1),
     (3, "default", 1, None),
