@@ -38,9 +38,11 @@ _SHARED_FILES = (
     "long.py",
     "masks.py",
     "norms.py",
+    "pieces.py",
     "planes.py",
     "quantize.py",
     "random.py",
+    "records.py",
     "shared.py",
     "sparse.py",
 )

@@ -19,21 +19,13 @@ from .jit import helper
 from .job import (
     ALLGATHER,
     ALLREDUCE,
-    ARENA,
-    ARENA_NBYTES,
     BCAST,
     COLLECTIVE,
-    COUNT,
-    INPUT_STAGES,
     ITEMSIZE,
-    LANE,
-    MAPPED,
     METHOD,
     NOTHING,
     PID,
-    PIECE,
     RANK,
-    RECORD_NBYTES,
     RECORD_RECV,
     RECORD_SEND,
     RECV,
@@ -43,13 +35,9 @@ from .job import (
     ROOT,
     SCRATCH,
     SEND,
-    SEQUENCE,
     SIZE,
     STAGE,
-    STAGE_NBYTES,
     STAGED,
-    STAGES,
-    STAGES_PER_LANE,
     TILE_NBYTES,
     TRANSFER,
     WORKED,
@@ -58,13 +46,11 @@ from .job import (
     peer_word,
     published,
     put,
-    vector_nbytes,
 )
+from .pieces import in_arena, nearby, needs_more_than_arenas, piece_of, share_of, stage_of, takes_turns
 
 _NEAR_TILE_NBYTES = 16 << 10
 """A tile of every operand stays in the first cache."""
-_TURNS, _MIN_TURN_NBYTES, _MAX_TURN_NBYTES = 8, 32 << 10, 256 << 10
-"""Pieces of a bcast: enough of them for the root to fill one while the others empty another, and worth their flags."""
 _WORK_NBYTES = 32 << 20
 """What a rank does before `advance` returns, so that signals and deadlines are seen."""
 
@@ -74,154 +60,22 @@ ALL_DONE, MORE, UNREACHED, RAISED = range(4)
 
 
 @helper
-def in_arena(job, rank, address):
-    """Say whether an address of a rank lies in its arena."""
-    return 0 <= address - peer_word(job, rank, ARENA) < peer_word(job, rank, ARENA_NBYTES)
-
-
-@helper
-def _nearby(job, rank, address):
-    """Return where this process sees `address` of a rank's, 0 if it does not. No buffer crosses an arena's end."""
-    if rank == get(job, RANK):
-        return address
-    inside = address - peer_word(job, rank, ARENA)
-    return peer_word(job, rank, MAPPED) + inside if 0 <= inside < peer_word(job, rank, ARENA_NBYTES) else 0
-
-
-@helper
-def needs_more_than_arenas(job):
-    """Say whether any buffer that others use is private; the answer is the same on all ranks."""
-    what, root = get(job, COLLECTIVE), get(job, ROOT)
-    if what == BCAST:
-        return not in_arena(job, root, published(job, root, RECORD_SEND))
-    if what == REDUCE and not in_arena(job, root, published(job, root, RECORD_RECV)):
-        return True
-    for rank in range(get(job, SIZE)):
-        if not in_arena(job, rank, published(job, rank, RECORD_SEND)):
-            return True
-        if what == ALLREDUCE and not in_arena(job, rank, published(job, rank, RECORD_RECV)):
-            return True
-    return False
-
-
-# Pieces and shares, as element ranges of the vector ------------------------------------------------------------------
-
-
-@helper
-def _by_parts(job):
-    what = get(job, COLLECTIVE)
-    return what in (REDUCE_SCATTER, ALLGATHER)
-
-
-@helper
-def _takes_turns(job):
-    """Say whether nothing is reduced, so that both stages are for input: one is filled while the other is emptied."""
-    what = get(job, COLLECTIVE)
-    return what in (BCAST, ALLGATHER)
-
-
-@helper
-def _piece_count(job):
-    """Return how many elements a piece has: of the vector, or of each part."""
-    if not get(job, STAGED):
-        return max(1, get(job, COUNT))
-    nbytes = get(job, STAGE_NBYTES)
-    if get(job, COLLECTIVE) == REDUCE_SCATTER:
-        nbytes //= get(job, SIZE)
-    elif get(job, COLLECTIVE) == BCAST:
-        nbytes = min(nbytes, _MAX_TURN_NBYTES, max(_MIN_TURN_NBYTES, vector_nbytes(job) // _TURNS))
-    return max(1, nbytes // get(job, ITEMSIZE))
-
-
-@helper
-def _piece(job):
-    """Return the range of the present piece, for collectives that do not go by parts."""
-    count = _piece_count(job)
-    start = get(job, PIECE) * count
-    return start, min(start + count, get(job, COUNT))
-
-
-@helper
-def _share(job, rank):
-    """Return what a rank reduces of the present piece, or gives to an allgather; ranks share no cache lines."""
-    if _by_parts(job):
-        start, stop = part_of(job, rank)
-        count = _piece_count(job)
-        first = min(stop, start + get(job, PIECE) * count)
-        return first, min(stop, first + count)
-    start, stop = _piece(job)
-    unit = max(1, RECORD_NBYTES // get(job, ITEMSIZE))
-    blocks = (stop - start + unit - 1) // unit
-    size = get(job, SIZE)
-    return min(stop, start + blocks * rank // size * unit), min(stop, start + blocks * (rank + 1) // size * unit)
-
-
-@helper
-def another_piece(job):
-    """Go on to the next piece; return whether there is one."""
-    if not _is_not_last(job):
-        return False
-    put(job, PIECE, get(job, PIECE) + 1)
-    put(job, WORKED, 0)
-    return True
-
-
-@helper
-def _is_not_last(job):
-    if not get(job, STAGED):
-        return False
-    done = (get(job, PIECE) + 1) * _piece_count(job)
-    if not _by_parts(job):
-        return done < get(job, COUNT)
-    longest = 0
-    for rank in range(get(job, SIZE)):
-        start, stop = part_of(job, rank)
-        longest = max(longest, stop - start)
-    return done < longest
-
-
-# Stages ---------------------------------------------------------------------------------------------------------------
-
-
-@helper
-def is_ahead(job):
-    """Say whether the next piece may be begun before everybody is done with the present one.
-
-    It goes to the other stage, and can be begun only when all have begun the present one, which they do after they
-    have emptied that stage.
-    """
-    return _takes_turns(job) and _is_not_last(job)
-
-
-@helper
-def _stage(job, rank, result, owner, element):
-    """Return where an element of `owner`'s share is in a rank's stage for input, or with `result` 1 for results."""
-    which = INPUT_STAGES if result else (get(job, SEQUENCE) & 1 if _takes_turns(job) else 0)
-    at = peer_word(job, rank, STAGES) + (STAGES_PER_LANE * get(job, LANE) + which) * get(job, STAGE_NBYTES)
-    what = get(job, COLLECTIVE)
-    if what == REDUCE_SCATTER:
-        at += owner * _piece_count(job) * get(job, ITEMSIZE)
-    first = _share(job, owner)[0] if _by_parts(job) else _piece(job)[0]
-    return at + (element - first) * get(job, ITEMSIZE)
-
-
-@helper
 def stage_input(job):
     """Copy what others need of this rank's private sendbuf to its stage; the own share is not among it."""
     what, rank, itemsize, send = get(job, COLLECTIVE), get(job, RANK), get(job, ITEMSIZE), get(job, SEND)
     if what == BCAST:
-        start, stop = _piece(job)
+        start, stop = piece_of(job)
         if rank == get(job, ROOT):
-            copy(_stage(job, rank, 0, 0, start), send + start * itemsize, (stop - start) * itemsize)
+            copy(stage_of(job, rank, 0, 0, start), send + start * itemsize, (stop - start) * itemsize)
     elif what == ALLGATHER:
-        start, stop = _share(job, rank)
+        start, stop = share_of(job, rank)
         skip = part_of(job, rank)[0]
-        copy(_stage(job, rank, 0, rank, start), send + (start - skip) * itemsize, (stop - start) * itemsize)
+        copy(stage_of(job, rank, 0, rank, start), send + (start - skip) * itemsize, (stop - start) * itemsize)
     else:
         for owner in range(get(job, SIZE)):
-            start, stop = _share(job, owner)
+            start, stop = share_of(job, owner)
             if owner != rank:
-                copy(_stage(job, rank, 0, owner, start), send + start * itemsize, (stop - start) * itemsize)
+                copy(stage_of(job, rank, 0, owner, start), send + start * itemsize, (stop - start) * itemsize)
 
 
 @helper
@@ -232,9 +86,9 @@ def collect_results(job):
         return
     if what == ALLREDUCE or (what == REDUCE and rank == get(job, ROOT)):
         for owner in range(get(job, SIZE)):
-            start, stop = _share(job, owner)
+            start, stop = share_of(job, owner)
             if owner != rank:
-                copy(recv + start * itemsize, _stage(job, owner, 1, owner, start), (stop - start) * itemsize)
+                copy(recv + start * itemsize, stage_of(job, owner, 1, owner, start), (stop - start) * itemsize)
 
 
 # Work -----------------------------------------------------------------------------------------------------------------
@@ -245,11 +99,11 @@ def _fetch(job, rank, owner, element, nbytes, room):
     """Return where `nbytes` of a rank's sendbuf can be read, having copied them to `room` if necessary; 0: failed."""
     skip = part_of(job, rank)[0] if get(job, COLLECTIVE) == ALLGATHER else 0
     address = published(job, rank, RECORD_SEND) + (element - skip) * get(job, ITEMSIZE)
-    near = _nearby(job, rank, address)
+    near = nearby(job, rank, address)
     if near:
         return near
     if get(job, METHOD) == STAGE:
-        return _stage(job, rank, 0, owner, element)
+        return stage_of(job, rank, 0, owner, element)
     vectors = get(job, SCRATCH) + 2 * TILE_NBYTES
     return room if read_process(vectors, peer_word(job, rank, PID), room, address, nbytes) else 0
 
@@ -258,10 +112,10 @@ def _fetch(job, rank, owner, element, nbytes, room):
 def _deliver(job, rank, element, nbytes, source):
     """Bring a tile of the own result towards a rank's recvbuf."""
     address = published(job, rank, RECORD_RECV) + element * get(job, ITEMSIZE)
-    near = _nearby(job, rank, address)
+    near = nearby(job, rank, address)
     if near == 0 and get(job, METHOD) == STAGE:
         own = get(job, RANK)
-        near = _stage(job, own, 1, own, element)
+        near = stage_of(job, own, 1, own, element)
     if near == 0:
         vectors = get(job, SCRATCH) + 2 * TILE_NBYTES
         return write_process(vectors, peer_word(job, rank, PID), source, address, nbytes)
@@ -314,9 +168,9 @@ def _target(job, element):
         return get(job, RECV) + element * itemsize
     if what == REDUCE_SCATTER:
         return get(job, RECV) + (element - part_of(job, rank)[0]) * itemsize
-    near = _nearby(job, root, published(job, root, RECORD_RECV) + element * itemsize)
+    near = nearby(job, root, published(job, root, RECORD_RECV) + element * itemsize)
     if near == 0 and get(job, METHOD) == STAGE:
-        near = _stage(job, rank, 1, rank, element)
+        near = stage_of(job, rank, 1, rank, element)
     return near if near else get(job, SCRATCH)
 
 
@@ -324,7 +178,7 @@ def _target(job, element):
 def _reduce_share(job):
     """Go on reducing the own share."""
     what, root, itemsize = get(job, COLLECTIVE), get(job, ROOT), get(job, ITEMSIZE)
-    start, stop = _share(job, get(job, RANK))
+    start, stop = share_of(job, get(job, RANK))
     fetched = get(job, METHOD) == TRANSFER and needs_more_than_arenas(job)
     tile = (TILE_NBYTES if fetched else _NEAR_TILE_NBYTES) // itemsize
     at = start + get(job, WORKED)
@@ -360,12 +214,12 @@ def _collect(job):
     """Go on copying what this rank receives of the present piece."""
     rank, size, root = get(job, RANK), get(job, SIZE), get(job, ROOT)
     if get(job, COLLECTIVE) == BCAST:
-        start, stop = _piece(job)
+        start, stop = piece_of(job)
         return ALL_DONE if rank == root or _take(job, root, 0, start, stop) else UNREACHED
     done, nbytes = get(job, WORKED), 0
     while done < size and nbytes < _WORK_NBYTES:
         peer = (rank + done) % size
-        start, stop = _share(job, peer)
+        start, stop = share_of(job, peer)
         nbytes += (stop - start) * get(job, ITEMSIZE)
         if start < stop and not _take(job, peer, peer, start, stop):
             return UNREACHED
@@ -377,7 +231,7 @@ def _collect(job):
 @helper
 def work(job):
     """Go on with this rank's part of the present piece; return ALL_DONE, MORE, UNREACHED or RAISED."""
-    return _collect(job) if _takes_turns(job) else _reduce_share(job)
+    return _collect(job) if takes_turns(job) else _reduce_share(job)
 
 
 @helper

@@ -28,7 +28,7 @@ How a rank gives up is in `withdrawal.py`. `tests/kernels/test_protocol.py` runs
 interleavings and reports every race.
 """
 
-from .atomics import call_reducer, copy, fence, load, load_acquire, pause, store, store_release, yield_core
+from .atomics import call_reducer, copy, fence, load_acquire, store, store_release
 from .jit import helper, kernel, short_kernel
 from .job import (
     ALLGATHER,
@@ -70,7 +70,6 @@ from .job import (
     get,
     is_short,
     part_of,
-    published,
     put,
     record_of,
     slot_of,
@@ -79,14 +78,14 @@ from .job import (
 from .long import (
     ALL_DONE,
     UNREACHED,
-    another_piece,
     begin_long,
     choose_way,
     collect_results,
-    is_ahead,
     work,
 )
 from .long import RAISED as WORK_RAISED
+from .pieces import another_piece, is_ahead
+from .records import all_have_come, call_differs, calls_differed, has_come
 
 DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED = range(7)
 """Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
@@ -94,34 +93,6 @@ and `calls.call`; the reducer raised an exception. After MISMATCH, LOST and RAIS
 
 _PIECES_AT_ONCE = 32
 """After so many pieces `advance` returns, so that signals and deadlines are seen."""
-
-
-@helper
-def _has_come(job, rank, sequence, stage):
-    """Wait a little until `rank` has reached a stage of an operation; return whether it has."""
-    flag, wanted = record_of(job, rank, sequence), 4 * sequence + stage
-    for _ in range(get(job, SPINS)):
-        if load_acquire(flag) >= wanted:
-            return True
-        pause()
-    for _ in range(get(job, YIELDS)):
-        if load_acquire(flag) >= wanted:
-            return True
-        yield_core()
-    return load_acquire(flag) >= wanted
-
-
-@helper
-def _all_have_come(job, sequence, stage):
-    """Do so for all ranks, going on where the last call ended."""
-    size, rank = get(job, SIZE), get(job, RANK)
-    for place in range(get(job, PLACE), size - 1):
-        peer = rank + 1 + place
-        if not _has_come(job, peer if peer < size else peer - size, sequence, stage):
-            put(job, PLACE, place)
-            return False
-    put(job, PLACE, 0)
-    return True
 
 
 @helper
@@ -169,33 +140,14 @@ def _enter(job):
     if get(job, STATE) != ENTERING:
         return DONE
     if get(job, SEEN) < sequence - 1:
-        if not _all_have_come(job, sequence - 1, 0):
+        if not all_have_come(job, sequence - 1, 0):
             return WAITING
-        if _calls_differed(job, sequence - 1):
+        if calls_differed(job, sequence - 1):
             return MISMATCH
         put(job, SEEN, sequence - 1)
     _publish(job)
     put(job, STATE, GATHERING)
     return DONE
-
-
-@helper
-def _calls_differed(job, sequence):
-    """Say whether the ranks made different calls in an operation that this rank ended without having seen all."""
-    own = record_of(job, get(job, RANK), sequence)
-    for rank in range(get(job, SIZE)):
-        record = record_of(job, rank, sequence)
-        for word in (RECORD_CALL, RECORD_COUNT):
-            if load(record + 8 * word) != load(own + 8 * word):
-                return True
-    return False
-
-
-@helper
-def _call_differs(job, rank):
-    if published(job, rank, RECORD_CALL) != get(job, CALL):
-        return True
-    return published(job, rank, RECORD_COUNT) != get(job, COUNT)
 
 
 @helper
@@ -206,16 +158,16 @@ def _gather(job):
     if what == BCAST and not careful:
         if rank == root:
             return DONE
-        if not _has_come(job, root, sequence, 0):
+        if not has_come(job, root, sequence, 0):
             return WAITING
-        return MISMATCH if _call_differs(job, root) else DONE
+        return MISMATCH if call_differs(job, root) else DONE
     if what == REDUCE and rank != root and is_short(job) and not careful:
         return DONE
-    if not _all_have_come(job, sequence, 0):
+    if not all_have_come(job, sequence, 0):
         return WAITING
     put(job, SEEN, sequence)
     for peer in range(get(job, SIZE)):
-        if _call_differs(job, peer):
+        if call_differs(job, peer):
             return MISMATCH
     return DONE
 
@@ -295,7 +247,7 @@ def _may_leave(job):
         return True
     if is_ahead(job):
         return True
-    return _all_have_come(job, get(job, SEQUENCE), 1)
+    return all_have_come(job, get(job, SEQUENCE), 1)
 
 
 @helper

@@ -1,8 +1,8 @@
 """The shared-memory protocol on simulated memory: ranks interleaved access by access, every data race reported.
 
-`job`, `long`, `shared` and `withdrawal` of `kernels/` are loaded a second time, as Python functions, with `atomics`
-replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to
-memory that others may see. Two independent checks are made:
+The modules of the protocol (`job`, `pieces`, `records`, `long`, `shared` and `withdrawal` of `kernels/`) are loaded a
+second time, as Python functions, with `atomics` replaced by :class:`Machine`. Each rank is a greenlet that gives
+control back to a seeded scheduler at every access to memory that others may see. Two independent checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
   them a write, must be ordered by a store-release and the load-acquire that read it. This does not depend on what the
@@ -26,7 +26,7 @@ import numpy as np
 from greenlet import greenlet
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-_NAMES = ("job", "long", "shared", "withdrawal")
+_NAMES = ("job", "pieces", "records", "long", "shared", "withdrawal")
 
 
 class Race(AssertionError):
@@ -190,22 +190,24 @@ class Machine:
 
     # Happens-before -------------------------------------------------------------------------------------------------
 
-    def _check_read(self, address: int, nbytes: int) -> None:
-        if address < self._private_end:
-            return
+    def _after_writes(self, does: str, address: int, nbytes: int) -> tuple[slice, np.ndarray]:
+        """See that what was written there happened before this access; return the bytes and this rank's clock."""
         part, me = slice(address, address + nbytes), self._clocks[self.rank]
         unordered = me[self._writer[part]] < self._written[part]
         if unordered.any():
-            self._report("reads", address, unordered, self._writer[part])
+            self._report(does, address, unordered, self._writer[part])
+        return part, me
+
+    def _check_read(self, address: int, nbytes: int) -> None:
+        if address < self._private_end:
+            return
+        part, me = self._after_writes("reads", address, nbytes)
         self._read[self.rank, part] = me[self.rank]
 
     def _check_write(self, address: int, nbytes: int) -> None:
         if address < self._private_end:
             return
-        part, me = slice(address, address + nbytes), self._clocks[self.rank]
-        unordered = me[self._writer[part]] < self._written[part]
-        if unordered.any():
-            self._report("writes", address, unordered, self._writer[part])
+        part, me = self._after_writes("writes", address, nbytes)
         for other in range(self.size):
             if other != self.rank:
                 unordered = self._read[other, part] > me[other]
