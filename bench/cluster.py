@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the ranks are told."""
+        """Environment variables of the ranks."""
         return {"hosts": self.hosts, "ranks_per_host": self.ranks_per_host, "gbit": self.gbit}
 
     def run(

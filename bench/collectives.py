@@ -149,7 +149,7 @@ class Collective:
 
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
-        """What a rank does before each call that sends something of its own: it writes that."""
+        """Untimed writes of the send buffer before each call, by contender; none on ranks that send nothing."""
         if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.comm.rank):
             return {}
         return {name: self._writing(*self.buffers(name)) for name in self.calls}

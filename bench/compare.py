@@ -1,4 +1,4 @@
-"""What got slower between two sets of results, beyond noise: ``python -m bench.compare before after``.
+"""Comparison of two sets of results, with what got slower beyond noise: ``python -m bench.compare before after``.
 
 Folders or files of JSON. Each contender is compared *relative to the baseline of its own launch* (native, or NumPy for
 kernels), so that a slower moment of the machine cancels. A change counts if it is larger than the threshold and is

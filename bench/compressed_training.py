@@ -1,4 +1,4 @@
-"""What compression does to training: accuracy at equal steps, and bytes sent.
+"""Compression in training: accuracy at equal steps, and bytes sent.
 
 ``python -m bench.compressed_training`` starts itself on 8 ranks and trains the same model from the same seeds with each
 compressor, with and without error feedback where the compressor needs it. Everything else is equal: data, order,

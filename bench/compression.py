@@ -93,7 +93,7 @@ class Compressed:
 
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
-        """What a rank does before each call: it writes its vector."""
+        """Untimed write of this rank's vector before each call, by contender."""
         return dict.fromkeys(self.calls, partial(write, self.given)) if self.case.buffers == WRITTEN else {}
 
     def _loss(self, spec: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""How ours compare with the best baseline: what a report begins with."""
+"""Headline of a report: ratios of our times to those of the best baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a ratio of two times is.
+"""Confidence intervals for ratios of two times.
 
 Two things move a median. Within a launch samples scatter, and neighbours scatter together, since a machine has busy
 moments: blocks of consecutive rounds are drawn again and again (moving-block bootstrap; Künsch, "The jackknife and the

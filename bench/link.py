@@ -1,4 +1,4 @@
-"""What a link between two hosts carries: ``python -m bench.cluster --check``.
+"""Bandwidth and latency of a link between two hosts: ``python -m bench.cluster --check``.
 
 One long message from a rank of the first host to a rank of the last, and one each way at the same time. What TCP and
 Ethernet add to every packet of 1500 bytes leaves 95 % of the rate for data.

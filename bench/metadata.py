@@ -1,4 +1,4 @@
-"""What the numbers of a benchmark depend on, to be kept with them."""
+"""Metadata of a benchmark: versions, machine and settings, kept with its results."""
 
 from __future__ import annotations
 

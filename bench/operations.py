@@ -1,4 +1,4 @@
-"""What the reductions do, said with NumPy, and operands for which every order of reduction gives the same bits."""
+"""Reductions in NumPy, and operands for which every order of reduction gives the same bits."""
 
 from __future__ import annotations
 

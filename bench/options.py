@@ -1,4 +1,4 @@
-"""What all benchmarks take on the command line, and how they start themselves under a launcher."""
+"""Command-line options of all benchmarks, and the start of a benchmark under a launcher."""
 
 from __future__ import annotations
 

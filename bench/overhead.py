@@ -1,4 +1,4 @@
-"""What our Python costs: per call, per step of a schedule, and for comparing calls (``MPICOLL_CHECK=full``).
+"""Cost of our Python: per call, per step of a schedule, and for comparing calls (``MPICOLL_CHECK=full``).
 
 ``python -m bench.overhead`` starts itself on 2 ranks, where recursive doubling takes one step and the ring two. What
 the second step costs, less one exchange of the same message with bare persistent requests, is what a step costs beyond

@@ -59,7 +59,7 @@ class Overlap:
 
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
-        """What a rank does before each operation that sends something of its own: it writes that."""
+        """Untimed writes of the send buffer before each operation, by contender; none on ranks that send nothing."""
         if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.plain.rank):
             return {}
         sent = self.recv if self.collective == "bcast" else self.given

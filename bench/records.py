@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: results with their samples, and what they depend on, as JSON or CSV.
+"""Results of a benchmark with their samples and metadata, as JSON or CSV.
 
 A file holds one :class:`Run`, that is one launch of one program. Several launches of the same thing are put together
 by :mod:`bench.intervals`, which needs them to say how much launches differ.
@@ -43,7 +43,7 @@ class ResultsError(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured, the same for all contenders.
+    """Facts of a measurement that all contenders share.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 @contextmanager
 def _servers(comm: MPI.Intracomm, count: int) -> Iterator[dict[str, Callable[[], object]]]:
-    """What can be measured of a parameter server on the last rank."""
+    """Operations of a parameter server that are measured on the last rank."""
     import mpicoll
 
     vector = np.ones(count, np.float32)

@@ -20,7 +20,7 @@ _PERCENTILES = "50/90/99%"
 
 
 class Title(NamedTuple):
-    """What the rows of a table have in common."""
+    """Facts that the rows of a table share."""
 
     library: str
     thread_level: str

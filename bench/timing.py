@@ -39,7 +39,7 @@ _AGREEMENTS = 15
 
 
 class Contender(NamedTuple):
-    """What to time, and what to do before each call that is not timed."""
+    """A call to be timed, and what runs untimed before each."""
 
     call: Callable[[], object]
     before: Callable[[], object] | None = None

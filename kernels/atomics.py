@@ -1,4 +1,4 @@
-"""What Numba lacks for memory that processes share: words read and written in order, by address.
+"""Atomic loads and stores, fences and copies by address, for memory that processes share.
 
 Addresses are int64 and never part of compiled code, so that kernels which use these can be cached on disk. `load` and
 `store` are ordinary accesses; `load_acquire` and `store_release` order them: what a process wrote before its

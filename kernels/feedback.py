@@ -1,4 +1,4 @@
-"""What compression leaves out, element by element."""
+"""Residuals of compression, element by element."""
 
 import numpy as np
 

@@ -117,7 +117,7 @@ class Native:
 
     @functools.cached_property
     def address(self) -> int:
-        """Where the compiled function is; 0 without a JIT."""
+        """Address of the compiled function; 0 without a JIT."""
         if config.DISABLE_JIT:
             return 0
         flags = {**_FLAGS, "nopython": True}

@@ -1,4 +1,4 @@
-"""What the trainer's models need beyond NumPy's matrix products: a loss, an update, and a convolution's moves.
+"""Kernels of the trainer's models beyond NumPy's matrix products: a loss, an update, and a convolution's moves.
 
 Arrays are C-contiguous and were validated by the caller; ``T`` is float32 or float64, the same in all of a call's
 arrays. Rows are samples. Each row is computed by itself and in a fixed order, so that a sample gives the same bits

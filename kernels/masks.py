@@ -1,4 +1,4 @@
-"""Which of 64 numbers are large: one bit each, found by vector units, so that rare ones can be picked out quickly.
+"""Bit masks of 64 numbers at a time that say which are large, so that rare ones can be picked out quickly.
 
 Numba has no name for this. The loop that it would take (compare, shift, or) is not recognised by LLVM, and a loop that
 looks at every element costs several times what reading them does.

@@ -1,4 +1,4 @@
-"""What a server does with a gradient: one pass over parameters and state for each of the usual optimisers.
+"""Optimizer updates of a server: one pass over parameters and state for each of the usual optimizers.
 
 Parameters, state and gradient are vectors of T, float32 or float64, of one length, and scalars are of T too, so that a
 float32 update stays in float32. Lengths are not checked here.

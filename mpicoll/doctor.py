@@ -1,4 +1,4 @@
-"""What is true of this machine, this MPI library and this launcher: ``mpirun -n 4 python -m mpicoll doctor``.
+"""Facts of this machine, this MPI library and this launcher, with advice: ``mpirun -n 4 python -m mpicoll doctor``.
 
 A line a fact, with what to do where something is wrong. Exit status 1 if there is an error.
 """

@@ -1,4 +1,4 @@
-"""What the environment says about this process, its launcher's part above all: no MPI, no heavy imports."""
+"""Facts from environment variables and the system about this process and its launcher; no MPI, no heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process did when: spans of time, kept in a ring of fixed length while somebody wants them, else not at all.
+"""Trace of this process: spans of time in a ring of fixed length, recorded only while they are wanted.
 
     with spans.span("forward"):
         ...
@@ -73,7 +73,7 @@ def stop() -> None:
 
 
 def wanted() -> bool:
-    """Whether spans are kept."""
+    """True if spans are recorded."""
     return _ring is not None
 
 

@@ -126,7 +126,7 @@ def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[
 
 
 class _Row:
-    """What was measured for one length: seconds by algorithm, on all ranks alike."""
+    """Measurements of one length: seconds by algorithm, on all ranks alike."""
 
     def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float]) -> None:
         self.nbytes, self.shipped, self.seconds = nbytes, shipped, seconds

@@ -179,3 +179,13 @@ def test_the_library_does_not_print(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             assert path.name == "report.py", f"{path}:{node.lineno} prints"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_docstring_names_the_thing(path: Path) -> None:
+    """As those of NumPy and PyTorch do, instead of asking what it is."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            first = (ast.get_docstring(node) or "?").split()[0]
+            line = getattr(node, "lineno", 1)
+            assert first not in ("What", "Whether", "How", "Which", "Where", "Who"), f"{path}:{line} {first} ..."

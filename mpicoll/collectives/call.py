@@ -18,7 +18,7 @@ AnyOp = MPI.Op | Operation
 
 
 class Scope(NamedTuple):
-    """Where a call is made: the channel and the settings of the communicator object."""
+    """Context of a call: the channel and the settings of the communicator object."""
 
     channel: Channel
     means: select.Means
@@ -39,7 +39,7 @@ class Scope(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the caller passed; what a collective does not have is left out."""
+    """Arguments of a call; those that a collective does not have keep their defaults."""
 
     collective: str
     sendbuf: Any = None
@@ -57,7 +57,7 @@ def algorithm_for(scope: Scope, collective: str, wanted: str | None, nbytes: int
 
 
 class Chosen(NamedTuple):
-    """What decides how a reducing call is done; `reducer` is None if the MPI library has to do it."""
+    """Algorithm and kernel of a reducing call; `reducer` is None if the MPI library has to do it."""
 
     algorithm: str
     reducer: ops.Reducer | None

@@ -1,4 +1,4 @@
-"""How an allreduce with compressed messages is done: which calls can be, and by which protocol."""
+"""Choice of the protocol for an allreduce with compressed messages."""
 
 from __future__ import annotations
 

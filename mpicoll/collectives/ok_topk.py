@@ -59,7 +59,7 @@ def _field(place: int) -> property:
 
 
 class Memory:
-    """What lives from one operation to the next, in an array of int64; all but `local` is equal on all ranks.
+    """State kept between operations, in an array of int64; all but `local` is equal on all ranks.
 
     Attributes
     ----------

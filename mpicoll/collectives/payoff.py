@@ -1,4 +1,4 @@
-"""Whether compressing an allreduce pays, for ``compression="auto"`` and ``"auto:int4"``.
+"""Compression tuning: the lengths from which compressing pays, for ``compression="auto"`` and ``"auto:int4"``.
 
 The first blocking or persistent call of a length is made both ways a few times, in turn, on the caller's vector and
 into memory of ours; the medians of the slowest rank's times, which all ranks know, decide. That takes about as long as
@@ -50,7 +50,7 @@ Prepare = Callable[["Scope", "Call"], Task | NativeTask]
 
 
 class Span(NamedTuple):
-    """What is known: vectors shorter than `dense_below` bytes lose, those of `packed_from` bytes and more gain."""
+    """Known limits: vectors shorter than `dense_below` bytes lose, those of `packed_from` bytes and more gain."""
 
     dense_below: float = SHORTEST
     packed_from: float = math.inf

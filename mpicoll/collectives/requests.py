@@ -1,4 +1,4 @@
-"""What nonblocking and persistent calls return.
+"""Requests that nonblocking and persistent calls return.
 
 Progress: an operation moves on in ``Test`` and ``Wait`` of any request and while any mpicoll call of this process
 waits; not while the program computes. ``Wait`` has the communicator's timeout.

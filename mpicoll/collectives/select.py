@@ -1,4 +1,4 @@
-"""Which algorithm ``"auto"`` takes.
+"""Selection of the algorithm that ``"auto"`` takes.
 
 Small tables, measured with MPICH on one node (``python -m bench.allreduce``) and on emulated hosts with links of
 1 Gbit/s (``make bench-cluster``). Every rank reads the same row, since the facts it is chosen by (bytes, number of
@@ -89,7 +89,7 @@ ORDERED: dict[str, tuple[Rule, ...]] = {
 
 
 class Means(NamedTuple):
-    """What is possible on a communicator.
+    """Capabilities of a communicator that decide between algorithms.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a compressor is: float32 vectors to bytes and back; it knows nothing of ranks and messages."""
+"""Compressor interface: float32 vectors to bytes and back, without ranks or messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpicoll.kernels import random
 
 
 class Key(NamedTuple):
-    """What random choices depend on: the same key and element give the same choice, in every run.
+    """Key of random choices: the same key and element give the same choice, in every run.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ class Common(SummedCompressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether it is right on average."""
+        """True if the result is unbiased."""
         return self.rounding == "stochastic"
 
     @property
@@ -56,7 +56,7 @@ class Common(SummedCompressor):
 
     @property
     def cuttable(self) -> bool:  # type: ignore[override]
-        """Whether there are blocks."""
+        """True if the vector is divided into blocks."""
         return self.block != 0
 
     def levels(self, size: int) -> int:

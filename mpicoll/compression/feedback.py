@@ -1,4 +1,4 @@
-"""What a compressor left out comes with the next vector."""
+"""Error feedback: the residual of one compression is added to the next vector."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Eights(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether it is right on average."""
+        """True if the result is unbiased."""
         return self.rounding == "stochastic"
 
     @property

@@ -45,7 +45,7 @@ class Integers(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether it is right on average."""
+        """True if the result is unbiased."""
         return self.rounding == "stochastic"
 
     @property

@@ -31,7 +31,7 @@ class Matrix(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """End of the range, exclusive."""
         return self.start + self.rows * self.columns
 
 

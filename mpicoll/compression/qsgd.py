@@ -35,7 +35,7 @@ class Qsgd(Compressor):
 
     @property
     def bits(self) -> int:
-        """How many bits an element takes."""
+        """Bits per element."""
         return self.levels.bit_length() + 1
 
     @property

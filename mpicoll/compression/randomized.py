@@ -45,12 +45,12 @@ class RandomK(Summed, Sparsifier):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether it is right on average."""
+        """True if the result is unbiased."""
         return bool(self.scale)
 
     @property
     def needs_feedback(self) -> bool:  # type: ignore[override]
-        """Whether it is not."""
+        """True if error feedback is needed, which is where the result is biased."""
         return not self.scale
 
     def capacity(self, count: int) -> int:

@@ -1,4 +1,4 @@
-"""How fast a compressor is here, and what it leaves: measured once on one core, and kept beside the tuning tables."""
+"""Speed and compression ratio of a compressor, measured once on one core and kept beside the tuning tables."""
 
 from __future__ import annotations
 

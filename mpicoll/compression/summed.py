@@ -71,7 +71,7 @@ class Session(ABC):
 
 
 class Summed(ABC):
-    """What a compressor is, besides, whose payloads can be added.
+    """Interface of a compressor whose payloads can be added.
 
     Attributes
     ----------

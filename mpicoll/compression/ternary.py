@@ -33,7 +33,7 @@ class Ternary(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether it is right on average."""
+        """True if the result is unbiased."""
         return self.clip == 0
 
     @property

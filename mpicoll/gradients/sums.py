@@ -54,7 +54,7 @@ class Sums:
 
     @property
     def all_begun(self) -> bool:
-        """Whether nothing is left to begin in this step."""
+        """True if every bucket of this step has been started."""
         return len(self._requests) == len(self._starts)
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of a parameter server know of each other: clocks, signs of life, who has finished or failed.
+"""Shared state of the ranks of a parameter server: clocks, signs of life, who has finished or failed.
 
 All of it is words in one region of the first server. Each word has one kind of writer: to clocks, beats and the
 histogram ranks add, of states and of whom it waits for each rank replaces its own, who is dropped is for the first
@@ -30,13 +30,13 @@ _FREE, _KEEP = 1, 2
 
 
 class State(IntFlag):
-    """What has become of a rank; none of it as long as it works."""
+    """Final states of a rank; 0 as long as it works."""
 
     FINISHED, FAILED, CLOSING = 1, 2, 4
 
 
 class Pause:
-    """What to do between two looks at something: first let others have the core, then sleep, longer and longer."""
+    """Polling back-off: yield the core first, then sleep with exponential delay."""
 
     def __init__(self) -> None:
         self.reset()

@@ -161,14 +161,14 @@ class ParameterServer(Lifecycle):
 
     @property
     def parameters(self) -> np.ndarray:
-        """Where :meth:`pull` without `out` puts the parameters, on workers."""
+        """Array that :meth:`pull` without `out` fills with the parameters, on workers."""
         if self._parameters is None:
             self._parameters = np.zeros(self.count, self.dtype)
         return self._parameters
 
     @property
     def staleness(self) -> np.ndarray:
-        """How many pushes were so many updates late, of all workers; the last element counts all that were later.
+        """Histogram of the staleness of all workers' pushes, in updates; the last element counts all that were later.
 
         Of shape (1024,), int64, on all ranks; known when the block has ended.
         """
@@ -178,14 +178,14 @@ class ParameterServer(Lifecycle):
 
     @property
     def late(self) -> int:
-        """How many pushes were left out by the first server, since their step was over (`backup`); known as late."""
+        """Number of pushes that the first server left out since their step was over (`backup`); known as late."""
         if self._session.late is None:
             raise RuntimeError("late: it is known when all ranks have left the block, and all of them well")
         return self._session.late
 
     @property
     def is_dropped(self) -> bool:
-        """Whether this is a worker that was silent for longer than its lease, as far as it knows."""
+        """True if this is a worker that was silent for longer than its lease, as far as it knows."""
         return not self.is_server and bool(self._control.dropped[self.rank])
 
     @property

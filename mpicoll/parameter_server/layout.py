@@ -1,4 +1,4 @@
-"""Who is what, who has which elements, and what the arguments have to be."""
+"""Roles of ranks, elements of shards, and checks of the arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def direct(self) -> bool:
-        """Whether workers add to the parameters themselves."""
+        """True if workers add to the parameters themselves."""
         return self.push == "direct"
 
     def feedback(self, start: int, stop: int) -> ErrorFeedback | None:

@@ -1,4 +1,4 @@
-"""How a parameter server begins, who may call what, and how it ends."""
+"""Life cycle of a parameter server: start, permitted calls, end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one worker does with one shard."""
+"""Connection of one worker to one shard."""
 
 from __future__ import annotations
 

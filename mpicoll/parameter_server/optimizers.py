@@ -1,4 +1,4 @@
-"""What a server does with a gradient; its state stays with it."""
+"""Optimizers of a server, with their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parameter server is made of, from the arguments to the end: windows, and who leaves when."""
+"""Windows and communicators of a parameter server, from set-up to release."""
 
 from __future__ import annotations
 

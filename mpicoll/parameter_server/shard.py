@@ -1,4 +1,4 @@
-"""What lies where in the memory of one shard: words, parameters, mailboxes.
+"""Memory layout of one shard: words, parameters, mailboxes.
 
 Words, each replaced by one rank (with direct pushes: added to by workers) and read by all:
 
@@ -30,7 +30,7 @@ HEADER_NBYTES = 8 * HEADER_WORDS
 
 
 class Header(NamedTuple):
-    """What comes before a payload.
+    """Header of a payload.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Header(NamedTuple):
 
     @property
     def learning_rate(self) -> float:
-        """What the bits say."""
+        """Learning rate of the push, whose bits `rate` holds."""
         return float(np.int64(self.rate).view(np.float64))
 
     def sealed(self, payload: np.ndarray) -> Header:

@@ -17,7 +17,7 @@ _WORDS = 2
 
 
 class Answers:
-    """What a server has sent to workers that asked, until it has arrived.
+    """Replies of a server to workers' requests, kept until they have arrived.
 
     Parameters
     ----------

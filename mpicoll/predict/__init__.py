@@ -1,4 +1,4 @@
-"""How long a collective takes on a described machine: the simulator, what it does not know, and the file that is kept.
+"""Predicted times of collectives on a described machine: the simulator, its corrections, and the file that is kept.
 
 ``python -m mpicoll predict`` needs no MPI; with ``--fit`` it measures the machine that it runs on.
 """

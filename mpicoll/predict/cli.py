@@ -1,4 +1,4 @@
-"""How long a collective takes: ``python -m mpicoll predict ring --size 1024 --nbytes 64MB``.
+"""Command line of predictions: ``python -m mpicoll predict ring --size 1024 --nbytes 64MB``.
 
 With the name of an algorithm it prints time, bandwidth and what the time is made of; without one, which algorithm wins
 for each number of ranks and each length. Only ``--fit`` needs MPI: it measures the machine, and predictions are for

@@ -46,7 +46,7 @@ _SPECIAL = (select.SHARED, select.HIERARCHY)
 
 
 class Layout(NamedTuple):
-    """Where the ranks are: node of each rank, cores of a node, and whether all nodes are one machine."""
+    """Placement of the ranks: node of each rank, cores of a node, and whether all nodes are one machine."""
 
     nodes: tuple[int, ...]
     cores: int

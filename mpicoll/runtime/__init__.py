@@ -1,1 +1,1 @@
-"""Where MPI is touched: private communicators, buffers, operations, waiting, running schedules."""
+"""Everything that touches MPI: private communicators, buffers, operations, waiting, running schedules."""

@@ -1,4 +1,4 @@
-"""What the caller passed to a vector collective: one block a rank, anywhere in a buffer."""
+"""Arguments of vector collectives: one block a rank, anywhere in a buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Whether the blocks follow each other without gaps."""
+        """True if the blocks follow each other without gaps."""
         expected = 0
         for count, displ in zip(self.counts, self.displs, strict=True):
             if count and displ != expected:

@@ -1,4 +1,4 @@
-"""What the caller passed, as flat memory: addresses, counts and element types, checked once.
+"""Buffer arguments as flat memory: addresses, counts and element types, checked once.
 
 mpi4py's buffer specifications are understood: an array or any object with the buffer protocol, ``[data, datatype]``,
 ``[data, count, datatype]``, ``[data, (count, displ), datatype]``, and with counts and displacements for the vector

@@ -35,7 +35,7 @@ CHECK_MODES = ("off", "default", "full")
 
 
 class Tags:
-    """How the tag space is used: some bits say which operation in flight, the rest say what call it is.
+    """Layout of message tags: some bits number the operation in flight, the rest identify the call.
 
     A message of a call that its peer does not make finds no receive there, so nothing is overwritten by a wrong
     program, and two operations in flight cannot take each other's messages.
@@ -109,7 +109,7 @@ class Alone:
 
 
 class Channel:
-    """What one communicator needs for our collectives.
+    """Private state of one communicator for our collectives.
 
     Attributes
     ----------

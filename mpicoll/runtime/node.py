@@ -1,4 +1,4 @@
-"""What the ranks of one node share: a window with their records and slots, and each other's memory.
+"""Shared-memory domain of a communicator: records and slots of its ranks, and access to each other's memory.
 
 Made once per communicator whose ranks all live on one node, together with its channel; see
 :mod:`mpicoll.kernels.shared` for what the memory is used for. Every decision here is taken by all ranks alike: if one

@@ -1,4 +1,4 @@
-"""How ranks that wait too long find out why: who called what, who never came, who failed.
+"""Watchdog: ranks that wait too long tell each other who called what, who never came, and who failed.
 
 Nothing here costs anything while messages arrive in time. A rank that has waited for a fifth of a second tells the
 others the number and the signature of the collective that it is in, and reads what they have told. Collectives are
@@ -55,7 +55,7 @@ class Signature(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a rank is waiting for."""
+    """State of a wait: the call, its progress, and the ranks waited for."""
 
     number: int
     signature: Signature

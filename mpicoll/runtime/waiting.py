@@ -25,7 +25,7 @@ LOOK_AFTER_SECONDS = 0.2
 
 
 class NodeCores(NamedTuple):
-    """How many ranks of a communicator are on this node, and cores that this one may use, and all of them together."""
+    """Numbers of a communicator's ranks on this node, of cores that this one may use, and of cores of all together."""
 
     ranks: int
     own: int

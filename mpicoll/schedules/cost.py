@@ -35,7 +35,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a schedule costs.
+    """Cost of a schedule.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank does: its steps, and bytes sent, received and reduced as fractions of the vector."""
+    """Work of one rank: its steps, and bytes sent, received and reduced as fractions of the vector."""
 
     rank: int
     steps: int

@@ -1,4 +1,4 @@
-"""What the simulator knows of a machine: links, cores and kernels in numbers, and the file that keeps them.
+"""Machine model of the simulator: links, cores and kernels in numbers, and the file that keeps them.
 
 The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model",
 JPDC 44, 1997): a message of m bytes costs its sender and its receiver an *overhead* o of processor time each, occupies
@@ -82,7 +82,7 @@ class SharedPoint:
 
 @dataclass(frozen=True)
 class Correction:
-    """What a prediction is multiplied by: its latency, and the rest (bytes sent and reduced)."""
+    """Correction factors of a prediction: its latency, and the rest (bytes sent and reduced)."""
 
     latency: float = 1.0
     volume: float = 1.0
@@ -90,7 +90,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was measured: what lies outside is extrapolated.
+    """Measured range; predictions outside of it are extrapolated.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ class MachineDescription:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a compressor makes of a message: its share that is left, and seconds per byte to encode and decode."""
+    """Model of a compressor: the share of a message that is left, and seconds per byte to encode and decode."""
 
     ratio: float = 1.0
     encode: float = 0.0

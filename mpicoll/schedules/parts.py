@@ -65,7 +65,7 @@ Part = Rotation | Irregular
 
 
 class Structure(NamedTuple):
-    """What all ranks do, part by part; a message is received in the part in which it is sent."""
+    """Parts of all ranks' steps; a message is received in the part in which it is sent."""
 
     size: int
     chunks: int

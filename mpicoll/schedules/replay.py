@@ -18,7 +18,7 @@ class ScheduleError(AssertionError):
 
 
 class Place(NamedTuple):
-    """Where a message is posted: step number and place among the step's sends (or receives)."""
+    """Place at which a message is posted: step number and place among the step's sends (or receives)."""
 
     step: int
     slot: int

@@ -1,4 +1,4 @@
-"""How long a schedule takes on a described machine: LogGP with nodes, for thousands of ranks.
+"""Simulated time of a schedule on a described machine: LogGP with nodes, for thousands of ranks.
 
 Every rank has a clock, and a link in each direction. To post a step costs the executor's time, and an overhead for
 each send. A message leaves when it is posted, for rendezvous when its receive is posted too, and when the link is

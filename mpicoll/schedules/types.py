@@ -1,4 +1,4 @@
-"""What an algorithm is: steps of sends and receives over chunk numbers, for one rank, and nothing else.
+"""Schedules: steps of sends and receives over chunk numbers, for one rank, and nothing else.
 
 Terms
 -----
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 
 class Reduce(IntEnum):
-    """What becomes of a received range."""
+    """Treatment of a received range."""
 
     COPY = 0
     """It replaces the rank's own chunks."""

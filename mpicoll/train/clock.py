@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""Wall-clock time of a rank, by phase of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the samples of a step go through the model."""
+"""Execution of a step: samples through the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Receiver(Storage, Protocol):
 
 
 class Engine(Protocol):
-    """What takes samples and leaves gradients with a strategy."""
+    """Interface of an executor that takes samples and leaves gradients with a strategy."""
 
     @property
     def waited(self) -> float:

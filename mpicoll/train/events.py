@@ -14,7 +14,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,99}")
 
 
 def is_run_name(text: str) -> bool:
-    """Whether `text` can name a folder in any folder, and cannot leave it."""
+    """Return True if `text` can name a folder in any folder and cannot leave it."""
     return _RUN.fullmatch(text) is not None
 
 

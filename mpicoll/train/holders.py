@@ -1,4 +1,4 @@
-"""Where parameters and gradients live when ranks share them: whole on every rank, or in chunks. See ``sharded``."""
+"""Storage of parameters and gradients that ranks share: whole on every rank, or in chunks. See ``sharded``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Arrays = Sequence[np.ndarray]
 
 
 class Workspace:
-    """What a layer keeps between forward and backward; arrays are kept from step to step, so that none is allocated.
+    """State of a layer between forward and backward; arrays are kept from step to step, so that none is allocated.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Workspace:
 
 
 class Layer(Protocol):
-    """What a model is made of.
+    """Layer interface.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ from mpicoll.train.tally import EpochRecord, StepRecord, Tally
 
 
 class Saving(Protocol):
-    """What is told of the course of the training, and may save it; collective."""
+    """Callback interface of a training run, which may save it; collective."""
 
     def after_step(self, trainer: Trainer, steps: int) -> None:
         """So many steps are done."""

@@ -1,4 +1,4 @@
-"""Which ranks share a model's layers, which each layer, and which hold replicas of the same part.
+"""Device mesh: ranks that share a model's layers, ranks that share each layer, and replicas.
 
 Ranks that share a layer are neighbours, since they talk most; 8 ranks with ``tensor=2, pipeline=2``::
 
@@ -43,7 +43,7 @@ class Mesh:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank is the one of its replica that tells loss and hits: the first that has the last layer."""
+        """True if this rank is the one of its replica that reports loss and hits: the first that has the last layer."""
         first = self.tensor is None or self.tensor.Get_rank() == 0
         return first and (self.pipeline is None or self.pipeline.Get_rank() == self.pipeline.Get_size() - 1)
 

@@ -20,7 +20,7 @@ from mpicoll.train.layers import Arrays, Convolution, Dense, Layer, Workspace
 
 
 class Storage(Protocol):
-    """Where parameters and gradients of a model live; layers are numbered from 0."""
+    """Parameter store of a model; layers are numbered from 0."""
 
     def parameters(self, layer: int) -> Arrays:
         """Return the parameter arrays of a layer, good until `release`."""
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Layout:
-    """Where each array of each layer stands in the flat vector.
+    """Offsets of each layer's arrays in the flat vector.
 
     Attributes
     ----------

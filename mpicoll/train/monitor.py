@@ -1,4 +1,4 @@
-"""What rank 0 tells of a run while it goes on: the progress bar, and TensorBoard's files."""
+"""Progress reports of rank 0 during a run: the progress bar, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLUSH_SECONDS = 2.0
 
 
 class Followed(Protocol):
-    """What a trainer tells of itself."""
+    """Callback interface of progress reports."""
 
     clock: Clock
     gradient_norm: float

@@ -1,4 +1,4 @@
-"""Which rank takes longest to compute its part: the others wait for it in every step."""
+"""Straggler detection: the rank that takes longest to compute its part, for which the others wait in every step."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class _Link:
 
 
 class _Slot:
-    """What a stage keeps of a micro-batch under way."""
+    """State of a micro-batch in flight on a stage."""
 
     def __init__(self, model: Model) -> None:
         self.tape, self.received = model.tape(), Workspace()
@@ -174,7 +174,7 @@ class Pipelined:
 
     @property
     def tapes(self) -> int:
-        """How many micro-batches have been under way at once."""
+        """Largest number of micro-batches in flight at once."""
         return len(self._slots)
 
     def gradients(

@@ -14,7 +14,7 @@ from mpicoll.train.tensor import divide
 
 
 class Portion:
-    """What a rank of the mesh has of a model; all of it where there are replicas only.
+    """Model shard of a rank of the mesh; all of it where there are replicas only.
 
     Parameters
     ----------

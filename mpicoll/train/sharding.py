@@ -1,4 +1,4 @@
-"""Who takes which samples: one order of all samples an epoch, cut into batches, each batch cut into a part a rank.
+"""Sampler: one order of all samples an epoch, cut into batches, each batch cut into a part a rank.
 
 Every rank computes the same order by itself, so nothing is sent, and a batch holds the same samples on any number of
 ranks. Each sample is used exactly once an epoch::

@@ -1,4 +1,4 @@
-"""How the ranks of a run share out its work: what every way of doing so can do, and the plainest one.
+"""Strategy interface: where parameters, gradients and optimizer state live and when they are synchronised.
 
 A step is: the gradients of the batch, of which each rank takes some samples, in one part or several; their sum over the
 ranks; an update. A strategy says where parameters, gradients and the optimiser's state live, and when they are sent.
@@ -27,7 +27,7 @@ OWED = "owed."
 
 
 class Traffic(NamedTuple):
-    """What a rank has sent so far, in bytes, and how long that took, in seconds.
+    """Communication statistics of a rank: bytes sent so far, and seconds that this took.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ def optimizer_for(
 
 
 class OnFlatVector:
-    """What strategies have in common whose ranks hold the whole model and send it by a synchronizer.
+    """Base of strategies whose ranks hold the whole model and synchronise by a GradientSynchronizer.
 
     Attributes
     ----------

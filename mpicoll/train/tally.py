@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 0.5
 
 
 class StepRecord(NamedTuple):
-    """What is known of a step, the same on all ranks; `loss` and `accuracy` are means over the whole batch."""
+    """Metrics of a step, the same on all ranks; `loss` and `accuracy` are means over the whole batch."""
 
     step: int
     epoch: int
@@ -35,7 +35,7 @@ class StepRecord(NamedTuple):
 
 
 class EpochRecord(NamedTuple):
-    """What is known after an epoch, or after its part that came before the last step.
+    """Metrics after an epoch, or after its part that came before the last step.
 
     `train_loss` and `train_accuracy` were measured while it ran, None if this rank knows none of its steps; `steps`
     counts from the beginning of the run. Rank 0's are `seconds`, wall time since training began or was resumed,

@@ -51,7 +51,7 @@ class Divided(NamedTuple):
 
 
 class _Shared:
-    """What both kinds of shared layer have in common: a smaller dense layer, and the others that have the rest."""
+    """Base of both kinds of sharded layer: a smaller dense layer, and the others that have the rest."""
 
     def __init__(self, dense: Dense, comm: MPI.Intracomm) -> None:
         self._dense, self._comm, self.waited = dense, comm, 0.0

@@ -26,7 +26,7 @@ _COMPUTE, _COMMUNICATION = 1, 2
 
 
 class ClockOffset(NamedTuple):
-    """How far a rank's clock is ahead of rank 0's, in seconds; wrong by half of `round_trip` at most."""
+    """Offset of a rank's clock to rank 0's, in seconds; wrong by half of `round_trip` at most."""
 
     offset: float
     round_trip: float

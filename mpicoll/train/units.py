@@ -1,4 +1,4 @@
-"""How a flat vector of parameters is divided among ranks: units of whole layers, and of each unit a chunk a rank."""
+"""Division of a flat parameter vector among ranks: units of whole layers, and of each unit a chunk a rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Meter:
 
 
 class Division:
-    """Which rank owns what of a model's flat vector, and the means to move it. Collective where it says so.
+    """Ownership of a model's flat vector by ranks, and the means to move it. Collective where it says so.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How ranks tell each other what they have and how it went; upper-case calls only, nothing is unpickled."""
+"""Exchange of contents and outcomes between ranks; upper-case calls only, nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the file system: durable files, atomic names, one owner, and no surprises on opening."""
+"""File-system operations of checkpoints: durable files, atomic names, one owner, and no surprises on opening."""
 
 from __future__ import annotations
 

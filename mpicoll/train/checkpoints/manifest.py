@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: ``manifest.json``, in one canonical form, with a hash over all of it."""
+"""Manifest of a checkpoint: ``manifest.json``, in one canonical form, with a hash over all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank writes what: vectors in pieces, replicas shared out, and what belongs to one rank alone."""
+"""Assignment of writes to ranks: vectors in pieces, replicas shared out, and what belongs to one rank alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Tensors: TypeAlias = Mapping[str, Piece | Whole | PerRank | Sequence[Piece]]
 
 
 class Layout(NamedTuple):
-    """What a rank says about one name; `ranges` are starts and stops, in elements, of what it writes of a vector."""
+    """A rank's description of one name; `ranges` are starts and stops, in elements, of what it writes of a vector."""
 
     kind: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What ranks that go on without each other do with their gradients: the interface."""
+"""Interface of asynchronous gradient exchange."""
 
 from __future__ import annotations
 

@@ -111,12 +111,12 @@ class FreeTrainer:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return self.rank == 0
 
     @property
     def is_worker(self) -> bool:
-        """Whether this rank takes steps."""
+        """True if this rank takes steps."""
         return self.rank < self.workers
 
     @property

@@ -12,7 +12,7 @@ from mpicoll.train.modes.exchange import State
 
 
 class Momentum:
-    """Where the velocity is: with whoever applies gradients, or with each worker, which then sends its velocity.
+    """Place of the velocity: with whoever applies gradients, or with each worker, which then sends its velocity.
 
     It is the worker's where compression is fed back, for which :class:`~mpicoll.train.optimizer.LocalMomentumSGD` has
     the reason, and where servers take gradients as they come, since the first epochs then go better. Otherwise it is

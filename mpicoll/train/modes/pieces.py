@@ -1,4 +1,4 @@
-"""What workers know of the shares that each has taken, and what it amounts to for steps and epochs."""
+"""Shares of samples that workers have taken, and the steps and epochs that they amount to."""
 
 from __future__ import annotations
 
