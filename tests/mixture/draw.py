@@ -135,7 +135,7 @@ def _counts(numbers: np.random.Generator, collective: str, count: int, size: int
     if collective in BY_PARTS:
         return (max(1, count // size),) * size
     if collective in BY_UNEQUAL_PARTS:
-        return tuple(numbers.integers(0, max(2, 2 * count // size), size).tolist())
+        return tuple(numbers.integers(0, max(2, count // size), size).tolist())
     return (0 if collective == "barrier" else count,)
 
 

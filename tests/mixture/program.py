@@ -36,16 +36,19 @@ class WrongResult(Exception):
 class Call:
     """An operation with its buffers on this rank."""
 
-    def __init__(self, comm: Intracomm, operation: Operation, own: np.random.Generator) -> None:
+    def __init__(
+        self, comm: Intracomm, operation: Operation, own: np.random.Generator, *, contiguous: bool = False
+    ) -> None:
         self.comm, self.operation = comm, operation
+        kinds = ["own" if contiguous else draw_kind(own) for _ in range(2)]
         result = operation.result(comm.rank, comm.size)
         self._send = self._recv = None
         whole = operation.in_place and operation.collective == "reduce_scatter_block"
         self._in_place = operation.in_place and (operation.collective != "reduce" or comm.rank == operation.root)
         if result is not None:
-            self._recv = Memory(comm, draw_kind(own), operation.count if whole else result.size, operation.dtype)
+            self._recv = Memory(comm, kinds[0], operation.count if whole else result.size, operation.dtype)
         if operation.collective != "barrier" and not self._in_place and not self._is_bcast:
-            self._send = Memory(comm, draw_kind(own), operation.given(comm.rank).size, operation.dtype)
+            self._send = Memory(comm, kinds[1], operation.given(comm.rank).size, operation.dtype)
 
     @property
     def _is_bcast(self) -> bool:
@@ -201,10 +204,11 @@ class Stream:
 
     def _blocking(self, comm: Intracomm, numbers: np.random.Generator) -> None:
         operation = draw.draw(numbers, self._turn, comm.size)
-        call = Call(comm, operation, self._own)
+        settings = self._settings(comm, operation, numbers)
+        call = Call(comm, operation, self._own, contiguous=bool(settings))  # the MPI library takes nothing else
         call.load(operation)
         self._note("blocking", comm, operation)
-        call.make(**self._settings(comm, operation, numbers))
+        call.make(**settings)
         call.check()
 
     def _settings(self, comm: Intracomm, operation: Operation, numbers: np.random.Generator) -> dict[str, str]:
@@ -212,8 +216,9 @@ class Stream:
         family = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather"}
         names = comm.algorithms(family.get(operation.collective, operation.collective))
         name = names[numbers.integers(len(names))]
-        # Inside the MPI library's own collectives nobody drives what is in flight.
-        excluded = ("shared", "hierarchy", *["native"] * bool(self._in_flight))
+        # The MPI library has no float16, and inside its own collectives nobody drives what is in flight.
+        native = operation.wide and not self._in_flight
+        excluded = ("shared", "hierarchy", *["native"] * (not native))
         taken = numbers.random() < 0.08 and operation.op != "LEFT" and name not in excluded
         return {"algorithm": name} if taken else {}
 

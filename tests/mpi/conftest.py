@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +86,22 @@ def comm(verdicts: MPI.Intracomm) -> Iterator[mpicoll.Intracomm]:
     plain.Free()
 
 
-@pytest.fixture
-def shared_folder(comm: mpicoll.Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see; with pytest's own they would clear up after each other."""
+@contextmanager
+def common_folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """Make a folder that all ranks see; with pytest's own they would clear up after each other."""
     made = tempfile.mkdtemp(prefix="mpicoll-") if comm.rank == 0 else None
     path = Path(share(comm, {"path": made} if made else None)["path"])
     yield path
     wait_politely(comm)
     if made:
         shutil.rmtree(path)
+
+
+@pytest.fixture
+def shared_folder(comm: mpicoll.Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    with common_folder(comm) as path:
+        yield path
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.mpirun import run
-from tests.system.outcomes import outcomes_of
+from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
 PROGRAM = "tests/system/programs/disagree.py"
 RUNS = ((3, "default"), (3, "full"), (8, "default"))
@@ -49,21 +49,12 @@ def test_every_rank_learns_who_called_what(case: str, size: int, mode: str) -> N
 @pytest.mark.parametrize(("size", "mode"), RUNS)
 @pytest.mark.parametrize("case", ["refused", "refused_nonblocking"])
 def test_one_ranks_bad_argument_is_an_error_on_all(case: str, size: int, mode: str) -> None:
-    for entry in outcomes(size, mode)[case]:
-        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError")
-        assert "read-only" in entry["text"]
-        assert entry["seconds"] < 3
-        assert entry["usable"] == (mode == "full")
-        assert entry["seconds_to_find_out"] < 3, "the rank that refused waited for the others"
+    check_refused(outcomes(size, mode)[case], mode)
 
 
 @pytest.mark.parametrize(("size", "mode"), [run for run in RUNS if run[1] == "default"])
 def test_a_rank_that_refused_a_call_gets_no_data_of_it_later(size: int, mode: str) -> None:
-    for entry in outcomes(size, mode)["refused_bcast"]:
-        assert entry["error"] == "RemoteError", entry
-        assert "rank 1 refused its arguments: ValueError" in entry["text"], entry
-        assert entry["seconds"] < 3, entry
-        assert not entry["usable"], entry
+    check_no_data_of_a_refused_call(outcomes(size, mode)["refused_bcast"])
 
 
 @pytest.mark.parametrize(("size", "mode"), RUNS)
@@ -76,13 +67,10 @@ def test_the_same_bad_argument_everywhere_leaves_the_communicator_usable(size: i
 @pytest.mark.parametrize(("size", "mode"), RUNS)
 @pytest.mark.parametrize("case", ["never_came", "left_early"])
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size: int, mode: str) -> None:
+    check_missing_rank(outcomes(size, mode)[case])
     for entry in outcomes(size, mode)[case]:
-        if entry["rank"] != 1:
-            assert entry["error"] == "CollectiveTimeout", entry
-            assert entry["missing"] == [1], entry
-            assert 3.5 < entry["seconds"] < 6, entry
-            assert "rank 1 did not come" in entry["text"]
-            assert "waiting for all to begin" in entry["text"] or "step" in entry["text"]
+        says = "waiting for all to begin" in entry["text"] or "step" in entry["text"]
+        assert says or entry["rank"] == 1, entry
 
 
 @pytest.mark.parametrize("mode", ["default", "full", "off"])

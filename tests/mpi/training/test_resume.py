@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.agreement import share, wait_politely
+from mpicoll.train.agreement import wait_politely
 from mpicoll.train.checkpoints import open_checkpoint
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.course import Course
@@ -23,6 +22,7 @@ from mpicoll.train.engine import OneAfterTheOther
 from mpicoll.train.failures import NonFiniteLoss
 from mpicoll.train.run import run
 from mpicoll.train.saving import FREE
+from tests.mpi.conftest import common_folder
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(
@@ -113,12 +113,8 @@ def configured(folder: Path, options: Options, size: int) -> TrainConfig:
 @pytest.fixture(scope="module")
 def begun(verdicts: MPI.Intracomm) -> Iterator[Path]:
     """A folder for first runs, which are the same in many tests."""
-    made = tempfile.mkdtemp(prefix="mpicoll-") if verdicts.rank == 0 else None
-    path = Path(share(verdicts, {"path": made} if made else None)["path"])
-    yield path
-    wait_politely(verdicts)
-    if made:
-        shutil.rmtree(path)
+    with common_folder(verdicts) as path:
+        yield path
 
 
 def begin(comm: Intracomm, begun: Path, folder: Path, first: Options) -> TrainConfig:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-
-TIMEOUT = 4.0
-RANK = MPI.COMM_WORLD.rank
-ODD = RANK == 1
-CANARY = 7.0
-
-
-def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
-    return np.full(count, CANARY, dtype)
-
-
-def read_only_on_one(count: int = 10) -> np.ndarray:
-    data = vector(count)
-    data.flags.writeable = not ODD
-    return data
+from tests.system.programs.cases import (  # noqa: F401  (cases are found by name)
+    CANARY,
+    ODD,
+    RANK,
+    TIMEOUT,
+    Case,
+    Comm,
+    case_never_came,
+    case_refused,
+    case_refused_bcast,
+    case_refused_nonblocking,
+    outcome,
+    read_only_on_one,
+    run_cases,
+    vector,
+)
 
 
 def case_count(comm: mpicoll.Intracomm) -> None:
@@ -99,36 +97,8 @@ def case_nonblocking(comm: mpicoll.Intracomm) -> None:
     comm.Iallreduce(MPI.IN_PLACE, vector(11 if ODD else 10)).Wait()
 
 
-def case_refused(comm: mpicoll.Intracomm) -> None:
-    """Only one rank's arguments are wrong."""
-    comm.Allreduce(MPI.IN_PLACE, read_only_on_one())
-
-
-def case_refused_nonblocking(comm: mpicoll.Intracomm) -> None:
-    comm.Iallreduce(MPI.IN_PLACE, read_only_on_one()).Wait()
-
-
-def case_refused_bcast(comm: mpicoll.Intracomm) -> None:
-    """The root has sent before it knows; its data must not be taken for those of the next call."""
-    comm.Bcast(vector())
-    comm.Barrier()
-    try:
-        comm.Bcast(read_only_on_one())
-    except ValueError:
-        data = np.zeros(10)
-        comm.Bcast(data)
-        raise AssertionError(f"went on with {data}") from None
-    comm.Bcast(2 * vector())
-    comm.Barrier()
-
-
 def case_refused_by_all(comm: mpicoll.Intracomm) -> None:
     comm.Allreduce(np.zeros(3), np.zeros(4))
-
-
-def case_never_came(comm: mpicoll.Intracomm) -> None:
-    if not ODD:
-        comm.Allreduce(MPI.IN_PLACE, vector())
 
 
 def case_left_early(comm: mpicoll.Intracomm) -> None:
@@ -155,37 +125,9 @@ def usable(comm: mpicoll.Intracomm) -> bool:
     return bool((data == comm.size).all())
 
 
-def attempt(case: Callable[[mpicoll.Intracomm], None]) -> dict[str, object]:
-    comm = mpicoll.Intracomm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
-    begin = time.monotonic()
-    error = None
-    try:
-        case(comm)
-    except Exception as caught:
-        error = caught
-    seconds = time.monotonic() - begin
-    MPI.COMM_WORLD.Barrier()
-    begin, works = time.monotonic(), usable(comm)
-    return {
-        "rank": RANK,
-        "case": case.__name__.removeprefix("case_"),
-        "error": type(error).__name__,
-        "text": str(error),
-        "seconds": seconds,
-        "usable": works,
-        "seconds_to_find_out": time.monotonic() - begin,
-        "missing": list(getattr(error, "missing_ranks", ())),
-    }
+def attempt(case: Case) -> dict[str, object]:
+    comm = Comm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    return outcome(case, comm, usable)
 
 
-def main() -> None:
-    wanted = sys.argv[1:]
-    cases = [value for name, value in globals().items() if name.startswith("case_")]
-    for case in cases:
-        if not wanted or case.__name__.removeprefix("case_") in wanted:
-            sys.stdout.write(json.dumps(attempt(case)) + "\n")
-            sys.stdout.flush()
-            MPI.COMM_WORLD.Barrier()
-
-
-main()
+run_cases(globals(), attempt)

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from tests.system.programs.cases import (  # noqa: F401  (cases are found by name)
+    CANARY,
+    ODD,
+    RANK,
+    TIMEOUT,
+    Case,
+    Comm,
+    case_never_came,
+    case_refused,
+    case_refused_bcast,
+    case_refused_nonblocking,
+    outcome,
+    read_only_on_one,
+    run_cases,
+    vector,
+)
 
-TIMEOUT = 4.0
-RANK = MPI.COMM_WORLD.rank
-ODD = RANK == 1
 LONG = 300_000
-Comm = mpicoll.Intracomm
-
-
-def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
-    return np.full(count, 7.0, dtype)
-
-
-def read_only_on_one(count: int = 10) -> np.ndarray:
-    data = vector(count)
-    data.flags.writeable = not ODD
-    return data
 
 
 def case_short_count(comm: Comm) -> None:
@@ -109,31 +108,8 @@ def case_shared_and_messages(comm: Comm) -> None:
     comm.Allreduce(MPI.IN_PLACE, vector(), algorithm="ring" if ODD else "shared")
 
 
-def case_refused(comm: Comm) -> None:
-    """Only one rank's arguments are wrong."""
-    comm.Allreduce(MPI.IN_PLACE, read_only_on_one())
-
-
 def case_refused_long(comm: Comm) -> None:
     comm.Allreduce(MPI.IN_PLACE, read_only_on_one(LONG))
-
-
-def case_refused_nonblocking(comm: Comm) -> None:
-    comm.Iallreduce(MPI.IN_PLACE, read_only_on_one()).Wait()
-
-
-def case_refused_bcast(comm: Comm) -> None:
-    """The root has sent before it knows; its data must not be taken for those of the next call."""
-    comm.Bcast(vector())
-    comm.Barrier()
-    try:
-        comm.Bcast(read_only_on_one())
-    except ValueError:
-        data = np.zeros(10)
-        comm.Bcast(data)
-        raise AssertionError(f"went on with {data}") from None
-    comm.Bcast(2 * vector())
-    comm.Barrier()
 
 
 def case_refused_by_all(comm: Comm) -> None:
@@ -143,11 +119,6 @@ def case_refused_by_all(comm: Comm) -> None:
         except ValueError:
             comm.Allreduce(MPI.IN_PLACE, vector())
     comm.Allreduce(vector(3), vector(4))
-
-
-def case_never_came(comm: Comm) -> None:
-    if not ODD:
-        comm.Allreduce(MPI.IN_PLACE, vector())
 
 
 def case_never_came_long(comm: Comm) -> None:
@@ -195,39 +166,11 @@ def usable(comm: Comm) -> bool:
     return True
 
 
-def attempt(case: Callable[[Comm], None]) -> dict[str, object]:
+def attempt(case: Case) -> dict[str, object]:
     comm = Comm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
     assert comm._scope.channel.node is not None
     warm(comm)
-    begin = time.monotonic()
-    error = None
-    try:
-        case(comm)
-    except Exception as caught:
-        error = caught
-    seconds = time.monotonic() - begin
-    MPI.COMM_WORLD.Barrier()
-    begin, works = time.monotonic(), usable(comm)
-    return {
-        "rank": RANK,
-        "case": case.__name__.removeprefix("case_"),
-        "error": type(error).__name__,
-        "text": str(error),
-        "seconds": seconds,
-        "usable": works,
-        "seconds_to_find_out": time.monotonic() - begin,
-        "missing": list(getattr(error, "missing_ranks", ())),
-    }
+    return outcome(case, comm, usable)
 
 
-def main() -> None:
-    wanted = sys.argv[1:]
-    cases = [value for name, value in globals().items() if name.startswith("case_")]
-    for case in cases:
-        if not wanted or case.__name__.removeprefix("case_") in wanted:
-            sys.stdout.write(json.dumps(attempt(case)) + "\n")
-            sys.stdout.flush()
-            MPI.COMM_WORLD.Barrier()
-
-
-main()
+run_cases(globals(), attempt)

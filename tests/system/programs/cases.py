@@ -1,0 +1,92 @@
+"""Cases that programs of ranks that disagree share, and the outcome of a case on this rank as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+
+TIMEOUT = 4.0
+RANK = MPI.COMM_WORLD.rank
+ODD = RANK == 1
+CANARY = 7.0
+Comm = mpicoll.Intracomm
+Case = Callable[[Comm], None]
+
+
+def vector(count: int = 10, dtype: str = "f8") -> np.ndarray:
+    return np.full(count, CANARY, dtype)
+
+
+def read_only_on_one(count: int = 10) -> np.ndarray:
+    data = vector(count)
+    data.flags.writeable = not ODD
+    return data
+
+
+def case_refused(comm: Comm) -> None:
+    """Only one rank's arguments are wrong."""
+    comm.Allreduce(MPI.IN_PLACE, read_only_on_one())
+
+
+def case_refused_nonblocking(comm: Comm) -> None:
+    comm.Iallreduce(MPI.IN_PLACE, read_only_on_one()).Wait()
+
+
+def case_refused_bcast(comm: Comm) -> None:
+    """The root has sent before it knows; its data must not be taken for those of the next call."""
+    comm.Bcast(vector())
+    comm.Barrier()
+    try:
+        comm.Bcast(read_only_on_one())
+    except ValueError:
+        data = np.zeros(10)
+        comm.Bcast(data)
+        raise AssertionError(f"went on with {data}") from None
+    comm.Bcast(2 * vector())
+    comm.Barrier()
+
+
+def case_never_came(comm: Comm) -> None:
+    if not ODD:
+        comm.Allreduce(MPI.IN_PLACE, vector())
+
+
+def outcome(case: Case, comm: Comm, usable: Callable[[Comm], bool]) -> dict[str, object]:
+    """Run a case and try the communicator afterwards."""
+    begin = time.monotonic()
+    error = None
+    try:
+        case(comm)
+    except Exception as caught:
+        error = caught
+    seconds = time.monotonic() - begin
+    MPI.COMM_WORLD.Barrier()
+    begin, works = time.monotonic(), usable(comm)
+    return {
+        "rank": RANK,
+        "case": case.__name__.removeprefix("case_"),
+        "error": type(error).__name__,
+        "text": str(error),
+        "seconds": seconds,
+        "usable": works,
+        "seconds_to_find_out": time.monotonic() - begin,
+        "missing": list(getattr(error, "missing_ranks", ())),
+    }
+
+
+def run_cases(names: Mapping[str, Any], attempt: Callable[[Case], dict[str, object]]) -> None:
+    """Run the cases that the command line names, by default all whose names begin with ``case_``."""
+    wanted = sys.argv[1:]
+    for case in [value for name, value in names.items() if name.startswith("case_")]:
+        if not wanted or case.__name__.removeprefix("case_") in wanted:
+            sys.stdout.write(json.dumps(attempt(case)) + "\n")
+            sys.stdout.flush()
+            MPI.COMM_WORLD.Barrier()
