@@ -33,6 +33,7 @@ CONFIG = TrainConfig(
     progress=False,
     quiet=True,
 )
+# Signs are as long where a gradient has become small, so that steps of the same rate end further from the optimum.
 MODES: dict[str, dict[str, Any]] = {
     "ps": {"mode": "ps", "servers": 1},
     "bounded": {"mode": "ps", "servers": 2, "staleness": 2, "compression": "int8", "damping": True},
@@ -42,7 +43,7 @@ MODES: dict[str, dict[str, Any]] = {
     "feedback": {"mode": "ps", "servers": 1, "compression": "topk:0.1"},
     "adam": {"mode": "ps", "servers": 1, "optimizer": "adam", "lr": 0.01, "clip": 1.0},
     "p2p": {"mode": "p2p"},
-    "p2p signs": {"mode": "p2p", "compression": "sign"},
+    "p2p signs": {"mode": "p2p", "compression": "sign", "lr": 0.02},
     "gossip": {"mode": "gossip", "nesterov": True},
     "local": {"mode": "local", "sync_every": 4},
     "elastic": {"mode": "local", "sync_every": 4, "averaging": "elastic", "compression": "int8"},
