@@ -11,6 +11,8 @@ ARGS ?=
 MPIEXEC ?=
 RUN = $(if $(MPIEXEC),$(MPIEXEC),$$($(BIN)/python -c "from bench.launch import launcher; print(*launcher())"))
 export PYTHONUNBUFFERED = 1
+# Ranks start in two thirds of the time where modules' bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.

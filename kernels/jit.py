@@ -20,8 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import cfunc, config, njit, types
+from numba import config, njit, types
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.runtime import rtsys
+from numba.core.sigutils import normalize_signature
 from numba.extending import register_jitable
 
 from .turns import Turn, in_turn
@@ -122,11 +125,16 @@ class Native:
             return 0
         flags = {**_FLAGS, "nopython": True}
         del flags["nogil"]  # who calls knows whether it holds the lock
+        wanted = normalize_signature(self._signature)
+        compiled = CFunc(self._function, wanted, {}, flags)
         try:
-            with in_turn(_lock_file(FunctionCache(self._function))):
-                compiled = cfunc(self._signature, cache=True, **flags)(self._function)
+            cache = _Cache(self._function)
+            with in_turn(_lock_file(cache)):
+                compiled._cache = cache
+                compiled.compile()
         except (RuntimeError, OSError, EOFError, ValueError):
-            compiled = cfunc(self._signature, **flags)(self._function)
+            compiled = CFunc(self._function, wanted, {}, flags)
+            compiled.compile()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(compiled))
         return int(compiled.address)
 
@@ -181,7 +189,21 @@ def _lock_file(cache: FunctionCache) -> Path:
     return Path(cache.cache_path) / f"{cache._impl.filename_base}.lock"
 
 
-class _KernelCache(FunctionCache):
+class _Cache(FunctionCache):
+    """Numba's cache, without the import of Numba's compiler for an entry that is only loaded.
+
+    Numba registers its implementations of NumPy, some 250 modules and SciPy where it is installed, before it looks
+    for an entry: 1.1 s of each process's start. Machine code needs Numba's runtime alone, and whatever compiles
+    registers the rest itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return an entry; None where there is none."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
+
+
+class _KernelCache(_Cache):
     """Numba's cache, safe where Numba's own is not.
 
     - A kernel is compiled anew when a file of `_SHARED_FILES` changes; Numba looks only at the kernel's own file.

@@ -256,6 +256,20 @@ assert run(reduce, np.array([3], np.float16), np.array([1], np.float16), "a") ==
     )
 
 
+def test_a_kernel_from_the_cache_needs_no_compiler():
+    """Where kernels are on disk, a process does not pay for the import of what compiles them."""
+    python("""
+import sys
+import numpy as np
+from reference import check
+check("SUM", np.dtype(np.float32))
+from mpicoll.kernels import heap
+assert heap.allocate.address
+loaded = {"numba.np.arraymath", "numba.np.npyimpl", "scipy.linalg"} & set(sys.modules)
+assert not loaded, loaded
+""")
+
+
 def test_one_warning_where_nothing_can_be_cached():
     python("""
 import warnings
