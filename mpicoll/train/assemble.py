@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 from mpi4py import MPI
 
@@ -73,23 +71,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
 
 
 def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compression: str | None) -> None:
-    """Compile the model's kernels or load them from Numba's cache; rank 0 first, so that the others find them there."""
-    _prepare_numba()
-    if comm.Get_rank() == 0:
-        _touch_kernels(model, dataset, compression)
+    """Load the model's kernels on every rank, before the first step: a kernel not yet compiled takes seconds.
+
+    Of the ranks of a node one compiles it and the others wait for the entry on disk; see :mod:`mpicoll.kernels.jit`.
+    """
+    _touch_kernels(model, dataset, compression)
     wait_politely(comm)
-    if comm.Get_rank() != 0:
-        _touch_kernels(model, dataset, compression)
-    wait_politely(comm)
-
-
-def _prepare_numba() -> None:
-    """Import what Numba imports before its first kernel: it takes longest, and ranks can do it side by side."""
-    with contextlib.suppress(ImportError, AttributeError):  # not part of its public interface; it would do so later
-        from numba.core.registry import cpu_target
-
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
 
 
 def _touch_kernels(model: Model, dataset: Dataset, compression: str | None) -> None:
