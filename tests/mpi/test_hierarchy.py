@@ -16,6 +16,8 @@ from tests.mpi import exact
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=3)
+LAST = mpicoll.op(lambda a, b: b, commutative=False)
+DIGITS = mpicoll.op(lambda a, b: a * 10 ** (1 + (b > 9) * 1 + (b > 99) * 1 + (b > 999) * 1) + b, commutative=False)
 COUNTS = (0, 1, 7, 1500, 70_001)
 CASES = (("SUM", np.float32), ("MAX", np.int16), ("PROD", np.float64), ("SUM", np.complex64))
 
@@ -64,9 +66,8 @@ def test_long_vectors_in_segments(clustered: Intracomm) -> None:
     assert (result == wanted).all()
     clustered.Allreduce(MPI.IN_PLACE, data)
     assert exact.same_bits(data, wanted)
-    last = mpicoll.op(lambda a, b: b, commutative=False)
     data[:] = clustered.rank
-    clustered.Allreduce(MPI.IN_PLACE, data, op=last)
+    clustered.Allreduce(MPI.IN_PLACE, data, op=LAST)
     assert (data == clustered.size - 1).all()
 
 
@@ -103,19 +104,16 @@ def test_parts_of_different_lengths(clustered: Intracomm) -> None:
         part = np.zeros(counts[rank])
         clustered.Reduce_scatter(whole + rank, part, counts)
         assert (part == size * rank + size * (size - 1) // 2).all()
-        last = mpicoll.op(lambda a, b: b, commutative=False)
-        clustered.Reduce_scatter(np.full(sum(counts), float(rank)), part, counts, op=last)
+        clustered.Reduce_scatter(np.full(sum(counts), float(rank)), part, counts, op=LAST)
         assert (part == size - 1).all()
 
 
 def test_order_is_kept_for_operations_that_do_not_commute(clustered: Intracomm) -> None:
-    digits = mpicoll.op(lambda a, b: a * 10 ** (1 + (b > 9) * 1 + (b > 99) * 1 + (b > 999) * 1) + b, commutative=False)
-    last = mpicoll.op(lambda a, b: b, commutative=False)
     small = np.full(3, clustered.rank + 1.0)
-    clustered.Allreduce(MPI.IN_PLACE, small, op=last)
+    clustered.Allreduce(MPI.IN_PLACE, small, op=LAST)
     assert (small == clustered.size).all()
     if clustered.size == 3:
-        clustered.Allreduce(MPI.IN_PLACE, number := np.array([clustered.rank + 1.0]), op=digits)
+        clustered.Allreduce(MPI.IN_PLACE, number := np.array([clustered.rank + 1.0]), op=DIGITS)
         assert number[0] == 123
 
 
@@ -128,7 +126,7 @@ def test_ranks_in_another_order(verdicts: MPI.Intracomm, monkeypatch: pytest.Mon
     comm.Allreduce(MPI.IN_PLACE, data)
     assert (data == comm.size * (comm.size + 1) / 2).all()
     data[:] = comm.rank
-    comm.Allreduce(MPI.IN_PLACE, data, op=mpicoll.op(lambda a, b: b, commutative=False))
+    comm.Allreduce(MPI.IN_PLACE, data, op=LAST)
     assert (data == comm.size - 1).all()
     plain.Free()
 

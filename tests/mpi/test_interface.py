@@ -718,6 +718,9 @@ def _careful(a: float, b: float) -> float:
     return a + b
 
 
+CAREFUL = mpicoll.op(_careful)
+
+
 @pytest.mark.parametrize("count", [3, 3000])
 @pytest.mark.parametrize("form", ["Allreduce", "Iallreduce", "Allreduce_init", "Reduce_scatter_block"])
 def test_functions_that_raise_are_an_error_on_every_rank(form: str, count: int) -> None:
@@ -726,7 +729,7 @@ def test_functions_that_raise_are_an_error_on_every_rank(form: str, count: int) 
     data, result = np.full(count * (comm.size if "scatter" in form else 1), comm.rank + 4.0), np.zeros(count)
 
     def call() -> None:
-        request = getattr(comm, form)(data, result, mpicoll.op(_careful), algorithm="ring")
+        request = getattr(comm, form)(data, result, CAREFUL, algorithm="ring")
         if form.endswith("init"):
             request.Start()
         if request is not None:

@@ -29,8 +29,11 @@ BASE = TrainConfig(dtype="float64", momentum=0.9, weight_decay=1e-2, bucket_byte
 
 
 def make(model: Model, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool = True) -> Strategy:
-    kind = Replicated if config.shard == "none" else Sharded
-    return kind(model, model.initial(1), comm, config, overlap=overlap)
+    if config.shard == "none":  # whose buckets may be longer than a layer: here they would have an element each
+        return Replicated(
+            model, model.initial(1), comm, replace(config, bucket_bytes=max(400, config.bucket_bytes)), overlap=overlap
+        )
+    return Sharded(model, model.initial(1), comm, config, overlap=overlap)
 
 
 class Run:
@@ -53,7 +56,9 @@ class Run:
         loss, _ = self.engine.gradients(self.strategy, [(x[c], y[c]) for c in cuts], 1 / rows, compress=False)
         self.strategy.reduce()
         self.norms.append(self.strategy.update(0.1 / (1 + number / 20), self.config.clip))
-        self.losses.append(self.comm.allreduce(loss))
+        total = np.array(loss)
+        self.comm.Allreduce(MPI.IN_PLACE, total)
+        self.losses.append(float(total))
 
     def evaluate(self) -> float:
         x = np.random.default_rng(99).standard_normal((4, self.model.layers[0].shapes[0][0])).astype(self.model.dtype)
