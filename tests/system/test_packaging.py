@@ -12,6 +12,7 @@ import pytest
 
 import mpicoll
 from mpicoll.train.config import MODES
+from tests.extent import mpi_extra
 from tests.mpirun import REPOSITORY
 from tests.system.environments import (
     Environment,
@@ -22,7 +23,6 @@ from tests.system.environments import (
     install,
     lend_compiled_kernels,
     make,
-    mpi_extra,
 )
 
 README = (REPOSITORY / "README.md").read_text()

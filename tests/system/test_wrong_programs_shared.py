@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import extent
 from tests.mpirun import run
 from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
 PROGRAM = "tests/system/programs/disagree_shared.py"
-RUNS = ((3, "default"), (8, "default"), (2, "full"))
+RUNS = ((3, "default"), (2, "full"), (8, "default"))[: None if extent.ALL or not extent.SECOND_LIBRARY else 2]
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "short_count",

