@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import NamedTuple
 
@@ -71,6 +72,12 @@ def end(channel: Channel, status: int, timeout: float) -> bool:
     return not flight.falls_back
 
 
+@functools.lru_cache(maxsize=256)
+def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
+    """Return a reducer's address; looking it up takes longer than a short collective."""
+    return kernels.native_address(reducer, dtype)
+
+
 def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
     """Describe the task in the job's words; return memory that stands in for the result, or None."""
     collective = words.COLLECTIVES.index(task.collective)
@@ -78,7 +85,7 @@ def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
     job[words.REDUCER] = 0
     if task.reducer is not None:
         op = _OPS.get(task.op_name, USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP))
-        reducer = kernels.native_address(task.reducer, task.dtype)
+        reducer = _address_of(task.reducer, task.dtype)
         job[words.REDUCER] = reducer
         task.channel.front.learn(op, dtype, reducer)
     distinction = task.root

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -115,49 +117,47 @@ class Operation:
         part = self.part(rank)
         return functools.reduce(_UFUNCS[self.op], [self.given(other)[part] for other in range(size)])
 
-    def again(self, numbers: np.random.Generator) -> Operation:
+    def again(self, numbers: random.Random) -> Operation:
         """Return the same with other data, for another start of a persistent operation."""
         return replace(self, shifts=_shifts(numbers, len(self.shifts)))
 
 
-def _shifts(numbers: np.random.Generator, size: int) -> tuple[int, ...]:
-    return tuple(numbers.integers(0, _SHIFT, size).tolist())
+def _shifts(numbers: random.Random, size: int) -> tuple[int, ...]:
+    return tuple(numbers.randrange(_SHIFT) for _ in range(size))
 
 
-def _length(numbers: np.random.Generator, most: int) -> int:
+def _length(numbers: random.Random, most: int) -> int:
     """Return a count: mostly short, sometimes up to `most`."""
-    limits, shares = (256, 2_000, NARROW_COUNT, most), (0.45, 0.35, 0.185, 0.015)
-    limit = min(most, limits[numbers.choice(len(limits), p=shares)])
-    return max(1, int(2.0 ** numbers.uniform(0, np.log2(limit))))
+    (limit,) = numbers.choices((256, 2_000, NARROW_COUNT, most), (0.45, 0.35, 0.185, 0.015))
+    return max(1, int(2.0 ** numbers.uniform(0, math.log2(min(most, limit)))))
 
 
-def _counts(numbers: np.random.Generator, collective: str, count: int, size: int) -> tuple[int, ...]:
+def _counts(numbers: random.Random, collective: str, count: int, size: int) -> tuple[int, ...]:
     if collective in BY_PARTS:
         return (max(1, count // size),) * size
     if collective in BY_UNEQUAL_PARTS:
-        return tuple(numbers.integers(0, max(2, count // size), size).tolist())
+        return tuple(numbers.randrange(max(2, count // size)) for _ in range(size))
     return (0 if collective == "barrier" else count,)
 
 
-def draw(numbers: np.random.Generator, number: int, size: int, among: tuple[str, ...] = tuple(WEIGHTS)) -> Operation:
+def draw(numbers: random.Random, number: int, size: int, among: tuple[str, ...] = tuple(WEIGHTS)) -> Operation:
     """Draw an operation for `size` ranks; those with equal `numbers` draw the same."""
-    weights = np.array([WEIGHTS[name] for name in among], float)
-    collective = among[numbers.choice(len(among), p=weights / weights.sum())]
-    wide = bool(numbers.random() < 0.8)
+    (collective,) = numbers.choices(among, [WEIGHTS[name] for name in among])
+    wide = numbers.random() < 0.8
     dtypes, ops = (_WIDE_DTYPES, _WIDE_OPS) if wide else (_NARROW_DTYPES, _NARROW_OPS)
-    dtype = dtypes[numbers.integers(len(dtypes))]
+    dtype = numbers.choice(dtypes)
     count = _length(numbers, LONGEST if wide else NARROW_COUNT)
-    op = ops[numbers.integers(len(ops))]
+    op = numbers.choice(ops)
     dtype = LEFT_DTYPES[count % len(LEFT_DTYPES)] if op == "LEFT" else dtype
-    root, in_place = int(numbers.integers(size)), bool(numbers.random() < 0.2)
+    root, in_place = numbers.randrange(size), numbers.random() < 0.2
     counts = _counts(numbers, collective, count, size)
     in_place = in_place and collective in ("allreduce", "reduce", "allgather", "reduce_scatter_block")
     return Operation(number, collective, counts, dtype, wide, op, root, in_place, _shifts(numbers, size))
 
 
-def draw_compressed(numbers: np.random.Generator, number: int, size: int) -> Operation:
+def draw_compressed(numbers: random.Random, number: int, size: int) -> Operation:
     """Draw an allreduce whose messages are compressed."""
-    spec = COMPRESSORS[numbers.integers(len(COMPRESSORS))]
+    spec = numbers.choice(COMPRESSORS)
     count = _length(numbers, NARROW_COUNT)
     shifts = _shifts(numbers, size)
     return Operation(number, "allreduce", (count,), np.dtype("float32"), False, "SUM", 0, False, shifts, spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from mpicoll import Intracomm
@@ -17,17 +19,16 @@ class Memory:
     def __init__(self, comm: Intracomm, kind: str, count: int, dtype: np.dtype) -> None:
         self.kind = kind
         make = comm.empty if kind.startswith("arena") else np.empty
-        step = 2 if kind == "strided" else 1
-        around = make((step * count + 2 * _GUARD) * dtype.itemsize, np.uint8)
-        around[:] = _CANARY
-        shift = 1 if kind == "misaligned" else 0
-        begin, nbytes = _GUARD * dtype.itemsize + shift, step * count * dtype.itemsize
         if kind in ("own", "arena"):
             self._around, self.data = None, make(count, dtype)
-        else:
-            self._around = around
-            self.data = around[begin : begin + nbytes].view(dtype)[::step]
-            self._inside = (begin, begin + nbytes, step * dtype.itemsize, dtype.itemsize)
+            return
+        step = 2 if kind == "strided" else 1
+        shift = 1 if kind == "misaligned" else 0
+        begin, nbytes = _GUARD * dtype.itemsize + shift, step * count * dtype.itemsize
+        self._around = make((step * count + 2 * _GUARD) * dtype.itemsize, np.uint8)
+        self._around[:] = _CANARY
+        self.data = self._around[begin : begin + nbytes].view(dtype)[::step]
+        self._inside = (begin, begin + nbytes, step * dtype.itemsize, dtype.itemsize)
 
     def is_intact(self) -> bool:
         """Say whether nothing was written but the elements."""
@@ -39,7 +40,7 @@ class Memory:
         return bool(outside and (between == _CANARY).all())
 
 
-def draw_kind(numbers: np.random.Generator) -> str:
+def draw_kind(numbers: random.Random) -> str:
     """Draw a kind of memory; each rank for itself."""
-    weights = np.array(list(KINDS.values()), float)
-    return list(KINDS)[numbers.choice(len(KINDS), p=weights / weights.sum())]
+    (kind,) = numbers.choices(tuple(KINDS), tuple(KINDS.values()))
+    return kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -36,9 +37,7 @@ class WrongResult(Exception):
 class Call:
     """An operation with its buffers on this rank."""
 
-    def __init__(
-        self, comm: Intracomm, operation: Operation, own: np.random.Generator, *, contiguous: bool = False
-    ) -> None:
+    def __init__(self, comm: Intracomm, operation: Operation, own: random.Random, *, contiguous: bool = False) -> None:
         self.comm, self.operation = comm, operation
         kinds = ["own" if contiguous else draw_kind(own) for _ in range(2)]
         result = operation.result(comm.rank, comm.size)
@@ -136,9 +135,9 @@ class Call:
             raise WrongResult(f"{self.operation}: the ranks have got different bits")
 
 
-def _child(numbers: np.random.Generator) -> np.random.Generator:
+def _child(numbers: random.Random) -> random.Random:
     """Return numbers for one operation: how many it draws depends on the size of its communicator, so on the rank."""
-    return np.random.default_rng(numbers.integers(1 << 60))
+    return random.Random(numbers.getrandbits(60))
 
 
 class Stream:
@@ -153,13 +152,13 @@ class Stream:
     """
 
     def __init__(self, seed: int, sleeps: bool) -> None:
-        self._alike, self._own = np.random.default_rng(seed), np.random.default_rng([seed, WORLD.rank])
+        self._alike, self._own = random.Random(seed), random.Random(f"{seed} {WORLD.rank}")
         self._sleeps = sleeps
         world = WORLD.Dup()
         parts = [world, world.Dup(), world.Split(world.rank % 2, world.rank), world.Split(0, -world.rank)]
         self.comms = [Intracomm(part, timeout=120.0) for part in parts]
         self.done: Counter[str] = Counter()
-        self.recent: deque[str] = deque(maxlen=12)
+        self.recent: deque[tuple[str, int, Operation]] = deque(maxlen=12)
         self._turn = 0
         self._in_flight: list[tuple[Call, Any]] = []
         self._persistent: list[tuple[Call, Any, Operation]] = []
@@ -186,8 +185,8 @@ class Stream:
     def _take_turn(self) -> None:
         self._turn += 1
         if self._sleeps and self._own.random() < 0.02:
-            time.sleep(float(self._own.uniform(0, 3e-3)))
-        comm = self.comms[self._alike.choice(len(self.comms), p=[0.6, 0.2, 0.1, 0.1])]
+            time.sleep(self._own.uniform(0, 3e-3))
+        (comm,) = self._alike.choices(self.comms, (0.6, 0.2, 0.1, 0.1))
         way, numbers = self._alike.random(), _child(self._alike)
         if way < 0.70:
             self._blocking(comm, numbers)
@@ -199,10 +198,10 @@ class Stream:
             self._compressed(comm, numbers)
 
     def _note(self, way: str, comm: Intracomm, operation: Operation) -> None:
-        self.recent.append(f"{way} on {comm.size} ranks: {operation}")
+        self.recent.append((way, comm.size, operation))
         self.done[operation.collective] += 1
 
-    def _blocking(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+    def _blocking(self, comm: Intracomm, numbers: random.Random) -> None:
         operation = draw.draw(numbers, self._turn, comm.size)
         settings = self._settings(comm, operation, numbers)
         call = Call(comm, operation, self._own, contiguous=bool(settings))  # the MPI library takes nothing else
@@ -211,54 +210,54 @@ class Stream:
         call.make(**settings)
         call.check()
 
-    def _settings(self, comm: Intracomm, operation: Operation, numbers: np.random.Generator) -> dict[str, str]:
+    def _settings(self, comm: Intracomm, operation: Operation, numbers: random.Random) -> dict[str, str]:
         """Return an algorithm, sometimes."""
         family = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather"}
         names = comm.algorithms(family.get(operation.collective, operation.collective))
-        name = names[numbers.integers(len(names))]
+        name = numbers.choice(names)
         # The MPI library has no float16, and inside its own collectives nobody drives what is in flight.
         native = operation.wide and not self._in_flight
         excluded = ("shared", "hierarchy", *["native"] * (not native))
         taken = numbers.random() < 0.08 and operation.op != "LEFT" and name not in excluded
         return {"algorithm": name} if taken else {}
 
-    def _nonblocking(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+    def _nonblocking(self, comm: Intracomm, numbers: random.Random) -> None:
         operation = draw.draw(numbers, self._turn, comm.size, draw.NONBLOCKING)
         call = Call(comm, operation, self._own)
         call.load(operation)
         self._note("nonblocking", comm, operation)
         self._in_flight.append((call, call.make("I")))
         while len(self._in_flight) > _IN_FLIGHT:
-            self._end_one(int(self._own.integers(len(self._in_flight))))
+            self._end_one(self._own.randrange(len(self._in_flight)))
 
     def _end_one(self, which: int) -> None:
         call, request = self._in_flight.pop(which)
         request.Wait()
         call.check()
 
-    def _start_persistent(self, numbers: np.random.Generator) -> None:
+    def _start_persistent(self, numbers: random.Random) -> None:
         """Set one up, or start some that are there, in any order, with a blocking call meanwhile."""
         if len(self._persistent) < _PERSISTENT:
-            comm = self.comms[numbers.integers(len(self.comms))]
+            comm = numbers.choice(self.comms)
             operation = draw.draw(numbers, self._turn, comm.size, draw.PERSISTENT)
             call = Call(comm, operation, self._own)
             self._persistent.append((call, call.make(suffix="_init"), operation))
             return
-        taken = numbers.permutation(_PERSISTENT)[: numbers.integers(1, 3)].tolist()
+        taken = numbers.sample(range(_PERSISTENT), numbers.choice((1, 2)))
         for which in taken:
             call, request, operation = self._persistent[which]
             call.load(operation.again(_child(numbers)))
             self._note("persistent", call.comm, call.operation)
             request.Start()
         self._blocking(self.comms[0], _child(numbers))
-        for which in self._own.permutation(taken):
+        for which in self._own.sample(taken, len(taken)):
             call, request, _ = self._persistent[which]
             request.Wait()
             call.check()
         if numbers.random() < 0.05:
-            self._persistent.pop(numbers.integers(_PERSISTENT))[1].Free()
+            self._persistent.pop(numbers.randrange(_PERSISTENT))[1].Free()
 
-    def _compressed(self, comm: Intracomm, numbers: np.random.Generator) -> None:
+    def _compressed(self, comm: Intracomm, numbers: random.Random) -> None:
         operation = draw.draw_compressed(numbers, self._turn, comm.size)
         call = Call(comm, operation, self._own)
         call.load(operation)
@@ -273,7 +272,8 @@ class Stream:
 def _fail(stream: Stream, seed: int) -> None:
     """Explain what went wrong, and end all ranks: the others cannot know."""
     text = f"\nrank {WORLD.rank} of {WORLD.size}, seed {seed}: {traceback.format_exc()}\nits last operations:\n  "
-    os.write(2, (text + "\n  ".join(stream.recent) + "\n").encode())
+    recent = [f"{way} on {size} ranks: {operation}" for way, size, operation in stream.recent]
+    os.write(2, (text + "\n  ".join(recent) + "\n").encode())
     WORLD.Abort(WRONG)
 
 
