@@ -186,9 +186,9 @@ class SharedRequest(PersistentRequest):
         return bool(shared.advance(self._address) == shared.DONE)
 
     def _complete(self) -> None:
-        super()._complete()
         if self._task is not None and not self._plain:
             _unload(self._task, self._aside)
+        super()._complete()  # last: it is what a thread in Wait looks at while another one is here
 
     def Free(self) -> None:
         """Free it; local."""

@@ -2,11 +2,14 @@
 
 The modules of the protocol (`job`, `pieces`, `records`, `long`, `shared` and `withdrawal` of `kernels/`) are loaded a
 second time, as Python functions, with `atomics` replaced by :class:`Machine`. Each rank is a greenlet that gives
-control back to a seeded scheduler at every access to memory that others may see. Two independent checks are made:
+control back to a seeded scheduler at every access to memory that others may see. Checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
   them a write, must be ordered by a store-release and the load-acquire that read it. This does not depend on what the
   hardware does with the order of accesses, and finds an error in interleavings whose results happen to be right.
+- The same for all interleavings at once (`least`): flags only grow, and each wait is for one value of one flag, so that
+  a rank makes the same accesses in the same order in every interleaving. A wait is then ordered after the *first*
+  release of that value or a greater one, which holds in each of them; what this leaves unordered is a race in some.
 - Values: stores pass through a FIFO buffer per rank and reach memory later, as on x86-64 (TSO), so that results are
   those of a real machine, and a missing fence shows.
 """
@@ -48,10 +51,14 @@ class Machine:
         Length of the memory; addresses run from 0, and 0 is never handed out.
     seed
         Decides the interleaving.
+    least
+        Order a wait after the first release that ends it, not after those that this interleaving happens to have seen.
+        For protocols without withdrawals, in which loads decide more than when a wait ends.
     """
 
-    def __init__(self, size: int, nbytes: int, seed: int) -> None:
-        self.size, self.random = size, random.Random(seed)
+    def __init__(self, size: int, nbytes: int, seed: int, *, least: bool = False) -> None:
+        self.size, self.random, self.least = size, random.Random(seed), least
+        self._history: dict[int, list[tuple[int, np.ndarray]]] = {}
         self.memory = np.zeros(nbytes, np.uint8)
         self._free = 64
         self._private_end = 0
@@ -65,6 +72,8 @@ class Machine:
         self._buffers: list[deque[tuple[int, bytes, np.ndarray | None]]] = [deque() for _ in range(size)]
         self.rank = -1
         self.steps = 0
+        self.made: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
+        """Per rank what it did to shared memory: accesses with address and length, releases with address and value."""
 
     # Allocation -----------------------------------------------------------------------------------------------------
 
@@ -101,8 +110,8 @@ class Machine:
     def load_acquire(self, address: int) -> int:
         self._interleave()
         clock = self._released.get(address)
-        if clock is not None:
-            np.maximum(self._clocks[self.rank], clock, out=self._clocks[self.rank])
+        if clock is not None and not self.least:
+            self._join(clock)
         return int.from_bytes(self._see(address, 8), "little", signed=True)
 
     def store_release(self, address: int, value: int) -> None:
@@ -110,6 +119,17 @@ class Machine:
         clock = self._clocks[self.rank].copy()
         self._clocks[self.rank, self.rank] += 1
         self._put(address, int(value).to_bytes(8, "little", signed=True), clock)
+        self.made[self.rank].append(("release", address, value))
+        if self.least:
+            self._history.setdefault(address, []).append((value, clock))
+
+    def waited(self, address: int, value: int) -> None:
+        """Note the end of a wait until the word at `address` is at least `value`."""
+        if self.least:
+            self._join(next(clock for reached, clock in self._history[address] if reached >= value))
+
+    def _join(self, clock: np.ndarray) -> None:
+        np.maximum(self._clocks[self.rank], clock, out=self._clocks[self.rank])
 
     def fence(self) -> None:
         self._interleave()
@@ -201,12 +221,14 @@ class Machine:
     def _check_read(self, address: int, nbytes: int) -> None:
         if address < self._private_end:
             return
+        self.made[self.rank].append(("read", address, nbytes))
         part, me = self._after_writes("reads", address, nbytes)
         self._read[self.rank, part] = me[self.rank]
 
     def _check_write(self, address: int, nbytes: int) -> None:
         if address < self._private_end:
             return
+        self.made[self.rank].append(("write", address, nbytes))
         part, me = self._after_writes("writes", address, nbytes)
         for other in range(self.size):
             if other != self.rank:
@@ -245,7 +267,7 @@ class Machine:
             If they have not ended after `most` turns.
         """
         self._hub = greenlet.getcurrent()
-        self._eagerness = self.random.choice((0.02, 0.2, 0.7))
+        self._eagerness = 0.0 if self.least else self.random.choice((0.02, 0.2, 0.7))
         fibers = [greenlet(program) for program in programs]
         stalled = [0] * self.size
         for turn in range(most):
@@ -258,7 +280,7 @@ class Machine:
             if self.random.random() < 0.01:
                 stalled[self.rank] = turn + self.random.randrange(300)
             for rank in range(self.size):
-                if self._buffers[rank] and self.random.random() < 0.3:
+                while self._buffers[rank] and (self.least or self.random.random() < 0.3):
                     self._drain(rank)
         else:
             raise Lost(f"no end after {most} turns")
@@ -294,4 +316,19 @@ def load_protocol(machine: Machine) -> types.SimpleNamespace:
     finally:
         for name in made:
             sys.modules.pop(name, None)
-    return types.SimpleNamespace(**{name: made[f"{package}.{name}"] for name in _NAMES})
+    modules = types.SimpleNamespace(**{name: made[f"{package}.{name}"] for name in _NAMES})
+    _note_waits(machine, modules)
+    return modules
+
+
+def _note_waits(machine: Machine, modules: types.SimpleNamespace) -> None:
+    """Let the one function that waits for a flag tell the machine for which value."""
+    has_come, record_of = modules.records.has_come, modules.job.record_of
+
+    def noted(job: int, rank: int, sequence: int, stage: int) -> bool:
+        came: bool = has_come(job, rank, sequence, stage)
+        if came:
+            machine.waited(record_of(job, rank, sequence), 4 * sequence + stage)
+        return came
+
+    modules.records.has_come = modules.shared.has_come = noted

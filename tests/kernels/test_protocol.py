@@ -39,9 +39,9 @@ class Operation:
 class World:
     """Ranks with one lane of operations."""
 
-    def __init__(self, size: int, seed: int, method: str = "STAGE") -> None:
+    def __init__(self, size: int, seed: int, method: str = "STAGE", *, least: bool = False) -> None:
         self.size = size
-        self.machine = machine = Machine(size, 1 << 21, seed)
+        self.machine = machine = Machine(size, size << 19, seed, least=least)
         self.modules = load_protocol(machine)
         self.words, self.shared = self.modules.job, self.modules.shared
         words = self.words

@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.collectives import shared
 from mpicoll.collectives.requests import MessageRequest
 from mpicoll.collectives.shared import SharedRequest
 from mpicoll.errors import CommunicatorBroken
@@ -176,6 +177,27 @@ def test_waiting_for_one_plan_drives_another(comm: Intracomm) -> None:
         assert (b == a).all()
     for plan in plans:
         plan.Free()
+
+
+def test_a_result_is_in_its_buffer_before_the_operation_has_ended(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a thread that waits for it while another one drives it."""
+    wide = np.ones(comm.size * COUNTS[-1])
+    plan = comm.Reduce_scatter_block_init(MPI.IN_PLACE, wide)  # made aside, since others read what it overwrites
+    unload, ended = shared._unload, []
+
+    def seen(*arguments: Any) -> None:
+        ended.append(plan.Get_status())
+        unload(*arguments)
+
+    monkeypatch.setattr(shared, "_unload", seen)
+    plan.Start()
+    comm.Barrier()
+    plan.Wait()
+    assert (wide[: COUNTS[-1]] == comm.size).all()
+    assert True not in ended
+    assert ended or isinstance(plan, MessageRequest)
 
 
 @pytest.mark.parametrize("count", [10, 200_000])

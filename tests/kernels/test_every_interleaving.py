@@ -1,0 +1,88 @@
+"""Sequences of collectives on shared memory, proved free of races in every interleaving, by one run each.
+
+See `least` in `interleaving`. Errors of a protocol show where memory is used again, so that sequences matter: what the
+last operation but one left in a record, a slot or a stage is overwritten by the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests import extent
+from tests.kernels.test_protocol import COUNTS, KINDS, Operation, World, run_all
+
+SHORT, SLOT, ONE_PIECE, PIECES = 1, 30, 60, 200
+"""Elements that lie in a record, in a slot, and in one piece and several of what passes through stages."""
+FIRST_PLACE = {"private": 4, "shared": 0}
+
+
+def operation(
+    size: int, kind: str, count: int, root: int, memory: str = "private", in_place: bool = False
+) -> Operation:
+    """Return an operation in which all ranks use the same kind of memory."""
+    if kind in ("reduce_scatter", "allgather"):
+        count = -(-count // size) * size
+    place = FIRST_PLACE[memory]
+    values = np.random.default_rng(count + root).integers(0, 1 << 40, (size, count))
+    return Operation(kind, count, root, in_place, [(place, place + 2)] * size, values)
+
+
+def every_operation(size: int) -> Iterator[Operation]:
+    """Yield every kind, length and kind of memory; the first root and the last."""
+    yield operation(size, "barrier", 1, 0, "private")
+    for kind, count in itertools.product(KINDS[1:], (SHORT, SLOT, ONE_PIECE, PIECES)):
+        for root in (0, size - 1) if kind in ("reduce", "bcast") else (0,):
+            for memory in ("private", "shared") if count > SLOT else ("private",):
+                yield operation(size, kind, count, root, memory)
+    yield operation(size, "allreduce", PIECES, 0, "private", in_place=True)
+
+
+def prove(size: int, sequence: tuple[Operation, ...], method: str = "STAGE") -> None:
+    try:
+        run_all(World(size, 0, method, least=True), list(sequence))
+    except AssertionError as error:
+        raise AssertionError(f"{size} ranks, {method}: {', then '.join(map(str, sequence))}: {error}") from error
+
+
+@pytest.mark.parametrize("method", ["STAGE", "TRANSFER"])
+@pytest.mark.parametrize("size", [*range(2, 10), *((16, 23) if extent.ALL else ())])
+def test_every_operation(size: int, method: str) -> None:
+    for one in every_operation(size):
+        prove(size, (one,), method)
+
+
+def some(sequences: list[tuple[Operation, ...]], most: int) -> list[tuple[Operation, ...]]:
+    """Return all of them where all tests are run; otherwise so many, drawn at random."""
+    return sequences if extent.ALL else random.Random(1).sample(sequences, min(most, len(sequences)))
+
+
+@pytest.mark.parametrize("method", ["STAGE", "TRANSFER"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sequences_of_two(size: int, method: str) -> None:
+    for pair in some(list(itertools.product(every_operation(size), repeat=2)), 300):
+        prove(size, pair, method)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sequences_of_three_through_stages(size: int) -> None:
+    staged = [one for one in every_operation(size) if one.count > SLOT and one.places[0][0] == FIRST_PLACE["private"]]
+    for three in some(list(itertools.product(staged, repeat=3)), 300):
+        prove(size, three)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_do_the_same_in_every_interleaving(seed: int) -> None:
+    """What the proof assumes of the code."""
+    first = World(3, seed)
+    operations = [first.draw(KINDS, COUNTS) for _ in range(6)]
+    made = []
+    for number in range(4):
+        world = World(3, 10 * seed + number, least=number == 0)
+        run_all(world, operations)
+        made.append(world.machine.made)
+    assert all(other == made[0] for other in made[1:])
