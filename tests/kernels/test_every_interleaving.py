@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import extent
-from tests.kernels.test_protocol import COUNTS, KINDS, Operation, World, run_all
+from tests.kernels.test_protocol import COUNTS, KINDS, Edits, Operation, World, run_all
 
 SHORT, SLOT, ONE_PIECE, PIECES = 1, 30, 60, 200
 """Elements that lie in a record, in a slot, and in one piece and several of what passes through stages."""
@@ -42,11 +42,16 @@ def every_operation(size: int) -> Iterator[Operation]:
     yield operation(size, "allreduce", PIECES, 0, "private", in_place=True)
 
 
-def prove(size: int, sequence: tuple[Operation, ...], method: str = "STAGE") -> None:
+class Refuted(AssertionError):
+    """A sequence of operations goes wrong in some interleaving."""
+
+
+def prove(size: int, sequence: tuple[Operation, ...], method: str = "STAGE", edits: Edits = None) -> None:
+    world = World(size, 0, method, least=True, edits=edits)
     try:
-        run_all(World(size, 0, method, least=True), list(sequence))
+        run_all(world, list(sequence))
     except AssertionError as error:
-        raise AssertionError(f"{size} ranks, {method}: {', then '.join(map(str, sequence))}: {error}") from error
+        raise Refuted(f"{size} ranks, {method}: {', then '.join(map(str, sequence))}: {error}") from error
 
 
 @pytest.mark.parametrize("method", ["STAGE", "TRANSFER"])
@@ -73,6 +78,32 @@ def test_sequences_of_three_through_stages(size: int) -> None:
     staged = [one for one in every_operation(size) if one.count > SLOT and one.places[0][0] == FIRST_PLACE["private"]]
     for three in some(list(itertools.product(staged, repeat=3)), 300):
         prove(size, three)
+
+
+PLANTED = {
+    "two stages instead of three": ("pieces", "INPUT_STAGES if result", "1 if result"),
+    "no wait before a record is used again": ("shared", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
+    "one record": ("job", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
+    "one slot": ("job", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
+    "no wait for the others' work": ("shared", "return all_have_come(job, get(job, SEQUENCE), 1)", "return True"),
+    "begun before its data": (
+        "shared",
+        " _fill_slot(job)\n",
+        " store_release(record, 4 * sequence), _fill_slot(job)\n",
+    ),
+}
+
+
+def prove_pairs(size: int, edits: Edits) -> None:
+    for pair in some(list(itertools.product(every_operation(size), repeat=2)), 400):
+        prove(size, pair, edits=edits)
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_planted_errors_are_found(error: str) -> None:
+    module, old, new = PLANTED[error]
+    with pytest.raises(Refuted):
+        prove_pairs(2, {module: (old, new)})
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -14,6 +14,7 @@ import pytest
 
 from tests.kernels.interleaving import Machine, load_protocol
 
+Edits = dict[str, tuple[str, str]] | None
 KINDS = ("barrier", "allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
 BUFFER_NBYTES = 2048
@@ -39,10 +40,12 @@ class Operation:
 class World:
     """Ranks with one lane of operations."""
 
-    def __init__(self, size: int, seed: int, method: str = "STAGE", *, least: bool = False) -> None:
+    def __init__(
+        self, size: int, seed: int, method: str = "STAGE", *, least: bool = False, edits: Edits = None
+    ) -> None:
         self.size = size
         self.machine = machine = Machine(size, size << 19, seed, least=least)
-        self.modules = load_protocol(machine)
+        self.modules = load_protocol(machine, edits)
         self.words, self.shared = self.modules.job, self.modules.shared
         words = self.words
         self.bounds = [machine.private(8 * (size + 1)) for _ in range(size)]
@@ -164,7 +167,7 @@ LONG = (70, 130, 200)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("pair", PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_pairs_of_long_operations(size: int, pair: tuple[str, str]) -> None:
-    for seed in range(4):
+    for seed in range(2):
         world = World(size, seed)
         run_all(world, [world.draw((kind,), LONG) for kind in (*pair, pair[0])])
 
