@@ -83,9 +83,9 @@ def outcome(case: Case, comm: Comm, usable: Callable[[Comm], bool]) -> dict[str,
 
 
 def run_cases(names: Mapping[str, Any], attempt: Callable[[Case], dict[str, object]]) -> None:
-    """Run the cases that the command line names, by default all whose names begin with ``case_``."""
+    """Run the cases of a program and those here that the command line names, by default all (``case_...``)."""
     wanted = sys.argv[1:]
-    for case in [value for name, value in names.items() if name.startswith("case_")]:
+    for case in [value for name, value in {**globals(), **names}.items() if name.startswith("case_")]:
         if not wanted or case.__name__.removeprefix("case_") in wanted:
             sys.stdout.write(json.dumps(attempt(case)) + "\n")
             sys.stdout.flush()

@@ -8,22 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from tests.system.programs.cases import (  # noqa: F401  (cases are found by name)
-    CANARY,
-    ODD,
-    RANK,
-    TIMEOUT,
-    Case,
-    Comm,
-    case_never_came,
-    case_refused,
-    case_refused_bcast,
-    case_refused_nonblocking,
-    outcome,
-    read_only_on_one,
-    run_cases,
-    vector,
-)
+from tests.system.programs.cases import ODD, TIMEOUT, Case, Comm, outcome, run_cases, vector
 
 
 def case_count(comm: mpicoll.Intracomm) -> None:
