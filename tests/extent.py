@@ -6,6 +6,11 @@ import importlib.metadata
 import os
 
 ALL = os.environ.get("MPICOLL_TEST_ALL") == "1"
+"""Run every case (make test-all)."""
+
+EXHAUSTIVE = os.environ.get("MPICOLL_TEST_EXHAUSTIVE") == "1"
+"""Try everything with everything (make test-exhaustive): about an hour on two cores. Otherwise the pairs of integer
+types, those for long vectors, and counts take turns: each comes up with every algorithm, on some of the sizes."""
 
 
 def mpi_extra() -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import extent
-from tests.kernels.test_protocol import COUNTS, KINDS, Edits, Operation, World, run_all
+from tests.kernels.world import COUNTS, KINDS, Edits, Operation, World, run_all
 
 SHORT, SLOT, ONE_PIECE, PIECES = 1, 30, 60, 200
 """Elements that lie in a record, in a slot, and in one piece and several of what passes through stages."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,14 +10,12 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.schedules import ALGORITHMS
+from tests import extent
 from tests.mpi import exact
 
 LONG = 1_000_003
 PAIRS = [(op, dtype) for op in exact.OPS for dtype in exact.DTYPES if exact.applies(op, dtype)]
-EXHAUSTIVE = os.environ.get("MPICOLL_TEST_EXHAUSTIVE") == "1"
-"""Try everything with everything (make test-exhaustive): about an hour on two cores. Otherwise the pairs of integer
-types, those for long vectors, and counts take turns: each comes up with every algorithm, on some of the sizes."""
-HALF = 1 if EXHAUSTIVE else 2
+HALF = 1 if extent.EXHAUSTIVE or extent.ALL else 2
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -29,11 +26,11 @@ def counts(size: int) -> list[int]:
 
 def in_turn(algorithm: str, size: int, every: int) -> list[tuple[str, np.dtype]]:
     """Return each `every`-th pair, beginning with another one for each algorithm and size."""
-    return PAIRS if EXHAUSTIVE else PAIRS[(size + len(algorithm)) % every :: every]
+    return PAIRS if extent.EXHAUSTIVE else PAIRS[(size + len(algorithm)) % every :: every]
 
 
 def cases(algorithm: str, size: int) -> Iterator[tuple[str, np.dtype, int]]:
-    turn, step = in_turn(algorithm, size, 4), 1 if EXHAUSTIVE else 4
+    turn, step = in_turn(algorithm, size, 4), 1 if extent.EXHAUSTIVE else 2 * HALF
     for number, (op, dtype) in enumerate(PAIRS):
         if dtype not in exact.INTEGERS or (op, dtype) in turn:
             for count in counts(size)[(number + size) % step :: step]:

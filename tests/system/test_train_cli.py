@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench import launch as mpirun
+from tests import extent
 from tests.mpirun import run
 
 MODULE = ("-m", "mpicoll.train")
@@ -44,18 +45,24 @@ def only_line(done):
 )
 def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
     curves = {}
-    for size in (1, 5):
+    sizes = (1, 3, 6) if extent.ALL else (1, 5)
+    for size in sizes:
         path = tmp_path / f"{size}.csv"
         train(size, *options.split(), "--steps", "50", "--log-steps", str(path))
         curves[size] = np.loadtxt(path, delimiter=",", skiprows=1)[:, 3:]
         assert len(curves[size]) == 50
-    np.testing.assert_allclose(curves[5], curves[1], rtol=1e-5)
+    for size in sizes[1:]:
+        np.testing.assert_allclose(curves[size], curves[1], rtol=1e-5, err_msg=f"{size} ranks")
     assert curves[1][-1, 0] < curves[1][0, 0]
 
 
 def test_ranks_share_a_model_and_follow_the_same_loss_curve(tmp_path):
     curves = []
-    for size, options in ((1, ""), (4, "--tensor 2 --pipeline 2"), (8, "--tensor 2 --pipeline 2 --accumulate 2")):
+    for size, options in (
+        (1, ""),
+        (8 if extent.ALL else 4, "--tensor 2 --pipeline 2"),
+        (8, "--tensor 2 --pipeline 2 --accumulate 2"),
+    ):
         path, result = tmp_path / "curve.csv", tmp_path / "r.json"
         batch = "32" if "accumulate" in options else "64"
         files = ("--log-steps", str(path), "--json", str(result))
