@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Environment variables of the ranks."""
+        """Facts of the cluster that every rank finds in its environment."""
         return {"hosts": self.hosts, "ranks_per_host": self.ranks_per_host, "gbit": self.gbit}
 
     def run(

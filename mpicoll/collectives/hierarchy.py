@@ -168,15 +168,8 @@ class _Steps:
         self._step(cluster.lane, "allgather", parts.room.count, own, everything, target=parts.room, counts=parts.lane)
         for node, counts in enumerate(parts.by_node):
             block = parts.block(result.buffer, node)
-            self._step(
-                cluster.node,
-                "allgather",
-                block.count,
-                parts.own(node),
-                Part(block, 0, block.count),
-                target=block,
-                counts=counts,
-            )
+            whole = Part(block, 0, block.count)
+            self._step(cluster.node, "allgather", block.count, parts.own(node), whole, target=block, counts=counts)
 
     def _reduce_scatter(self) -> None:
         given, result, cluster = self.task.given, self.task.result, self.cluster
