@@ -15,6 +15,7 @@ import numpy as np
 from numba import config
 
 from .atomics import load, load_int32, store
+from .executor import OTHER, WAITING, progress, start
 from .jit import helper, kernel, short_kernel
 from .job import (
     ALLGATHER,
@@ -28,6 +29,7 @@ from .job import (
     COUNT,
     IDLE,
     ITEMSIZE,
+    PLAN,
     RANK,
     RECV,
     REDUCE,
@@ -38,10 +40,10 @@ from .job import (
     SIZE,
     STATE,
     get,
+    is_short,
     put,
     vector_nbytes,
 )
-from .shared import OTHER, WAITING, progress, start
 
 MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
 
@@ -70,8 +72,15 @@ ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
 CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
 """By collective and bit length of the vector in bytes: 1 if it is done on shared memory."""
-OFFSETS = CHOSEN + len(COLLECTIVES) * BUCKETS
-"""Here size + 1 words follow."""
+PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
+"""Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root; then the
+offsets of parts, size + 1 words."""
+
+
+def table_words(size: int) -> int:
+    """Return how many words a table has."""
+    return PLANS + (2 * len(COLLECTIVES) + 1) * size + 1
+
 
 _C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
 _READABLE, _WRITABLE = _C_CONTIGUOUS | _ALIGNED, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE
@@ -131,7 +140,7 @@ def _are_apart(a, a_nbytes, b, b_nbytes):
 @helper
 def _offsets(table, size, part):
     """Return the address of the offsets of equal parts."""
-    offsets = table + 8 * OFFSETS
+    offsets = table + 8 * (PLANS + 2 * len(COLLECTIVES) * size)
     if get(table, PART) != part:
         put(table, PART, part)
         for rank in range(size + 1):
@@ -233,6 +242,12 @@ def _is_agreed(table, job):
 
 
 @helper
+def plan_entry(collective, long, root, size):
+    """Return which word of the table is a plan's address."""
+    return PLANS + (2 * collective + long) * size + root
+
+
+@helper
 def _note(table, job, number):
     entry = get(table, HISTORY) + 8 * HISTORY_ENTRY * (number % HISTORY_LENGTH)
     store(entry, number)
@@ -245,12 +260,12 @@ def call(table, collective, send, recv, op, root):
     """Make a blocking call, or begin it; return a status.
 
     DONE: the result is there. WAITING, MISMATCH, FALLBACK, LOST: the call has begun and has its number; see
-    `shared.advance`. OTHER: nothing has happened.
+    `executor.advance`. OTHER: nothing has happened.
 
     Parameters
     ----------
     table : int
-        Address of `OFFSETS` + size + 1 words; one more than that to disregard what they say is chosen.
+        Address of `table_words` words; one more than that to disregard what they say is chosen.
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
     """
@@ -274,12 +289,16 @@ def call(table, collective, send, recv, op, root):
             return OTHER
         if collective in (BCAST, REDUCE) and get(table, CHECKED) and not _is_agreed(table, job):
             return OTHER
+    plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
+    if plan == 0:
+        return OTHER
+    put(job, PLAN, plan)
     put(table, NUMBER, number)
     _note(table, job, number)
     start(job)
     if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
-    return progress(job)
+    return progress(job, False)
 
 
 @kernel

@@ -31,24 +31,23 @@ from .turns import Turn, in_turn
 
 _FLAGS = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 
-# Helpers that kernels of other files use stand in these, and in no others: a change here makes every kernel stale.
+# Files with helpers, or constants, that kernels of other files use: a change here makes those kernels stale.
 _SHARED_FILES = (
     "atomics.py",
     "bits.py",
     "elementwise.py",
     "jit.py",
-    "job.py",
-    "long.py",
     "masks.py",
     "norms.py",
-    "pieces.py",
     "planes.py",
     "quantize.py",
     "random.py",
-    "records.py",
-    "shared.py",
     "sparse.py",
 )
+"""Used by any kernel."""
+_PLAN_FILES = ("executor.py", "job.py", "operands.py", "plan.py", "records.py")
+"""Used by the kernels of `_PLAN_USERS` only."""
+_PLAN_USERS = ("calls", "executor", "withdrawal")
 
 FLOATS, BYTES, HALVES, WORDS = types.float32[::1], types.uint8[::1], types.uint16[::1], types.uint32[::1]
 INT, FLOAT, BOOL = types.int64, types.float64, types.boolean
@@ -152,6 +151,11 @@ def helper(function: Callable) -> Callable:
     return register_jitable(**_FLAGS)(function)
 
 
+def inline_helper(function: Callable) -> Callable:
+    """Do so, and have LLVM inline it wherever it is used: for what a short collective passes through."""
+    return register_jitable(**_FLAGS, forceinline=True)(function)
+
+
 def compile_for(function: Callable, signature: tuple) -> Callable:
     """Return a dispatcher of its own for a kernel, compiled or loaded from the cache for the Numba types `signature`.
 
@@ -178,9 +182,10 @@ def _warn_once(message: str) -> None:
 
 
 @functools.cache
-def _stamp_of_shared_files() -> tuple:
-    """Return what changes when a file of `_SHARED_FILES` does."""
-    stats = [Path(__file__).with_name(name).stat() for name in _SHARED_FILES]
+def _stamp_of_shared_files(module: str) -> tuple:
+    """Return what changes when a file does that kernels of this module use."""
+    names = _SHARED_FILES + _PLAN_FILES * (module in _PLAN_USERS)
+    stats = [Path(__file__).with_name(name).stat() for name in names]
     return tuple((stat.st_mtime, stat.st_size) for stat in stats)
 
 
@@ -206,7 +211,7 @@ class _Cache(FunctionCache):
 class _KernelCache(_Cache):
     """Numba's cache, safe where Numba's own is not.
 
-    - A kernel is compiled anew when a file of `_SHARED_FILES` changes; Numba looks only at the kernel's own file.
+    - A kernel is compiled anew when a file changes that it uses (`_SHARED_FILES`); Numba looks only at its own file.
     - An entry that cannot be read, or that is for other types, counts as absent. The latter arises where two processes
       write entries of one kernel at the same time; Numba would call the wrong machine code.
     - An entry that cannot be written (disk full) costs a warning, not the program.
@@ -216,7 +221,8 @@ class _KernelCache(_Cache):
 
     def __init__(self, function: Callable) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = (self._cache_file._source_stamp, _stamp_of_shared_files())
+        shared = _stamp_of_shared_files(function.__module__.rpartition(".")[2])
+        self._cache_file._source_stamp = (self._cache_file._source_stamp, shared)
         self._turn = Turn(_lock_file(self))
 
     def load_overload(self, sig: tuple, target_context: Any) -> Any:

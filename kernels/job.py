@@ -1,7 +1,7 @@
 """The words of an operation on shared memory: what a rank keeps for itself, and what it shows the others.
 
-A *job* is a rank's private memory for one lane of operations, a *record* what others see of it; `shared.py` says how
-they are used. All words are int64, all memory is given by address.
+A *job* is a rank's private memory for one lane of operations, a *record* what others see of it; `executor.py` says
+how they are used. All words are int64, all memory is given by address.
 """
 
 from .atomics import load, store
@@ -15,7 +15,8 @@ IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
-JOB_WORDS = 32
+JOB_WORDS = 40
+"""Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf."""
 (
     RECORDS,  # address of the ranks' records
     SIZE,
@@ -32,11 +33,11 @@ JOB_WORDS = 32
     START_SPINS,  # the same for `begin`
     START_YIELDS,
     SEQUENCE,
-    SEEN,  # everybody has begun this operation
+    SEEN,  # everybody has started this operation
     STATE,
-    STAGED,  # 1 if this operation goes through stages, piece by piece
-    PIECE,  # number of the piece
-    WORKED,  # elements or ranks that are done
+    STAGED,  # 1 if this operation goes through stages, segment by segment
+    AT_SEGMENT,  # number of the segment in work
+    WORKED,  # elements that the loop over tiles has done
     PLACE,  # the rank waited for
     COLLECTIVE,
     CALL,  # what all ranks must have in common, besides COUNT
@@ -48,7 +49,15 @@ JOB_WORDS = 32
     RECV,
     BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
     CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
-) = range(31)
+    PLAN,  # address of the plan, see plan.py
+    ROW,  # address of the instruction that is next
+    TILE_START,  # elements of the tile in work
+    TILE_STOP,
+    TILE_COUNT,  # elements of a whole tile
+    OTHERS_STAGED,  # 1 if another rank's recvbuf is reached through stages
+    SEND_BASE,  # where element 0 of the vector is, or would be, in the own buffers
+    RECV_BASE,
+) = range(39)
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
@@ -70,7 +79,7 @@ TILE_NBYTES = 128 << 10
 SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
 """Private memory of one job: two tiles, and four words for system calls."""
 INPUT_STAGES, STAGES_PER_LANE = 2, 3
-"""Stages of a rank in one lane: 0 and 1 for input, of which all but bcast and allgather use 0, and 2 for results.
+"""Stages of a rank in one lane: 0 and 1 for input, of which reductions use only 0, and 2 for results.
 
 Results have a stage of their own since nothing announces that the others have collected them: the next operation may
 begin meanwhile, and write its input, but no results before all ranks have begun it.

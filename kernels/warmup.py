@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import config, types
 
-from . import atomics, calls, casts, quantize, shared, signs, updates, withdrawal
+from . import atomics, calls, casts, executor, quantize, signs, updates, withdrawal
 from .jit import compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
@@ -48,8 +48,8 @@ def compile_shared() -> None:
     word = types.int64
     for function, arguments in (
         (calls.call, (word,) * 6),
-        (shared.begin, (word,)),
-        (shared.advance, (word,)),
+        (executor.begin, (word,)),
+        (executor.advance, (word,)),
         (withdrawal.withdraw, (word,)),
         (withdrawal.at_work, (word,)),
         (withdrawal.recorded, (word, word, word[::1])),

@@ -1,18 +1,19 @@
 """Giving up an operation on shared memory, and how far each rank is in one.
 
 A rank that gives up must know when its caller's buffers are its own again. It marks its call as withdrawn and then
-looks which ranks are at work; a rank that starts work says so and then looks whose calls are withdrawn (see `shared`).
-With a fence between the two steps on both sides, one of two ranks sees what the other has written (Dekker's algorithm).
+looks which ranks are at work; a rank that goes to work says so and then looks whose calls are withdrawn (see
+`executor`). With a fence between the two steps on both sides, one of two ranks sees what the other has written
+(Dekker's algorithm).
 """
 
 from .atomics import fence, load, load_acquire, store_release
 from .jit import helper, kernel
 from .job import (
+    AT_SEGMENT,
     CALL,
     COUNT,
     ENTERING,
     IDLE,
-    PIECE,
     RANK,
     RECORD_AT_WORK,
     RECORD_CALL,
@@ -28,16 +29,16 @@ from .job import (
 
 
 @helper
-def _pieces_begun(job):
-    """Return the range of sequence numbers of the last two pieces that this rank has begun, those that can be at work.
+def _segments_started(job):
+    """Return the range of sequence numbers of the last two segments that this rank has started.
 
-    A rank that is ahead (`is_ahead`) has begun one piece while others are at work on the one before.
+    Only they can be at work: where nothing is reduced, others may still be at work on the segment before.
     """
     sequence, state = get(job, SEQUENCE), get(job, STATE)
     if state == IDLE:
         return 0, 0
     end = sequence if state == ENTERING else sequence + 1
-    return max(sequence - get(job, PIECE), end - 2), end
+    return max(sequence - get(job, AT_SEGMENT), end - 2), end
 
 
 @kernel
@@ -46,7 +47,7 @@ def withdraw(job):
 
     Those that have begun are told by `at_work`.
     """
-    first, end = _pieces_begun(job)
+    first, end = _segments_started(job)
     for sequence in range(first, end):
         record = record_of(job, get(job, RANK), sequence)
         if not is_short(job):
@@ -63,7 +64,7 @@ def _makes_this_call(job, record):
 @kernel
 def at_work(job):
     """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
-    first, end = _pieces_begun(job)
+    first, end = _segments_started(job)
     if not is_short(job):
         for sequence in range(first, end):
             for rank in range(get(job, SIZE)):

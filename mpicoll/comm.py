@@ -20,8 +20,8 @@ from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.derived import Derived
 from mpicoll.environment import launcher_mismatch
 from mpicoll.kernels.calls import call
+from mpicoll.kernels.executor import DONE, OTHER
 from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
-from mpicoll.kernels.shared import DONE, OTHER
 from mpicoll.runtime import abort, shared_arrays
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.registry import channel_of

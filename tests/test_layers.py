@@ -16,6 +16,7 @@ FLOORS = {
     "mpicoll/units.py": 1,
     "mpicoll/spans.py": 1,
     "mpicoll/schedules": 1,
+    "mpicoll/plans": 1,
     "mpicoll/compression": 2,
     "mpicoll/runtime": 2,
     "mpicoll/collectives": 3,
@@ -36,6 +37,7 @@ FLOORS = {
 NOT_ALLOWED = {
     "kernels": ("mpi4py", "mpicoll"),
     "mpicoll/schedules": ("mpi4py", "numpy", "numba"),
+    "mpicoll/plans": ("mpi4py", "numpy", "numba"),
     "mpicoll/compression": ("mpi4py", "numba"),
     "mpicoll/errors.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),

@@ -24,7 +24,7 @@ _HIERARCHY_SEGMENT_NBYTES = 1 << 20
 _MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
-"""Loads and stores in memory that all ranks share, see :mod:`mpicoll.kernels.shared`."""
+"""Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.node`."""
 HIERARCHY = "hierarchy"
 """Shared memory inside nodes, messages between them, see :mod:`mpicoll.collectives.hierarchy`."""
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")

@@ -12,10 +12,10 @@ from mpi4py import MPI
 from mpicoll.collectives import select
 from mpicoll.collectives.requests import PersistentRequest
 from mpicoll.collectives.task import Part, Task
-from mpicoll.kernels import calls, shared
+from mpicoll.kernels import calls, executor
 from mpicoll.kernels import job as words
 from mpicoll.kernels import reduce as kernels
-from mpicoll.kernels.shared import DONE, OTHER, begin
+from mpicoll.kernels.executor import DONE, OTHER, begin
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import from_array
@@ -44,7 +44,7 @@ def run(task: Task, timeout: float) -> bool:
         raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
     aside = fill(node.blocking, task)
     number = _number(channel, node.blocking, timeout)
-    status = shared.begin(node.blocking.ctypes.data)
+    status = begin(node.blocking.ctypes.data)
     flight = NodeRun(channel, node.blocking, number, status, task.op_name)
     flight.finish(timeout)
     if flight.falls_back:
@@ -111,7 +111,17 @@ def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
         (words.CALL, calls.pack_call(collective, dtype, op, distinction)),
     ):
         job[word] = value
+    _set_plan(job, task)
     return aside
+
+
+def _set_plan(job: np.ndarray, task: Task) -> None:
+    """Give the operation its plan, and let calls of its kind find it the short way from now on."""
+    node, collective = task.channel.node, int(job[words.COLLECTIVE])
+    assert node is not None
+    long = task.nbytes > job[words.SLOT_NBYTES]
+    job[words.PLAN] = node.plan(task.collective, task.root, long)
+    task.channel.front.learn_plan(collective, long, task.root, int(job[words.PLAN]))
 
 
 def _unload(task: Task, aside: np.ndarray | None) -> None:
@@ -183,7 +193,7 @@ class SharedRequest(PersistentRequest):
         return super().Wait(status)
 
     def _go_on(self) -> bool:
-        return bool(shared.advance(self._address) == shared.DONE)
+        return bool(executor.advance(self._address) == DONE)
 
     def _complete(self) -> None:
         if self._task is not None and not self._plain:

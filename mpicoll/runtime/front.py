@@ -41,7 +41,7 @@ class Front:
 
     def __init__(self, size: int, job: np.ndarray | None, *, checked: bool = True) -> None:
         self._size = size
-        self._words = np.zeros(calls.OFFSETS + size + 1, np.int64)
+        self._words = np.zeros(calls.table_words(size), np.int64)
         self._history = np.zeros((calls.HISTORY_LENGTH, calls.HISTORY_ENTRY), np.int64)
         self._agreed = np.zeros((calls.AGREED_LENGTH, 2), np.int64)
         self.address = self._words.ctypes.data
@@ -89,6 +89,10 @@ class Front:
         """Enter a reducer."""
         if op < USER_OP:
             self._words[calls.REDUCERS + calls.MAX_DTYPES * op + dtype] = reducer
+
+    def learn_plan(self, collective: int, long: bool, root: int, plan: int) -> None:
+        """Enter the address of a plan."""
+        self._words[calls.plan_entry(collective, long, root, self._size)] = plan
 
     def choose(self, collective: str, bits: int, here: bool) -> None:
         """Say whether vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes are handled on shared memory."""

@@ -1,7 +1,7 @@
 """Shared-memory domain of a communicator: records and slots of its ranks, and access to each other's memory.
 
 Made once per communicator whose ranks all live on one node, together with its channel; see
-:mod:`mpicoll.kernels.shared` for what the memory is used for. Every decision here is taken by all ranks alike: if one
+:mod:`mpicoll.kernels.executor` for what the memory is used for. Every decision here is taken by all ranks alike: if one
 of them cannot take part, none does, and the communicator's messages travel point to point as between nodes.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll import plans
 from mpicoll.kernels import atomics
 from mpicoll.kernels import job as words
 from mpicoll.runtime import arena, shared_arrays
@@ -47,7 +48,7 @@ class Node:
     reach
         Whether processes may copy from each other's private memory.
     method
-        How private memory is reached, see :mod:`mpicoll.kernels.long`.
+        How private memory is reached, see :mod:`mpicoll.kernels.operands`.
     arenas
         Whether every rank sees every other's arena.
     """
@@ -65,6 +66,7 @@ class Node:
         self._stages = shared_arrays.empty(words.STAGES_PER_LANE * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
         self._memory = shared_arrays.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._scratch: dict[int, np.ndarray] = {}
+        self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         self.reach, self.arenas = self._meet(comm)
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
@@ -131,7 +133,7 @@ class Node:
         """Return the job of a lane; lane 0 is for blocking operations."""
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
-        job = np.zeros(words.JOB_WORDS, np.int64)
+        job = np.zeros(words.JOB_WORDS + 2 * self.size, np.int64)
         if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
             self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         scratch = self._scratch[lane].ctypes.data
@@ -153,6 +155,14 @@ class Node:
         ):
             job[word] = value
         return job
+
+    def plan(self, collective: str, root: int, long: bool) -> int:
+        """Return the address of a plan, which stays where it is as long as the node."""
+        key = (collective, root, long)
+        if key not in self._plans:
+            rows = plans.make(collective, self.size, self.rank, root=root, long=long)
+            self._plans[key] = np.array(rows, np.int64)
+        return self._plans[key].ctypes.data
 
     @property
     def busy_lanes(self) -> int:

@@ -8,8 +8,8 @@ import warnings
 import numpy as np
 
 from mpicoll.errors import MpicollError, OperationError, RemoteError
+from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import job as words
-from mpicoll.kernels import shared, withdrawal
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.front import describe
@@ -55,17 +55,17 @@ class NodeRun(InFlight):
         RemoteError
             If another process is gone.
         """
-        status, self._status = self._status, shared.WAITING
-        if status == shared.WAITING:
-            status = shared.advance(self._job.ctypes.data)
-        if status == shared.MISMATCH:
+        status, self._status = self._status, executor.WAITING
+        if status == executor.WAITING:
+            status = executor.advance(self._job.ctypes.data)
+        if status == executor.MISMATCH:
             self._raise_mismatch()
-        if status == shared.LOST:
+        if status == executor.LOST:
             raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
-        if status == shared.RAISED:
+        if status == executor.RAISED:
             raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
-        self.falls_back = status == shared.FALLBACK
-        return status in (shared.DONE, shared.FALLBACK)
+        self.falls_back = status == executor.FALLBACK
+        return status in (executor.DONE, executor.FALLBACK)
 
     def _seen(self) -> list[list[int]]:
         """Return how far each rank is, its call and its count; before this operation has begun, in the one before."""

@@ -1,8 +1,8 @@
 """The shared-memory protocol on simulated memory: ranks interleaved access by access, every data race reported.
 
-The modules of the protocol (`job`, `pieces`, `records`, `long`, `shared` and `withdrawal` of `kernels/`) are loaded a
-second time, as Python functions, with `atomics` replaced by :class:`Machine`. Each rank is a greenlet that gives
-control back to a seeded scheduler at every access to memory that others may see. Checks are made:
+The modules of the executor (`_NAMES`, of `kernels/`) are loaded a second time, as Python functions, with `atomics`
+replaced by :class:`Machine`. Each rank is a greenlet that gives control back to a seeded scheduler at every access to
+memory that others may see. Checks are made:
 
 - Happens-before (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009): two accesses to common bytes, one of
   them a write, must be ordered by a store-release and the load-acquire that read it. This does not depend on what the
@@ -29,7 +29,7 @@ import numpy as np
 from greenlet import greenlet
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-_NAMES = ("job", "pieces", "records", "long", "shared", "withdrawal")
+_NAMES = ("job", "plan", "records", "operands", "executor", "withdrawal")
 
 
 class Race(AssertionError):
@@ -305,7 +305,7 @@ def load_protocol(machine: Machine, edits: dict[str, tuple[str, str]] | None = N
     atomics.call_reducer = machine.reduce  # type: ignore[attr-defined]
     atomics.pause = atomics.yield_core = lambda: None  # type: ignore[attr-defined]
     jit = types.ModuleType(f"{package}.jit")
-    for name in ("helper", "kernel", "short_kernel"):
+    for name in ("helper", "inline_helper", "kernel", "short_kernel"):
         setattr(jit, name, lambda function: function)
     top = types.ModuleType(package)
     top.__path__ = []
@@ -339,4 +339,4 @@ def _note_waits(machine: Machine, modules: types.SimpleNamespace) -> None:
             machine.waited(record_of(job, rank, sequence), 4 * sequence + stage)
         return came
 
-    modules.records.has_come = modules.shared.has_come = noted
+    modules.records.has_come = modules.executor.has_come = noted

@@ -81,15 +81,15 @@ def test_sequences_of_three_through_stages(size: int) -> None:
 
 
 PLANTED = {
-    "two stages instead of three": ("pieces", "INPUT_STAGES if result", "1 if result"),
-    "no wait before a record is used again": ("shared", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
+    "two stages instead of three": ("operands", "INPUT_STAGES, index", "1, index"),
+    "no wait before a record is used again": ("executor", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
     "one record": ("job", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
     "one slot": ("job", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
-    "no wait for the others' work": ("shared", "return all_have_come(job, get(job, SEQUENCE), 1)", "return True"),
-    "begun before its data": (
-        "shared",
-        " _fill_slot(job)\n",
-        " store_release(record, 4 * sequence), _fill_slot(job)\n",
+    "no wait for the others' work": ("executor", "return all_have_come(job, sequence, 1) if", "return True if"),
+    "started before its data": (
+        "executor",
+        "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n",
+        "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n    store_release(record, 4 * sequence)\n",
     ),
 }
 

@@ -1,6 +1,6 @@
 """Collectives on shared memory, in random interleavings of their loads, stores and copies: no race, no wrong element.
 
-What is run are the functions of `kernels/shared.py` and `kernels/long.py` themselves; see `interleaving`.
+The functions of `kernels/executor.py` themselves run the plans themselves; see `interleaving`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def run_until_somebody_gives_up(world: World, operations: list[Operation]) -> No
         left = patience.get(rank, 4000)
         for operation in operations:
             status = world.start(rank, operation)
-            while status == world.shared.WAITING and left:
+            while status == world.executor.WAITING and left:
                 left -= 1
                 world.machine.wait()
-                status = world.shared.advance(world.jobs[rank])
-            if status != world.shared.DONE:
-                assert status in (world.shared.WAITING, world.shared.MISMATCH)
+                status = world.executor.advance(world.jobs[rank])
+            if status != world.executor.DONE:
+                assert status in (world.executor.WAITING, world.executor.MISMATCH)
                 give_up(world, rank)
                 return
             world.check(rank, operation)
@@ -83,11 +83,11 @@ def test_a_reducer_that_raises_is_noticed(kind: str, count: int) -> None:
     def program(rank: int) -> None:
         status = world.start(rank, operation)
         for _ in range(500):
-            if status == world.shared.WAITING:
+            if status == world.executor.WAITING:
                 world.machine.wait()
-                status = world.shared.advance(world.jobs[rank])
+                status = world.executor.advance(world.jobs[rank])
         statuses[rank] = status
 
     world.machine.run([lambda rank=rank: program(rank) for rank in range(3)])  # type: ignore[misc]
-    assert statuses[1] == world.shared.RAISED
-    assert world.shared.RAISED not in (statuses[0], statuses[2])
+    assert statuses[1] == world.executor.RAISED
+    assert world.executor.RAISED not in (statuses[0], statuses[2])

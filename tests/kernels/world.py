@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpicoll import plans
 from tests.kernels.interleaving import Machine, load_protocol
 
 Edits = dict[str, tuple[str, str]] | None
 KINDS = ("barrier", "allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
+PLANS_NBYTES = 128 << 10
+"""Of one rank."""
 BUFFER_NBYTES = 2048
 COUNTS = (1, 13, 30, 70, 130, 200)
 """By record, by slot, in one piece and in several."""
@@ -39,12 +42,14 @@ class World:
         self, size: int, seed: int, method: str = "STAGE", *, least: bool = False, edits: Edits = None
     ) -> None:
         self.size = size
-        self.machine = machine = Machine(size, size << 19, seed, least=least)
+        self.machine = machine = Machine(size, size * (PLANS_NBYTES + (1 << 19)), seed, least=least)
         self.modules = load_protocol(machine, edits)
-        self.words, self.shared = self.modules.job, self.modules.shared
+        self.words, self.executor = self.modules.job, self.modules.executor
         words = self.words
         self.bounds = [machine.private(8 * (size + 1)) for _ in range(size)]
-        self.jobs = [machine.private(8 * words.JOB_WORDS) for _ in range(size)]
+        self.jobs = [machine.private(8 * (words.JOB_WORDS + 2 * size)) for _ in range(size)]
+        self._plans: dict[tuple[str, int, int, bool], int] = {}
+        self._plans_end = machine.private(size * PLANS_NBYTES)
         scratch = [machine.private(words.SCRATCH_NBYTES) for _ in range(size)]
         peers = machine.private(8 * words.PEER_WORDS * size)
         records = machine.shared(words.RECORD_NBYTES * 2 * size)
@@ -72,6 +77,18 @@ class World:
 
     def get(self, rank: int, word: int) -> int:
         return self.machine.load(self.jobs[rank] + 8 * word)
+
+    def plan(self, kind: str, rank: int, root: int, long: bool) -> int:
+        """Return the address of a plan."""
+        key = (kind, rank, root, long)
+        if key not in self._plans:
+            words = (
+                np.array(plans.make(kind, self.size, rank, root=root, long=long), np.int64).view(np.uint8).reshape(-1)
+            )
+            self._plans[key] = self._plans_end
+            self.machine.memory[self._plans_end : self._plans_end + words.size] = words
+            self._plans_end += words.size
+        return self._plans[key]
 
     def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> Operation:
         """Draw an operation, of which all ranks know everything."""
@@ -113,15 +130,16 @@ class World:
             words.SEND: send,
             words.RECV: recv,
             words.BOUNDS: self.bounds[rank],
+            words.PLAN: self.plan(kind, rank, operation.root, 8 * count > SLOT_NBYTES and kind != "barrier"),
         }.items():
             self.put(rank, word, value)
-        return int(self.shared.begin(self.jobs[rank]))
+        return int(self.executor.begin(self.jobs[rank]))
 
     def finish(self, rank: int, status: int) -> int:
         """Advance to the end; return the last status."""
-        while status == self.shared.WAITING:
+        while status == self.executor.WAITING:
             self.machine.wait()
-            status = self.shared.advance(self.jobs[rank])
+            status = self.executor.advance(self.jobs[rank])
         return status
 
     def check(self, rank: int, operation: Operation) -> None:
@@ -149,7 +167,7 @@ def run_all(world: World, operations: list[Operation]) -> None:
     def program(rank: int) -> None:
         for operation in operations:
             status = world.finish(rank, world.start(rank, operation))
-            assert status == world.shared.DONE, (rank, status, operation)
+            assert status == world.executor.DONE, (rank, status, operation)
             world.check(rank, operation)
 
     world.machine.run([lambda rank=rank: program(rank) for rank in range(world.size)])  # type: ignore[misc]

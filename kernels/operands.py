@@ -1,0 +1,288 @@
+"""Operands of a plan's instructions: ranges of elements, and where they lie in memory.
+
+How a rank's buffer is reached by the others depends on where it lies:
+
+- In its owner's arena: they read and write it where it is.
+- In private memory, METHOD is STAGE: the owner copies it, segment by segment, to a stage in its own arena, from which
+  they read; what goes to its recvbuf waits in the stages of those who made it. A segment fits in the caches, so that
+  main memory sees each byte once.
+- In private memory, METHOD is TRANSFER: the system copies between the processes (`process_vm_readv`).
+
+Every rank sees where all published buffers lie, so that all take the same decision.
+"""
+
+from .atomics import load
+from .jit import helper, inline_helper
+from .job import (
+    ARENA,
+    ARENA_NBYTES,
+    AT_SEGMENT,
+    COUNT,
+    INPUT_STAGES,
+    ITEMSIZE,
+    JOB_WORDS,
+    LANE,
+    MAPPED,
+    METHOD,
+    NOTHING,
+    OTHERS_STAGED,
+    PLAN,
+    RANK,
+    RECORD_NBYTES,
+    RECORD_RECV,
+    RECORD_SEND,
+    RECV,
+    RECV_BASE,
+    SCRATCH,
+    SEND,
+    SEND_BASE,
+    SEQUENCE,
+    SIZE,
+    STAGE,
+    STAGE_NBYTES,
+    STAGED,
+    STAGES,
+    STAGES_PER_LANE,
+    TILE_COUNT,
+    TILE_NBYTES,
+    TILE_START,
+    TILE_STOP,
+    TRANSFER,
+    WORKED,
+    get,
+    part_of,
+    peer_word,
+    published,
+    put,
+    slot_of,
+    vector_nbytes,
+)
+from .plan import (
+    ALL,
+    BY_PARTS,
+    CHUNK,
+    EARLY,
+    INPUT,
+    OUTPUT,
+    PART,
+    READ,
+    RECV_PART,
+    SEGMENT,
+    SEND_PART,
+    SLOT,
+    SPLIT,
+    STAGED_INPUT,
+    STAGED_OUTPUT,
+    TILE,
+    TURNS,
+    WRITTEN,
+)
+from .plan import RECV as RECV_SPACE
+from .plan import SCRATCH as SCRATCH_SPACE
+from .plan import SEND as SEND_SPACE
+
+_EARLY_SEGMENTS, _MIN_EARLY_NBYTES, _MAX_EARLY_NBYTES = 8, 32 << 10, 256 << 10
+"""Segments where ranks take turns: enough of them to fill one while another is emptied, and worth their flags."""
+_NEAR_TILE_NBYTES = 16 << 10
+"""A tile of every operand stays in the first cache."""
+
+
+@inline_helper
+def header(job, word):
+    """Return a word of the plan's header."""
+    return load(get(job, PLAN) + 8 * word)
+
+
+# Ranges of elements ---------------------------------------------------------------------------------------------------
+
+
+@helper
+def segment_count(job):
+    """Return how many elements a segment has: of the vector, or of each part."""
+    if not get(job, STAGED):
+        return max(1, get(job, COUNT))
+    nbytes = get(job, STAGE_NBYTES) // header(job, SPLIT)
+    if header(job, EARLY):
+        nbytes = min(nbytes, _MAX_EARLY_NBYTES, max(_MIN_EARLY_NBYTES, vector_nbytes(job) // _EARLY_SEGMENTS))
+    return max(1, nbytes // get(job, ITEMSIZE))
+
+
+@inline_helper
+def range_of(job, kind, index):
+    """Return the first element of a range, and the one behind its last."""
+    if kind == TILE:
+        return get(job, TILE_START), get(job, TILE_STOP)
+    start, stop = 0, get(job, COUNT)
+    if kind == PART:
+        start, stop = part_of(job, index)
+    if get(job, STAGED) or kind == CHUNK:
+        return _cut(job, kind, index, start, stop)
+    return start, stop
+
+
+@helper
+def _cut(job, kind, index, start, stop):
+    """Return what the present segment has of a range, or a chunk of it; a function of its own, since it is long."""
+    if get(job, STAGED):
+        count = segment_count(job)
+        start = min(stop, start + get(job, AT_SEGMENT) * count)
+        stop = min(stop, start + count)
+    if kind != CHUNK:
+        return start, stop
+    # Ranks share no cache lines.
+    unit, size = max(1, RECORD_NBYTES // get(job, ITEMSIZE)), get(job, SIZE)
+    blocks = (stop - start + unit - 1) // unit
+    first = min(stop, start + blocks * index // size * unit)
+    return first, min(stop, start + blocks * (index + 1) // size * unit)
+
+
+@helper
+def is_last_segment(job):
+    """Return whether no segment follows the present one."""
+    if not get(job, STAGED):
+        return True
+    done = (get(job, AT_SEGMENT) + 1) * segment_count(job)
+    if not header(job, BY_PARTS):
+        return done >= get(job, COUNT)
+    for rank in range(get(job, SIZE)):
+        start, stop = part_of(job, rank)
+        if done < stop - start:
+            return False
+    return True
+
+
+@helper
+def next_tile(job, kind, index):
+    """Set the tile of a loop over a range; return whether there is one."""
+    start, stop = range_of(job, kind, index)
+    start += get(job, WORKED)
+    put(job, TILE_START, start)
+    put(job, TILE_STOP, min(stop, start + get(job, TILE_COUNT)))
+    return start < stop
+
+
+# Where buffers are ----------------------------------------------------------------------------------------------------
+
+
+@helper
+def in_arena(job, rank, address):
+    """Return whether an address of a rank lies in its arena."""
+    return 0 <= address - peer_word(job, rank, ARENA) < peer_word(job, rank, ARENA_NBYTES)
+
+
+@helper
+def _nearby(job, rank, address):
+    """Return where this process sees `address` of a rank's, 0 if it does not. No buffer crosses an arena's end."""
+    if rank == get(job, RANK):
+        return address
+    inside = address - peer_word(job, rank, ARENA)
+    return peer_word(job, rank, MAPPED) + inside if 0 <= inside < peer_word(job, rank, ARENA_NBYTES) else 0
+
+
+@inline_helper
+def _part_nbytes(job, holds_part, rank):
+    """Return how far the beginning of the vector is before a buffer that holds only the rank's part."""
+    return part_of(job, rank)[0] * get(job, ITEMSIZE) if header(job, holds_part) else 0
+
+
+@inline_helper
+def find_own_buffers(job):
+    """Find out where element 0 of the vector is, or would be, in the own buffers."""
+    rank = get(job, RANK)
+    put(job, SEND_BASE, get(job, SEND) - _part_nbytes(job, SEND_PART, rank))
+    put(job, RECV_BASE, get(job, RECV) - _part_nbytes(job, RECV_PART, rank))
+
+
+@inline_helper
+def _base(job, rank, which):
+    """Return where element 0 of a rank's sendbuf (0) or recvbuf (1) is seen, as `resolve` has found; 0: nowhere."""
+    return load(job + 8 * (JOB_WORDS + 2 * rank + which))
+
+
+@helper
+def resolve(job):
+    """Find out how each published buffer is reached; return False if one of them cannot be."""
+    read, written, own = header(job, READ), header(job, WRITTEN), get(job, RANK)
+    private = others_staged = False
+    for rank in range(get(job, SIZE)):
+        if read in (ALL, rank):
+            private |= _resolve_buffer(job, rank, 0, published(job, rank, RECORD_SEND), SEND_PART)
+        if written in (ALL, rank) and _resolve_buffer(job, rank, 1, published(job, rank, RECORD_RECV), RECV_PART):
+            private = True
+            others_staged |= rank != own
+    method = get(job, METHOD)
+    if not private:
+        put(job, STAGED, 0)
+    put(job, OTHERS_STAGED, others_staged and method == STAGE)
+    tile_nbytes = TILE_NBYTES if private and method == TRANSFER else _NEAR_TILE_NBYTES
+    put(job, TILE_COUNT, max(1, tile_nbytes // get(job, ITEMSIZE)))
+    return not private or method != NOTHING
+
+
+@helper
+def _resolve_buffer(job, rank, which, address, holds_part):
+    """Find out where a buffer is seen from here; return whether it is private memory of its rank."""
+    near = _nearby(job, rank, address)
+    base = near - _part_nbytes(job, holds_part, rank) if near else 0
+    put(job, JOB_WORDS + 2 * rank + which, base)
+    return not in_arena(job, rank, address)
+
+
+@helper
+def _stage(job, rank, which, index, start):
+    at = peer_word(job, rank, STAGES) + (STAGES_PER_LANE * get(job, LANE) + which) * get(job, STAGE_NBYTES)
+    first, _ = range_of(job, PART if header(job, BY_PARTS) else SEGMENT, index)
+    if header(job, SPLIT) > 1:
+        start += index * segment_count(job)
+    return at + (start - first) * get(job, ITEMSIZE)
+
+
+@inline_helper
+def place(job, space, rank, index, start):
+    """Return where element `start`, in a range of part `index`, lies for this process; 0: in another process only."""
+    offset = start * get(job, ITEMSIZE)
+    if space == SLOT:
+        return slot_of(job, rank) + offset
+    if space == SEND_SPACE:
+        return get(job, SEND_BASE) + offset
+    if space == RECV_SPACE:
+        return get(job, RECV_BASE) + offset
+    if space in (INPUT, OUTPUT):
+        base = _base(job, rank, space - INPUT)
+        if base:
+            return base + offset
+    return _staged_place(job, space, rank, index, start)
+
+
+@helper
+def _staged_place(job, space, rank, index, start):
+    """Do so for stages and scratch memory; a function of its own, since it is long."""
+    if space == SCRATCH_SPACE:
+        return get(job, SCRATCH)
+    if space == STAGED_OUTPUT:
+        return _stage(job, rank, INPUT_STAGES, index, start)
+    if space != STAGED_INPUT and get(job, METHOD) != STAGE:
+        return 0
+    if space == OUTPUT:
+        return _stage(job, get(job, RANK), INPUT_STAGES, index, start)
+    turn = get(job, SEQUENCE) & 1 if header(job, TURNS) else 0
+    return _stage(job, rank, turn, index, start)
+
+
+@helper
+def is_staged_output(job, rank):
+    """Return whether a rank copies its result from stages."""
+    return _base(job, rank, 1) == 0 and get(job, METHOD) == STAGE
+
+
+@helper
+def is_remote_output(job, rank):
+    """Return whether only the system reaches a rank's recvbuf."""
+    return _base(job, rank, 1) == 0 and get(job, METHOD) == TRANSFER
+
+
+@helper
+def remote_address(job, space, rank, start):
+    """Return where element `start` is in the memory of another process."""
+    word, part = (RECORD_SEND, SEND_PART) if space == INPUT else (RECORD_RECV, RECV_PART)
+    return published(job, rank, word) - _part_nbytes(job, part, rank) + start * get(job, ITEMSIZE)
