@@ -10,7 +10,7 @@ from typing import Any
 
 from mpicoll import __version__
 from mpicoll.errors import MpicollError
-from mpicoll.schedules import ALGORITHMS, Schedule, chunk_bounds, find_any
+from mpicoll.schedules import ALGORITHMS, Schedule, find_any
 from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render import data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
@@ -78,7 +78,7 @@ def _data(schedules: Sequence[Schedule], values: list[list[Any]], op: str) -> li
     first = schedules[0]
     if first.collective == "barrier":
         raise MpicollError("--values: a barrier moves no data")
-    bounds = chunk_bounds(len(values[0]), first.chunks)
+    bounds = first.bounds(len(values[0]))
     chunks = [[tuple(row[start:stop]) for start, stop in pairwise(bounds)] for row in values]
     combine = _COMBINE[op]
     return data_after_each_step(

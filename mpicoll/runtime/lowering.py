@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.runtime.ops import Reducer
+from mpicoll.schedules import COLLECTIVES
+from mpicoll.schedules.collectives import Where
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 MAX_MESSAGE_NBYTES = 1 << 30
@@ -51,12 +53,20 @@ class Stage(NamedTuple):
 class Vector(NamedTuple):
     """A rank's memory for one collective, as flat arrays of the carrier type.
 
-    `source` is None in place; `bounds` are the element offsets of the chunks.
+    Attributes
+    ----------
+    source
+        None in place.
+    bounds
+        Element offsets of the chunks in `target`; chunks that are never there have length 0.
+    source_bounds
+        Those in `source`, where they are others.
     """
 
     source: np.ndarray | None
     target: np.ndarray
     bounds: Sequence[int]
+    source_bounds: Sequence[int] | None = None
 
 
 def lower(
@@ -82,6 +92,7 @@ class _Lowering:
         self.vector = vector
         self.reducer = reducer
         self.in_source = [vector.source is not None] * schedule.chunks
+        self.source_bounds = vector.bounds if vector.source_bounds is None else vector.source_bounds
         self._scratch_for = scratch
         self._scratch = np.empty(0, vector.target.dtype)
         self._scratch_used = [0] * schedule.window
@@ -106,7 +117,9 @@ class _Lowering:
 
     def _target_is_result(self) -> bool:
         schedule = self.schedule
-        return schedule.collective != "reduce" or schedule.rank == schedule.root
+        if COLLECTIVES[schedule.collective].ends is Where.ROOT:
+            return schedule.rank == schedule.root
+        return schedule.collective != "exscan" or schedule.rank > 0
 
     def _scratch_per_step(self) -> int:
         """The most elements that one step may receive beside the vector."""
@@ -146,7 +159,7 @@ class _Lowering:
         """Return where the chunks live; they are all in the same place."""
         source = self.vector.source
         if source is not None and message.start < message.stop and self.in_source[message.start]:
-            return source[self._range(message)]
+            return source[self.source_bounds[message.start] : self.source_bounds[message.stop]]
         return self.vector.target[self._range(message)]
 
     def _in_one_place(self, message: Send | Recv) -> list[Call]:
@@ -162,11 +175,19 @@ class _Lowering:
             while end < stop and self.in_source[end]:
                 self.in_source[end] = False
                 end += 1
-            part = slice(self.vector.bounds[chunk], self.vector.bounds[end])
-            if self.vector.source is not None and part.stop > part.start:
-                calls.append(Call(np.copyto, (self.vector.target[part], self.vector.source[part])))
+            calls += self._copies(chunk, end)
             chunk = end + 1
         return calls
+
+    def _copies(self, start: int, stop: int) -> list[Call]:
+        """Copy chunks from the source to the target, those which the target has."""
+        (source, target, bounds, _), found = self.vector, []
+        runs = [(start, stop)] if self.source_bounds is bounds else [(chunk, chunk + 1) for chunk in range(start, stop)]
+        for first, end in runs:
+            part, own = slice(bounds[first], bounds[end]), slice(self.source_bounds[first], self.source_bounds[end])
+            if source is not None and part.stop > part.start and own.stop > own.start:
+                found.append(Call(np.copyto, (target[part], source[own])))
+        return found
 
     def _land(self, recv: Recv, slot: int) -> tuple[np.ndarray, list[Call]]:
         """Return where a message is received, and the call that completes it."""
@@ -175,6 +196,8 @@ class _Lowering:
         if recv.reduce is Reduce.COPY:
             self.in_source[recv.start : recv.stop] = [False] * (recv.stop - recv.start)
             return target, []
+        if recv.reduce is Reduce.REPLACE:
+            return self._replace(recv, target, slot)
         before = self._in_one_place(recv)
         if self.vector.source is not None and recv.start < recv.stop and self.in_source[recv.start]:
             self.in_source[recv.start : recv.stop] = [False] * (recv.stop - recv.start)
@@ -184,6 +207,12 @@ class _Lowering:
         operands = (own, landing) if recv.reduce is Reduce.OWN_FIRST else (landing, own)
         assert self.reducer is not None
         return landing, [*before, Call(self.reducer, (target, *operands))] if target.size else []
+
+    def _replace(self, recv: Recv, target: np.ndarray, slot: int) -> tuple[np.ndarray, list[Call]]:
+        """Receive beside the vector what replaces chunks that may be sent in the same step."""
+        self.in_source[recv.start : recv.stop] = [False] * (recv.stop - recv.start)
+        landing = self._take_scratch(slot, target.size)
+        return landing, [Call(np.copyto, (target, landing))] if target.size else []
 
     def _take_scratch(self, slot: int, count: int) -> np.ndarray:
         share = self._scratch.size // self.schedule.window

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 # Importing a module of builders enters its algorithms into the table.
-from mpicoll.schedules import butterfly, direct, double_tree, ring, tree  # noqa: F401
+from mpicoll.schedules import butterfly, direct, double_tree, prefix, ring, tree  # noqa: F401
+from mpicoll.schedules.collectives import COLLECTIVES, Collective
 from mpicoll.schedules.registry import ALGORITHMS, Algorithm, collectives, find, find_any, register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step, chunk_bounds
 
 __all__ = [
     "ALGORITHMS",
+    "COLLECTIVES",
     "Algorithm",
+    "Collective",
     "Recv",
     "Reduce",
     "Schedule",

@@ -15,13 +15,16 @@ from fractions import Fraction
 from mpicoll.schedules.replay import Ensemble
 from mpicoll.schedules.types import Reduce, Schedule, Step
 
-_TRAFFIC = {"allreduce": 2.0, "reduce": 1.0, "bcast": 1.0, "reduce_scatter": 1.0, "allgather": 1.0}
-_SPLIT = ("allreduce", "reduce_scatter", "allgather")
+_TRAFFIC = {"allreduce": 2.0}
+_SPLIT = ("allreduce", "reduce_scatter", "allgather", "gather", "scatter", "alltoall")
 
 
 def bus_factor(collective: str, size: int) -> float:
     """Return busbw / algbw: bytes through a rank's link in the best algorithm over bytes of the vector."""
     return _TRAFFIC.get(collective, 1.0) * ((size - 1) / size if collective in _SPLIT else 1.0)
+
+
+_MOVES = (Reduce.COPY, Reduce.REPLACE)
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,13 @@ def _share(step: Step, chunks: int) -> tuple[Fraction, Fraction, Fraction]:
     """Return sent, received and reduced fractions of the vector in one step."""
     sent = sum(send.stop - send.start for send in step.sends)
     received = sum(recv.stop - recv.start for recv in step.recvs)
-    reduced = sum(recv.stop - recv.start for recv in step.recvs if recv.reduce is not Reduce.COPY)
+    reduced = sum(recv.stop - recv.start for recv in step.recvs if recv.reduce not in _MOVES)
     return Fraction(sent, chunks), Fraction(received, chunks), Fraction(reduced, chunks)
 
 
 def traffic(schedule: Schedule) -> Traffic:
     """Add up what one rank does."""
-    shares = [_share(step, schedule.chunks) for step in schedule.steps]
+    shares = [_share(step, schedule.chunks_per_vector) for step in schedule.steps]
     sent, received, reduced = (sum((share[i] for share in shares), Fraction(0)) for i in range(3))
     messages = sum(len(step.sends) for step in schedule.steps)
     return Traffic(schedule.rank, len(schedule.steps), messages, sent, received, reduced)
@@ -105,7 +108,7 @@ def price(schedules: Sequence[Schedule], nbytes: int, machine: Machine | None = 
     needed = ensemble.partners()
     posted: list[list[_Chain]] = [[_Chain() for _ in s.steps] for s in schedules]
     last = [_Chain() for _ in schedules]
-    shares = [[_share(step, schedule.chunks) for step in schedule.steps] for schedule in schedules]
+    shares = [[_share(step, schedule.chunks_per_vector) for step in schedule.steps] for schedule in schedules]
     for event in ensemble.events():
         rank, number = event.rank, event.step
         if event.posts:

@@ -1,4 +1,4 @@
-"""Algorithms in which every rank talks to ranks at growing distance: pairwise exchange, Bruck, dissemination.
+"""Algorithms in which ranks talk directly: linear, pairwise exchange, Bruck, dissemination.
 
 Sources: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), section 4.3 (pairwise); Bruck, Ho, Kipnis, Upfal, Weathersby,
 "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997),
@@ -59,3 +59,42 @@ def dissemination_barrier(size: int, rank: int, *, root: int = 0, segments: int 
         steps.append(Step((Send((rank + distance) % size, 0, 0),), (Recv((rank - distance) % size, 0, 0),)))
         distance *= 2
     return Schedule("barrier", "dissemination", size, rank, 1, tuple(steps))
+
+
+@register("alltoall", "pairwise")
+def pairwise_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """In step t every rank sends to the rank t above and receives from the rank t below."""
+    steps = []
+    for distance in range(1, size):
+        dest, source = (rank + distance) % size, (rank - distance) % size
+        out, into = rank * size + dest, source * size + rank
+        steps.append(Step((Send(dest, out, out + 1),), (Recv(source, into, into + 1),)))
+    return Schedule("alltoall", "pairwise", size, rank, size * size, tuple(steps))
+
+
+@register("alltoall", "linear")
+def linear_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """All messages at once; for short messages."""
+    steps = pairwise_alltoall(size, rank, root=root, segments=segments).steps
+    once = Step(tuple(step.sends[0] for step in steps), tuple(step.recvs[0] for step in steps))
+    return Schedule("alltoall", "linear", size, rank, size * size, (once,) if steps else ())
+
+
+@register("gather", "linear")
+def linear_gather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Every rank sends its part to the root; for long messages."""
+    others = [(root + distance) % size for distance in range(1, size)]
+    step = Step(recvs=tuple(Recv(peer, peer, peer + 1) for peer in others))
+    if rank != root:
+        step = Step((Send(root, rank, rank + 1),))
+    return Schedule("gather", "linear", size, rank, size, (step,), root=root)
+
+
+@register("scatter", "linear")
+def linear_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """The root sends every rank its part; for long messages."""
+    others = [(root + distance) % size for distance in range(1, size)]
+    step = Step(tuple(Send(peer, peer, peer + 1) for peer in others))
+    if rank != root:
+        step = Step(recvs=(Recv(root, rank, rank + 1),))
+    return Schedule("scatter", "linear", size, rank, size, (step,), root=root)

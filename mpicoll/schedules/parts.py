@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpicoll.schedules.types import Recv, Schedule, Send, Step
+from mpicoll.schedules.types import Recv, Schedule, Send, Step, chunk_bounds
 
 Steps = tuple[Step, ...]
 
@@ -70,9 +70,16 @@ class Structure(NamedTuple):
     size: int
     chunks: int
     parts: tuple[Part, ...]
+    vectors: int = 1
+    """How many vectors the chunks make up: in alltoall those of all ranks."""
+
+    def bounds(self, count: int) -> list[int]:
+        """Return the offsets of the chunks for vectors of `count` elements, or bytes."""
+        return chunk_bounds(count * self.vectors, self.chunks)
 
 
 def written_down(schedules: Sequence[Schedule]) -> Structure:
     """Return the structure of any schedules."""
     part = Irregular(tuple(schedule.steps for schedule in schedules), schedules[0].window)
-    return Structure(len(schedules), schedules[0].chunks, (part,))
+    first = schedules[0]
+    return Structure(first.size, first.chunks, (part,), first.chunks // first.chunks_per_vector)

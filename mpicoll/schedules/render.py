@@ -8,7 +8,7 @@ from typing import Any
 from mpicoll.schedules.cost import Machine, price, traffic
 from mpicoll.schedules.registry import Algorithm
 from mpicoll.schedules.replay import Event, Place, Replay, initial_vectors
-from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step, chunk_bounds
+from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 SENT_ON = "_"
 """Shown for a chunk whose sum was passed on, or that the rank does not hold."""
@@ -154,7 +154,7 @@ def goal(schedules: Sequence[Schedule], nbytes: int) -> list[str]:
     """
     lines = [f"num_ranks {len(schedules)}"]
     for schedule in schedules:
-        bounds = chunk_bounds(nbytes, schedule.chunks)
+        bounds = schedule.bounds(nbytes)
         labels: list[list[str]] = []
         lines += ["", f"rank {schedule.rank} {{"]
         for number, step in enumerate(schedule.steps):

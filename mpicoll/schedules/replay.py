@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mpicoll.schedules.collectives import COLLECTIVES, Where
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send
 
 
@@ -186,7 +187,7 @@ class Replay:
 
     def _land(self, rank: int, number: int, chunk: int, value: Any, reduce: Reduce) -> None:
         own = self.vectors[rank][chunk]
-        if reduce is Reduce.COPY:
+        if reduce in (Reduce.COPY, Reduce.REPLACE):
             self.vectors[rank][chunk] = value
         elif own is None:
             raise ScheduleError(f"rank {rank} step {number}: reduces into chunk {chunk}, which it does not hold")
@@ -202,11 +203,12 @@ def _overlap(one: Send | Recv, other: Send | Recv) -> bool:
 
 def initial_vectors(schedule: Schedule, value: Callable[[int, int], Any]) -> list[list[Any]]:
     """Return what each rank holds before the collective: ``value(rank, chunk)``, or None where it holds nothing."""
+    begins = COLLECTIVES[schedule.collective].begins
 
     def holds(rank: int, chunk: int) -> bool:
-        if schedule.collective == "allgather":
+        if begins is Where.OWNER:
             return schedule.owner(chunk) == rank
-        return schedule.collective != "bcast" or rank == schedule.root
+        return begins is Where.EVERYWHERE or rank == schedule.root
 
     return [
         [value(rank, chunk) if holds(rank, chunk) else None for chunk in range(schedule.chunks)]

@@ -27,7 +27,7 @@ from mpicoll.schedules.columns import Columns
 from mpicoll.schedules.machine import IDENTITY, Link, MachineDescription, ReduceClass, Wire
 from mpicoll.schedules.parts import Irregular, Rotation, Structure
 from mpicoll.schedules.registry import Algorithm
-from mpicoll.schedules.types import Reduce, chunk_bounds
+from mpicoll.schedules.types import Reduce
 
 Array = np.ndarray
 
@@ -82,7 +82,7 @@ def run(
     if structure.size == 1:
         return machine.call
     world = _World(machine, np.asarray(nodes), wire)
-    lengths = np.diff(np.array(chunk_bounds(nbytes, structure.chunks)))
+    lengths = np.diff(np.array(structure.bounds(nbytes)))
     state = _State(*(np.zeros(structure.size) for _ in range(3)))
     state.clock += machine.call * world.slow
     for part in structure.parts:

@@ -1,4 +1,4 @@
-"""Binomial trees: reduce, broadcast, scatter, and what is made of them.
+"""Binomial trees: reduce, broadcast, gather, scatter, and what is made of them.
 
 Broadcast from rank 0 to eight ranks; in each step every rank that has the data sends it on, farthest first::
 
@@ -127,3 +127,55 @@ def scatter_allgather_bcast(size: int, rank: int, *, root: int = 0, segments: in
         for step in ring_allgather_steps(size, place)
     )
     return Schedule("bcast", "scatter_allgather", size, rank, size, scatter_steps(size, rank, root) + around, root=root)
+
+
+def _run_of_ranks(size: int, first: int, length: int) -> list[tuple[int, int]]:
+    """Cut ranks `first`, `first` + 1, ... of a circle into at most two plain ranges."""
+    end = first + length
+    return [(first, end)] if end <= size else [(first, size), (0, end - size)]
+
+
+def _subtree(size: int, rank: int, root: int) -> list[tuple[int, int]]:
+    """Return the ranks below `rank` in the binomial tree, itself included: a run of places from its own on."""
+    place, mask = (rank - root) % size, 1
+    while mask < size and not place & mask:
+        mask <<= 1
+    return _run_of_ranks(size, rank, min(mask, size - place))
+
+
+def _parent(size: int, rank: int, root: int) -> int:
+    place = (rank - root) % size
+    return (rank - (place & -place)) % size
+
+
+def _children(size: int, rank: int, root: int) -> list[int]:
+    """Return the children, those with the smallest subtrees first."""
+    place, mask, found = (rank - root) % size, 1, []
+    while mask < size and not place & mask:
+        if place + mask < size:
+            found.append((rank + mask) % size)
+        mask <<= 1
+    return found
+
+
+@register("gather", "tree")
+def tree_gather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial tree: each rank hands on what it has of its subtree; for short messages."""
+    steps = [
+        Step(recvs=tuple(Recv(child, *run) for run in _subtree(size, child, root)))
+        for child in _children(size, rank, root)
+    ]
+    if rank != root:
+        steps.append(Step(tuple(Send(_parent(size, rank, root), *run) for run in _subtree(size, rank, root))))
+    return Schedule("gather", "tree", size, rank, size, tuple(steps), root=root)
+
+
+@register("scatter", "tree")
+def tree_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """Binomial tree: each rank hands on what is for its subtrees, the largest first; for short messages."""
+    steps = []
+    if rank != root:
+        steps.append(Step(recvs=tuple(Recv(_parent(size, rank, root), *run) for run in _subtree(size, rank, root))))
+    for child in reversed(_children(size, rank, root)):
+        steps.append(Step(tuple(Send(child, *run) for run in _subtree(size, child, root))))
+    return Schedule("scatter", "tree", size, rank, size, tuple(steps), root=root)

@@ -30,6 +30,8 @@ class Reduce(IntEnum):
     """own = received OP own."""
     OWN_FIRST = 2
     """own = own OP received."""
+    REPLACE = 3
+    """It replaces the rank's own chunks when all messages of the step are through, so that they may be sent in it."""
 
 
 class Send(NamedTuple):
@@ -63,12 +65,12 @@ class Schedule:
     Parameters
     ----------
     collective, algorithm
-        Their names, as in :mod:`mpicoll.schedules.registry`.
+        Their names, as in :mod:`mpicoll.schedules.collectives` and :mod:`mpicoll.schedules.registry`.
     size, rank
-        Number of ranks and this one. ``root`` matters to bcast and reduce only.
+        Number of ranks and this one. ``root`` matters to rooted collectives only.
     chunks
-        Number of chunks of the vector. In reduce_scatter and allgather it is a multiple of ``size``, and
-        consecutive runs of ``chunks // size`` of them belong to rank 0, 1, ...
+        Number of chunks. Where ranks own parts it is a multiple of ``size``, and consecutive runs of
+        ``chunks // size`` of them belong to rank 0, 1, ...
     steps
         The steps in order. ``window`` of them may be in flight.
     """
@@ -83,8 +85,17 @@ class Schedule:
     root: int = 0
 
     def owner(self, chunk: int) -> int:
-        """Return the rank that `chunk` belongs to in reduce_scatter and allgather."""
+        """Return the rank that `chunk` belongs to where ranks own parts."""
         return chunk // (self.chunks // self.size)
+
+    @property
+    def chunks_per_vector(self) -> int:
+        """Number of chunks that make up one rank's vector: in alltoall the chunks of all ranks' vectors differ."""
+        return self.chunks // self.size if self.collective == "alltoall" else self.chunks
+
+    def bounds(self, count: int) -> list[int]:
+        """Return the ``chunks + 1`` offsets of the chunks for vectors of `count` elements, or bytes."""
+        return chunk_bounds(count * (self.chunks // self.chunks_per_vector), self.chunks)
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:

@@ -12,8 +12,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpicoll.schedules.collectives import COLLECTIVES, Over, Where
 from mpicoll.schedules.registry import Algorithm
 from mpicoll.schedules.replay import Replay, ScheduleError, initial_vectors
 from mpicoll.schedules.types import Schedule
@@ -80,36 +82,50 @@ def verify_schedules(schedules: list[Schedule], *, ordered: bool = False) -> Non
 
 
 def _check_synchronised(schedule: Schedule, heard_from: list[int]) -> None:
+    row = COLLECTIVES[schedule.collective]
     everyone = (1 << schedule.size) - 1
-    rooted = schedule.collective in {"bcast", "reduce"}
     for rank, known in enumerate(heard_from):
-        may_go = rooted and not (schedule.collective == "reduce" and rank == schedule.root)
+        may_go = row.early and not (row.ends is Where.ROOT and rank == schedule.root)
         if known != everyone and not may_go:
             raise ScheduleError(f"rank {rank} can finish before every rank has begun")
 
 
-def _receivers(schedule: Schedule, chunk: int) -> range | tuple[int, ...]:
-    if schedule.collective == "reduce":
+def _receivers(schedule: Schedule, chunk: int) -> Sequence[int]:
+    ends = COLLECTIVES[schedule.collective].ends
+    if ends is Where.ROOT:
         return (schedule.root,)
-    if schedule.collective == "reduce_scatter":
+    if ends is Where.OWNER:
         return (schedule.owner(chunk),)
-    return range(schedule.size)
+    return (chunk % schedule.size,) if ends is Where.COLUMN else range(schedule.size)
 
 
 def _check_chunk(
     schedule: Schedule, chunk: int, vectors: list[list[Term | None]], terms: _Terms, ordered: bool
 ) -> None:
-    receivers = _receivers(schedule, chunk)
-    results = [vectors[rank][chunk] for rank in receivers]
-    if schedule.collective in {"allgather", "bcast"}:
-        source = schedule.owner(chunk) if schedule.collective == "allgather" else schedule.root
-        wanted: Term | None = terms.leaf(source, chunk)
+    row, receivers = COLLECTIVES[schedule.collective], _receivers(schedule, chunk)
+    results = {rank: vectors[rank][chunk] for rank in receivers}
+    if row.reduces in (Over.UP_TO, Over.BELOW):
+        for rank, result in results.items():
+            _check_prefix(chunk, rank, rank + (row.reduces is Over.UP_TO), result)
+        return
+    wanted = results[receivers[0]]
+    if row.reduces is Over.ALL:
+        _check_sum(schedule, chunk, receivers[0], wanted, ordered)
     else:
-        wanted = results[0]
-        if wanted is None or wanted.contributors != (1 << schedule.size) - 1:
-            raise ScheduleError(f"chunk {chunk} at rank {receivers[0]}: contributors missing, {wanted}")
-        if ordered and wanted.in_order != (0, schedule.size - 1):
-            raise ScheduleError(f"chunk {chunk} at rank {receivers[0]}: operands are not in rank order")
-    for rank, result in zip(receivers, results, strict=True):
+        wanted = terms.leaf(schedule.owner(chunk) if row.begins is Where.OWNER else schedule.root, chunk)
+    for rank, result in results.items():
         if result is not wanted:
             raise ScheduleError(f"chunk {chunk}: rank {rank} computes it otherwise than rank {receivers[0]}")
+
+
+def _check_sum(schedule: Schedule, chunk: int, rank: int, result: Term | None, ordered: bool) -> None:
+    if result is None or result.contributors != (1 << schedule.size) - 1:
+        raise ScheduleError(f"chunk {chunk} at rank {rank}: contributors missing, {result}")
+    if ordered and result.in_order != (0, schedule.size - 1):
+        raise ScheduleError(f"chunk {chunk} at rank {rank}: operands are not in rank order")
+
+
+def _check_prefix(chunk: int, rank: int, ranks: int, result: Term | None) -> None:
+    """See that a rank has the sum over the first `ranks` ranks, in rank order."""
+    if ranks and (result is None or result.in_order != (0, ranks - 1)):
+        raise ScheduleError(f"chunk {chunk} at rank {rank}: {result} is not the sum over ranks 0 to {ranks - 1}")
