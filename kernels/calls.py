@@ -20,13 +20,17 @@ from .jit import helper, kernel, short_kernel
 from .job import (
     ALLGATHER,
     ALLREDUCE,
+    ALLTOALL,
     BARRIER,
     BCAST,
     BOUNDS,
+    BY_PARTS,
     CALL,
     COLLECTIVE,
     COLLECTIVES,
     COUNT,
+    EXSCAN,
+    GATHER,
     IDLE,
     ITEMSIZE,
     PLAN,
@@ -35,7 +39,11 @@ from .job import (
     REDUCE,
     REDUCE_SCATTER,
     REDUCER,
+    REDUCES,
     ROOT,
+    ROOTED,
+    SCAN,
+    SCATTER,
     SEND,
     SIZE,
     STATE,
@@ -171,6 +179,8 @@ def _describe(table, job, collective, send, recv, root):
     """Write the addresses to the job; return the array that says count and type, 0 if this is not a plain call."""
     size, rank = get(job, SIZE), get(job, RANK)
     in_place = send == get(table, IN_PLACE)
+    if collective in (GATHER, SCATTER):
+        return _describe_rooted(table, job, collective, send, recv, rank == root)
     if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
         if not _is_plain(table, recv, _WRITABLE):
             return 0
@@ -189,7 +199,28 @@ def _describe(table, job, collective, send, recv, root):
         return 0
     put(job, SEND, _data(table, send))
     put(job, RECV, _data(table, recv))
+    if _data(table, send) == _data(table, recv) and collective in (ALLTOALL, SCAN, EXSCAN):
+        return 0  # others would still read what the result overwrites
     return send if collective == REDUCE_SCATTER else recv
+
+
+@helper
+def _describe_rooted(table, job, collective, send, recv, at_root):
+    """Do so for gather and scatter; the array is the one of one part."""
+    size = get(job, SIZE)
+    part, whole = (send, recv) if collective == GATHER else (recv, send)
+    if at_root:
+        send_parts = size if collective == SCATTER else 1
+        if not _two_arrays(table, send, recv, send_parts, size + 1 - send_parts):
+            return 0
+        if _data(table, send) == _data(table, recv):
+            return 0
+    elif not _is_plain(table, part, _READABLE if collective == GATHER else _WRITABLE):
+        return 0
+    own, other = _data(table, part), _data(table, whole) if at_root else 0
+    put(job, SEND, own if collective == GATHER else other)
+    put(job, RECV, other if collective == GATHER else own)
+    return part
 
 
 @helper
@@ -205,7 +236,9 @@ def _bit_length(number):
 def _prepare(table, always, job, collective, main, op, root):
     """Write the other words of the job; return whether all is known, and this size wanted."""
     count, dtype = _count(table, main), _dtype(table, main)
-    reduces = collective in (ALLREDUCE, REDUCE, REDUCE_SCATTER)
+    if collective in (GATHER, SCATTER):
+        count *= get(job, SIZE)
+    reduces = collective in REDUCES
     operation = _find(table, OP_IDS, get(table, OPS), op) if reduces else 0
     if count == 0 or dtype < 0 or operation < 0:
         return False
@@ -215,7 +248,7 @@ def _prepare(table, always, job, collective, main, op, root):
         return False
     if not always and get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize)) == 0:
         return False
-    if collective in (REDUCE_SCATTER, ALLGATHER):
+    if collective in BY_PARTS:
         size = get(job, SIZE)
         if count % size:
             return False
@@ -287,7 +320,7 @@ def call(table, collective, send, recv, op, root):
         main = _describe(table, job, collective, send, recv, root)
         if main == 0 or not _prepare(table, always, job, collective, main, op, root):
             return OTHER
-        if collective in (BCAST, REDUCE) and get(table, CHECKED) and not _is_agreed(table, job):
+        if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
             return OTHER
     plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
     if plan == 0:

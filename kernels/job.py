@@ -7,8 +7,37 @@ how they are used. All words are int64, all memory is given by address.
 from .atomics import load, store
 from .jit import helper
 
-BARRIER, ALLREDUCE, REDUCE, BCAST, REDUCE_SCATTER, ALLGATHER = range(6)
-COLLECTIVES = ("barrier", "allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+(
+    BARRIER,
+    ALLREDUCE,
+    REDUCE,
+    BCAST,
+    REDUCE_SCATTER,
+    ALLGATHER,
+    GATHER,
+    SCATTER,
+    ALLTOALL,
+    SCAN,
+    EXSCAN,
+) = range(11)
+COLLECTIVES = (
+    "barrier",
+    "allreduce",
+    "reduce",
+    "bcast",
+    "reduce_scatter",
+    "allgather",
+    "gather",
+    "scatter",
+    "alltoall",
+    "scan",
+    "exscan",
+)
+REDUCES = (ALLREDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN)
+BY_PARTS = (REDUCE_SCATTER, ALLGATHER, GATHER, SCATTER, ALLTOALL)
+"""Collectives in which ranks own parts of the vector."""
+ROOTED = (REDUCE, BCAST, GATHER, SCATTER)
+"""Collectives with a root, which a rank can leave before all have started."""
 
 IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
 """What STATE says."""

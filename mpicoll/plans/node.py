@@ -259,6 +259,68 @@ def _allgather(ranks: _Ranks, long: bool) -> list[Row]:
     return _long(header, Work(staged, ALL, ALL, rows, ALL, []))
 
 
+def _gather(ranks: _Ranks, long: bool) -> list[Row]:
+    header, rank = Header(by_parts=True, send_part=True, turns=True), ranks.rank
+    meets = ALL if ranks.is_root else rank
+    if not long:
+        rows = [_copy(Place(RECV, 0, peer), Place(SLOT, peer, peer), PART) for peer in ranks.everybody]
+        return _short(header, _fill(ranks, PART), meets, rows * ranks.is_root)
+    staged = [_copy(Place(STAGED_INPUT, rank, rank), Place(SEND, 0, rank), PART)]
+    if not ranks.is_root:
+        return _long(header, Work(staged, ALL, NONE, [], ranks.root, []))
+    rows = [_copy(Place(RECV, 0, peer), Place(INPUT, peer, peer), PART) for peer in (rank, *ranks.others)]
+    return _long(header, Work([], ALL, ALL, rows, NONE, []))
+
+
+def _scatter(ranks: _Ranks, long: bool) -> list[Row]:
+    rank, root = ranks.rank, ranks.root
+    header = Header(read=root, by_parts=True, recv_part=True, turns=True, split=ranks.size)
+    own = Place(RECV, 0, rank)
+    kept = [_copy(own, Place(SEND, 0, rank), PART)]
+    if not long:
+        fill = [_copy(Place(SLOT, rank), Place(SEND), SEGMENT)] * ranks.is_root
+        return _short(header, fill, root, kept if ranks.is_root else [_copy(own, Place(SLOT, root, rank), PART)])
+    if ranks.is_root:
+        staged = [_copy(Place(STAGED_INPUT, rank, peer), Place(SEND, 0, peer), PART) for peer in ranks.others]
+        return _long(header, Work(staged, rank, NONE, kept, ALL, []))
+    return _long(header, Work([], root, root, [_copy(own, Place(INPUT, root, rank), PART)], NONE, []))
+
+
+def _alltoall(ranks: _Ranks, long: bool) -> list[Row]:
+    header, rank = Header(by_parts=True, turns=True, split=ranks.size), ranks.rank
+    if not long:
+        fill = [_copy(Place(SLOT, rank), Place(SEND), SEGMENT)]
+        rows = [_copy(Place(RECV, 0, peer), Place(SLOT, peer, rank), PART) for peer in ranks.everybody]
+        return _short(header, fill, ALL, rows)
+    staged = [_copy(Place(STAGED_INPUT, rank, peer), Place(SEND, 0, peer), PART) for peer in ranks.others]
+    rows = [_copy(Place(RECV, 0, peer), Place(INPUT, peer, rank), PART) for peer in (rank, *ranks.others)]
+    return _long(header, Work(staged, ALL, ALL, rows, ALL, []))
+
+
+# Prefix reductions ----------------------------------------------------------------------------------------------------
+
+
+def _prefix(ranks: _Ranks, long: bool, last: int) -> list[Row]:
+    """Every rank reduces the vectors of ranks 0 to `last` by itself."""
+    space, kind = (INPUT, TILE) if long else (SLOT, SEGMENT)
+    rows = [_reduce(Place(RECV), space, range(last + 1), kind)] if last > 0 else []
+    if last == 0:
+        rows = [_copy(Place(RECV), Place(space), kind)]
+    if not long:
+        return _short(Header(), _fill(ranks), ALL, rows)
+    # Nobody reads what the last rank has.
+    staged = [_copy(Place(STAGED_INPUT, ranks.rank), Place(SEND), SEGMENT)] * (ranks.rank + 1 < ranks.size)
+    return _long(Header(turns=True), Work(staged, ALL, ALL, _tiles(SEGMENT, 0, rows), ALL, []))
+
+
+def _scan(ranks: _Ranks, long: bool) -> list[Row]:
+    return _prefix(ranks, long, ranks.rank)
+
+
+def _exscan(ranks: _Ranks, long: bool) -> list[Row]:
+    return _prefix(ranks, long, ranks.rank - 1)
+
+
 _MAKE: dict[str, Callable[[_Ranks, bool], list[Row]]] = {
     "barrier": _barrier,
     "allreduce": _allreduce,
@@ -266,6 +328,11 @@ _MAKE: dict[str, Callable[[_Ranks, bool], list[Row]]] = {
     "bcast": _bcast,
     "reduce_scatter": _reduce_scatter,
     "allgather": _allgather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
+    "scan": _scan,
+    "exscan": _exscan,
 }
 COLLECTIVES = tuple(_MAKE)
 """Collectives that have plans."""

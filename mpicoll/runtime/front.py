@@ -19,6 +19,8 @@ from mpicoll.runtime.supervisor import Signature
 _OPS = [getattr(MPI, name) for name in kernels.OPS]
 """Kept alive, since their addresses stand in tables."""
 NEWS_EVERY = 256
+_MOST_RANKS = 1 << 20
+"""A root is less than this, and a hash hardly ever."""
 USER_OP = calls.MAX_OPS
 """Operations that are not predefined have numbers from here on, made from their names."""
 
@@ -116,14 +118,14 @@ class Front:
 def describe(call: int, count: int) -> str:
     """Return a call on shared memory, packed by `calls.pack_call`, as signatures have it.
 
-    Counts of parts stand in the place of the root, as a hash.
+    Unequal counts of parts stand in the place of the root, as a hash.
     """
     call &= ~layout.WITHDRAWN
     collective, dtype, op, root = call & 0xFF, call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"]
-    if collective in (layout.ALLREDUCE, layout.REDUCE, layout.REDUCE_SCATTER):
+    if collective in layout.REDUCES:
         parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
-    if collective in (layout.BCAST, layout.REDUCE):
+    if collective in layout.ROOTED and root < _MOST_RANKS:
         parts.append(f"root={root}")
     elif root:
         parts.append(f"unequal counts with hash {root:08x}")

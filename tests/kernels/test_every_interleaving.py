@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from mpicoll.schedules import COLLECTIVES
 from tests import extent
 from tests.kernels.world import COUNTS, KINDS, Edits, Operation, World, run_all
 
@@ -25,7 +26,7 @@ def operation(
     size: int, kind: str, count: int, root: int, memory: str = "private", in_place: bool = False
 ) -> Operation:
     """Return an operation in which all ranks use the same kind of memory."""
-    if kind in ("reduce_scatter", "allgather"):
+    if COLLECTIVES[kind].by_parts:
         count = -(-count // size) * size
     place = FIRST_PLACE[memory]
     values = np.random.default_rng(count + root).integers(0, 1 << 40, (size, count))
@@ -36,7 +37,7 @@ def every_operation(size: int) -> Iterator[Operation]:
     """Yield every kind, length and kind of memory; the first root and the last."""
     yield operation(size, "barrier", 1, 0, "private")
     for kind, count in itertools.product(KINDS[1:], (SHORT, SLOT, ONE_PIECE, PIECES)):
-        for root in (0, size - 1) if kind in ("reduce", "bcast") else (0,):
+        for root in (0, size - 1) if COLLECTIVES[kind].rooted else (0,):
             for memory in ("private", "shared") if count > SLOT else ("private",):
                 yield operation(size, kind, count, root, memory)
     yield operation(size, "allreduce", PIECES, 0, "private", in_place=True)

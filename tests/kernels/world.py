@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mpicoll import plans
+from mpicoll.schedules import COLLECTIVES
+from mpicoll.schedules.collectives import Where
 from tests.kernels.interleaving import Machine, load_protocol
 
 Edits = dict[str, tuple[str, str]] | None
-KINDS = ("barrier", "allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+KINDS = plans.COLLECTIVES
+BY_PARTS = tuple(name for name, row in COLLECTIVES.items() if row.by_parts)
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
 PLANS_NBYTES = 128 << 10
 """Of one rank."""
@@ -94,7 +97,7 @@ class World:
         """Draw an operation, of which all ranks know everything."""
         pick = self.machine.random
         kind, count = pick.choice(kinds), pick.choice(counts)
-        if kind in ("reduce_scatter", "allgather"):
+        if kind in BY_PARTS:
             count = -(-count // self.size) * self.size
         near = pick.random()
         places = [self._places(pick, near) for _ in range(self.size)]
@@ -117,9 +120,9 @@ class World:
         for place in range(size + 1):
             machine.store(self.bounds[rank] + 8 * place, place * part)
         given = operation.values[rank]
-        if kind == "allgather":
+        if COLLECTIVES[kind].begins is Where.OWNER and kind != "alltoall":
             given = given[:part]
-        if kind != "barrier" and (kind != "bcast" or rank == operation.root):
+        if kind != "barrier" and (kind not in ("bcast", "scatter") or rank == operation.root):
             machine.write(send, given)
         for word, value in {
             words.COLLECTIVE: KINDS.index(kind),
@@ -147,13 +150,19 @@ class World:
         size, part = self.size, operation.count // self.size
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         total = operation.values.sum(axis=0)
+        own = slice(rank * part, (rank + 1) * part)
         expected = {
             "barrier": None,
             "allreduce": total,
             "reduce": total if rank == operation.root else None,
             "bcast": operation.values[operation.root],
-            "reduce_scatter": total[rank * part : (rank + 1) * part],
+            "reduce_scatter": total[own],
             "allgather": operation.values[:, :part].reshape(-1),
+            "gather": operation.values[:, :part].reshape(-1) if rank == operation.root else None,
+            "scatter": operation.values[operation.root, own],
+            "alltoall": operation.values[:, own].reshape(-1),
+            "scan": operation.values[: rank + 1].sum(axis=0),
+            "exscan": operation.values[:rank].sum(axis=0) if rank else None,
         }[operation.kind]
         if expected is not None:
             got = self.machine.read(recv, expected.size)
