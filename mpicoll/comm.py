@@ -5,29 +5,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import compressed, payoff, select, tables
-from mpicoll.collectives.call import AnyOp, Scope
-from mpicoll.collectives.requests import PersistentRequest, Request
-from mpicoll.collectives.run import go_on, keep, run, start
-from mpicoll.compression import Compressor, ErrorFeedback
-from mpicoll.derived import Derived
+from mpicoll.collectives.call import Scope
+from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
-from mpicoll.kernels.calls import call
-from mpicoll.kernels.executor import DONE, OTHER
-from mpicoll.kernels.job import ALLGATHER, ALLREDUCE, BARRIER, BCAST, REDUCE, REDUCE_SCATTER
+from mpicoll.interface.persistent import PersistentCollectives
 from mpicoll.runtime import abort, shared_arrays
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.registry import channel_of
 
 
-class Intracomm(Derived):
+class Intracomm(PersistentCollectives):
     """A communicator whose collectives are mpicoll's; everything else is inherited from mpi4py.
 
     Making one is collective over `comm`: the first time, a private duplicate for our messages is made and cached on
@@ -139,204 +132,10 @@ class Intracomm(Derived):
         """Return a new array of zeros in shared memory; see :meth:`empty`."""
         return shared_arrays.zeros(shape, dtype)
 
-    # Blocking collectives -------------------------------------------------------------------------------------------
-
-    def Allreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-        compression: str | Compressor | ErrorFeedback | None = None,
-    ) -> None:
-        """Reduce over all ranks and give the result to all; equal bits on every rank.
-
-        Parameters
-        ----------
-        compression
-            How messages are compressed, such as ``"int8"`` (SUM of float32; between nodes only, where there are
-            several); see :mod:`mpicoll.compression` and :mod:`mpicoll.collectives.two_shot` for the errors.
-            ``"auto:int8"``, or ``"auto"``, does so where it is faster, which the first call of a length may have to
-            measure: see :mod:`mpicoll.collectives.payoff`.
-        """
-        if compression is not None and not (type(compression) is str and compression in self._uncompressed):
-            run(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
-            return
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table:
-            status = call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "allreduce", sendbuf, recvbuf, op)
-
-    def Reduce(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
-    ) -> None:
-        """Reduce over all ranks and give the result to `root`."""
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
-
-    def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Copy the root's buffer to all ranks."""
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, BCAST, 0, id(buf), 0, root)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "bcast", None, buf, MPI.SUM, root)
-
-    def Reduce_scatter(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        recvcounts: Sequence[int] | None = None,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-    ) -> None:
-        """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
-        run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
-
-    def Reduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
-    ) -> None:
-        """Reduce over all ranks and give rank r the r-th of equal parts."""
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table:
-            status = call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give every rank the parts of all ranks, equally long."""
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table:
-            status = call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
-
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
-        run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
-
-    def Barrier(self, *, algorithm: str | None = None) -> None:
-        """Wait until every rank has come."""
-        table = self._table if algorithm is None else self._table_for(algorithm)
-        status = OTHER
-        if table:
-            status = call(table, BARRIER, 0, 0, 0, 0)
-        if status != DONE:
-            go_on(self._scope, status, algorithm, "barrier")
-
-    # Nonblocking collectives ----------------------------------------------------------------------------------------
-
-    def Iallreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-        compression: str | Compressor | ErrorFeedback | None = None,
-    ) -> Request:
-        """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
-        return start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
-
-    def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Bcast`."""
-        return start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
-
-    def Ireduce_scatter(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        recvcounts: Sequence[int] | None = None,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start :meth:`Reduce_scatter`."""
-        return start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
-
-    def Ireduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
-    ) -> Request:
-        """Start :meth:`Reduce_scatter_block`."""
-        return start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
-
-    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Allgather`."""
-        return start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
-
-    # Persistent collectives -----------------------------------------------------------------------------------------
-
-    def Allreduce_init(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-        compression: str | Compressor | ErrorFeedback | None = None,
-    ) -> PersistentRequest:
-        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
-        return keep(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
-
-    def Reduce_init(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
-    ) -> PersistentRequest:
-        """Set up :meth:`Reduce`."""
-        return keep(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
-
-    def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Bcast`."""
-        return keep(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
-
-    def Reduce_scatter_init(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        recvcounts: Sequence[int] | None = None,
-        op: AnyOp = MPI.SUM,
-        *,
-        algorithm: str | None = None,
-    ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter`."""
-        return keep(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
-
-    def Reduce_scatter_block_init(
-        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
-    ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter_block`."""
-        return keep(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
-
-    def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Allgather`."""
-        return keep(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
-
-    def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Barrier`."""
-        return keep(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
-
     def _wrap(self, comm: MPI.Comm) -> Any:
         if comm == MPI.COMM_NULL:
             return comm
         return Intracomm(MPI.Intracomm(comm), algorithm=self.algorithm, timeout=self.timeout)
-
-    def _table_for(self, algorithm: Any) -> int:
-        """Return the address of the table for the short way, 0 if this algorithm has none."""
-        if algorithm == select.AUTO:
-            return self._auto_table
-        if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
-            return self._auto_table + 1
-        return 0
 
 
 def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:

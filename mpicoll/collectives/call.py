@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import select
@@ -54,6 +56,17 @@ class Call(NamedTuple):
 def algorithm_for(scope: Scope, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True) -> str:
     """Return the name of the algorithm that does a call on so many bytes."""
     return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
+
+
+def check_root(root: Any, size: int) -> int:
+    """Return the root as an int; like mpi4py, take anything that can be an index, and NumPy's bool."""
+    try:
+        rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
+    except TypeError:
+        raise TypeError(f"root: {root!r} is not a rank") from None
+    if not 0 <= rank < size:
+        raise ValueError(f"root: {rank} is not in 0..{size - 1}")
+    return rank
 
 
 class Chosen(NamedTuple):

@@ -1,25 +1,26 @@
 """From what the caller passed to a :class:`~mpicoll.collectives.task.Task`: the checks of arguments.
 
-Those of reduce_scatter and allgather are in :mod:`mpicoll.collectives.parts`. What hand-written algorithms do not
-handle becomes a :class:`~mpicoll.collectives.task.NativeTask`.
+Those of collectives in which ranks own parts are in :mod:`mpicoll.collectives.parts` and
+:mod:`mpicoll.collectives.moves`. What hand-written algorithms do not handle becomes a
+:class:`~mpicoll.collectives.task.NativeTask`.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, parts, payoff, select
+from mpicoll.collectives import compressed, moves, parts, payoff, select
 from mpicoll.collectives.call import (
     AnyTask,
     Call,
     Chosen,
     Scope,
     algorithm_for,
+    check_root,
     choose_reduction,
     native,
     native_op,
@@ -72,17 +73,6 @@ def _check_counts(send: int, recv: int) -> None:
         raise ValueError(f"sendbuf has {send} elements, but recvbuf {recv}")
 
 
-def _check_root(root: Any, size: int) -> int:
-    """Return the root as an int; like mpi4py, take anything that can be an index, and NumPy's bool."""
-    try:
-        rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
-    except TypeError:
-        raise TypeError(f"root: {root!r} is not a rank") from None
-    if not 0 <= rank < size:
-        raise ValueError(f"root: {rank} is not in 0..{size - 1}")
-    return rank
-
-
 def _allreduce(scope: Scope, call: Call) -> AnyTask:
     sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
     try:
@@ -129,7 +119,7 @@ def _choose_compressed(scope: Scope, call: Call, buffer: Buffer) -> tuple[Chosen
 def _reduce(scope: Scope, call: Call) -> AnyTask:
     """Only the root's recvbuf is looked at, and only the root may pass IN_PLACE."""
     sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
-    root = _check_root(call.root, scope.channel.size)
+    root = check_root(call.root, scope.channel.size)
     at_root = scope.channel.rank == root
     try:
         if at_root:
@@ -168,7 +158,7 @@ def _reduce(scope: Scope, call: Call) -> AnyTask:
 
 
 def _bcast(scope: Scope, call: Call) -> AnyTask:
-    buf, root = call.recvbuf, _check_root(call.root, scope.channel.size)
+    buf, root = call.recvbuf, check_root(call.root, scope.channel.size)
     at_root = scope.channel.rank == root
     try:
         buffer = resolve(buf, "buf", writable=not at_root)
@@ -191,6 +181,38 @@ def _barrier(scope: Scope, call: Call) -> AnyTask:
     return Task(scope.channel, "barrier", "Barrier", name, 0, np.dtype(np.uint8), None, None)
 
 
+def _prefix(scope: Scope, call: Call) -> AnyTask:
+    """Check a scan or exscan; rank 0 gets nothing from an exscan."""
+    sendbuf, recvbuf, op, collective = call.sendbuf, call.recvbuf, call.op, call.collective
+    title = collective.capitalize()
+    try:
+        send, recv = _pair(sendbuf, recvbuf)
+    except Foreign:
+        return native(scope, collective, title, (sendbuf, recvbuf, native_op(op)), False)
+    if send is not None:
+        _check_counts(send.count, recv.count)
+    chosen = choose_reduction(scope, collective, call.algorithm, op, recv, send)
+    if chosen.reducer is None or chosen.algorithm == select.NATIVE:
+        arguments = (MPI.IN_PLACE if send is None else sendbuf, recvbuf, native_op(op, recv))
+        return native(scope, collective, title, arguments, chosen.algorithm == select.NATIVE)
+    gets = collective == "scan" or scope.channel.rank > 0
+    return Task(
+        scope.channel,
+        collective,
+        title,
+        chosen.algorithm,
+        recv.count,
+        recv.dtype,
+        Part(send or recv, 0, recv.count),
+        Part(recv, 0, recv.count) if gets else None,
+        source=send,
+        target=recv,
+        op_name=chosen.op_name,
+        reducer=chosen.reducer,
+        ordered=True,
+    )
+
+
 _PREPARE: dict[str, Callable[[Scope, Call], AnyTask]] = {
     "allreduce": _allreduce,
     "reduce": _reduce,
@@ -200,4 +222,12 @@ _PREPARE: dict[str, Callable[[Scope, Call], AnyTask]] = {
     "allgather": parts.allgather,
     "allgatherv": parts.allgatherv,
     "barrier": _barrier,
+    "gather": moves.gather,
+    "gatherv": moves.gatherv,
+    "scatter": moves.scatter,
+    "scatterv": moves.scatterv,
+    "alltoall": moves.alltoall,
+    "alltoallv": moves.alltoallv,
+    "scan": _prefix,
+    "exscan": _prefix,
 }

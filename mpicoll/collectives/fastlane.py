@@ -24,8 +24,8 @@ from mpicoll.runtime.p2p import Plan, Run
 
 MAX_LANES_PER_PLAN = 8
 """Calls that differ in what makes no difference, such as IN_PLACE for a short vector, have one plan."""
-_COUNTED = ("reduce_scatter", "allgatherv")
-"""Collectives whose counts per rank would have to be compared too."""
+_COUNTED = ("reduce_scatter", "allgatherv", "gatherv", "scatterv", "alltoallv")
+"""Collectives whose counts per rank would have to be compared too, or are told by the root in each call."""
 _address = MPI.buffer.frombuffer
 
 
@@ -71,7 +71,8 @@ def key_of(
         scope.algorithm,
         compression,
     )
-    long = recvbuf.nbytes > STAGED_NBYTES
+    # In a scatter the vector, whose length decides, is longer than recvbuf.
+    long = recvbuf.nbytes > STAGED_NBYTES or collective == "scatter"
     if type(sendbuf) is np.ndarray:
         if not sendbuf.flags.c_contiguous or sendbuf is recvbuf:
             return None

@@ -64,6 +64,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "reduce_scatter": (Rule(_ALWAYS, "ring"),),
     "allgather": (Rule(2 * _MB, "bruck"), Rule(_ALWAYS, "ring")),
     "barrier": (Rule(_ALWAYS, "dissemination"),),
+    "gather": (Rule(64 * _KB, "tree"), Rule(_ALWAYS, "linear")),
+    "scatter": (Rule(64 * _KB, "tree"), Rule(_ALWAYS, "linear")),
+    "alltoall": (Rule(64 * _KB, "linear"), Rule(_ALWAYS, "pairwise")),
+    "scan": (Rule(512 * _KB, "recursive_doubling"), Rule(_ALWAYS, "chain")),
+    "exscan": (Rule(512 * _KB, "recursive_doubling"), Rule(_ALWAYS, "chain")),
 }
 """The first row that holds counts; what is registered first, for collectives without any."""
 APART: dict[str, tuple[Rule, ...]] = {

@@ -27,6 +27,8 @@ from mpicoll.runtime.ops import reducer_for
 from mpicoll.runtime.supervisor import Signature
 
 _DTYPES = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
+_NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
+"""In place others still read what the result would overwrite."""
 _OPS = {name: number for number, name in enumerate(kernels.OPS)}
 
 
@@ -59,7 +61,7 @@ def _number(channel: Channel, job: np.ndarray, timeout: float) -> int:
     number = channel.enter(signature)
     if channel.check == "full":
         agree(channel, signature, number, timeout)
-    elif channel.check == "default" and job[words.COLLECTIVE] in (words.BCAST, words.REDUCE):
+    elif channel.check == "default" and job[words.COLLECTIVE] in words.ROOTED:
         job[words.CAREFUL] = channel.front.is_new(int(job[words.CALL]), int(job[words.COUNT]))
     return number
 
@@ -80,6 +82,8 @@ def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
 
 def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
     """Describe the task in the job's words; return memory that stands in for the result, or None."""
+    node = task.channel.node
+    assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
     dtype, op = _DTYPES[task.dtype], 0
     job[words.REDUCER] = 0
@@ -93,14 +97,17 @@ def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
         offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
         job[words.BOUNDS] = offsets.ctypes.data
         if len(set(task.counts)) > 1:
-            distinction = zlib.crc32(offsets.tobytes()) >> 1
+            distinction = zlib.crc32(offsets.tobytes(), task.root) >> 1
         task.kept = offsets
     aside = None
     send, recv = task.given, task.result
-    if collective == words.REDUCE_SCATTER and send is not None and recv is not None and send.buffer is recv.buffer:
-        aside = np.empty(recv.stop - recv.start, task.carrier)  # others still read what the result would overwrite
+    in_place = send is not None and recv is not None and send.buffer is recv.buffer
+    if recv is not None and in_place and collective in _NEEDS_ROOM:
+        aside = np.empty(recv.stop - recv.start, task.carrier)
     job[words.SEND] = send.address(task.carrier) if send is not None else 0
     job[words.RECV] = aside.ctypes.data if aside is not None else recv.address(task.carrier) if recv is not None else 0
+    if collective == words.SCATTER and recv is None and send is not None:  # the root's part stays where it is
+        job[words.RECV] = job[words.SEND] + sum((task.counts or ())[: node.rank]) * task.dtype.itemsize
     if collective == words.BCAST:
         job[words.SEND] = job[words.RECV] = max(job[words.SEND], job[words.RECV])
     for word, value in (

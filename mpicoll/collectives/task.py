@@ -7,29 +7,26 @@ again for any buffers of the same length. Long ones are worked on where they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpicoll.collectives import compressed, select
+from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
 from mpicoll.kernels import reduce as kernels
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
 from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.lowering import Stage, Vector, lower
+from mpicoll.runtime.lowering import lower
 from mpicoll.runtime.native import Arguments, NativeRun, call_blocking
 from mpicoll.runtime.ops import Reducer
 from mpicoll.runtime.p2p import Plan, Run
 from mpicoll.runtime.supervisor import Signature
-from mpicoll.schedules import Schedule, chunk_bounds, find
+from mpicoll.schedules import COLLECTIVES, find
 
 STAGED_NBYTES = 8 << 10
 """Up to this length copying in and out costs less than looking at where the buffers lie."""
-
-ROOTED = ("bcast", "reduce")
-"""Collectives that a rank can finish before the others have come."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,10 @@ class Task:
     source: Buffer | None = None
     target: Buffer | None = None
     counts: tuple[int, ...] | None = None
+    recvcounts: tuple[int, ...] | None = None
+    """What comes from each rank in an alltoall, where that is not what goes to it."""
+    uneven: bool = False
+    """Whether ranks know only their own counts, so that counts cannot be compared."""
     root: int = 0
     op_name: str = ""
     reducer: Reducer | None = None
@@ -100,62 +101,31 @@ class Task:
     def signature(self) -> Signature:
         """Return the call as every rank must make it."""
         parts = [f"count={self.count}" if self.counts is None else f"counts={_short(self.counts)}"]
+        if self.uneven:
+            parts = []
         parts.append(f"dtype={self.dtype}")
         if self.op_name:
             parts.append(f"op={self.op_name}")
-        if self.collective in ROOTED:
+        if COLLECTIVES[self.collective].rooted:
             parts.append(f"root={self.root}")
         if self.compression is not None:
             parts.append(f"compression={self.compression}")
         return Signature.of(f"{self.title}({', '.join(parts)}, algorithm={self.algorithm})")
 
-    def bounds(self, schedule: Schedule) -> Sequence[int]:
-        """Return the element offsets of the schedule's chunks."""
-        if self.counts is None:
-            return chunk_bounds(self.count, schedule.chunks)
-        per_rank = schedule.chunks // schedule.size
-        offsets, begin = [0], 0
-        for count in self.counts:
-            offsets += [begin + bound for bound in chunk_bounds(count, per_rank)[1:]]
-            begin += count
-        return offsets
-
-    def plan(self, tag_slot: int, allocate: Callable[[int, np.dtype[Any]], np.ndarray]) -> Plan:
+    def plan(self, tag_slot: int, allocate: Allocate) -> Plan:
         """Bind the algorithm to memory: to the caller's if the vector is long, else to memory from `allocate`."""
-        channel, carrier = self.channel, self.carrier
-        staged = self.nbytes <= STAGED_NBYTES
-        source = None if staged or self.source is None else self.source.view(carrier)
-        if staged or self.target is None:
-            target = allocate(self.count, carrier)
-        else:
-            target = self.target.view(carrier)
-        stages = self._stages(source, target, allocate)
-        copies_in = self.given is not None and (
-            staged or (self.source is None and self.given.buffer is not self.target)
-        )
-        copies_out = self.result is not None and (staged or self.result.buffer is not self.target)
-        signature = self.signature()
-        return Plan(
-            channel,
-            stages,
-            signature,
-            channel.tags.tag(tag_slot, signature),
-            inbox=target[self.given.start : self.given.stop] if self.given and copies_in else None,
-            outbox=target[self.result.start : self.result.stop] if self.result and copies_out else None,
-        )
-
-    def _stages(
-        self, source: np.ndarray | None, target: np.ndarray, allocate: Callable[[int, np.dtype[Any]], np.ndarray]
-    ) -> tuple[Stage, ...]:
-        channel, carrier = self.channel, self.carrier
+        channel, staged, signature = self.channel, self.nbytes <= STAGED_NBYTES, self.signature()
         if self.compression is not None:
-            given = target if source is None else source
-            return compressed.stages(self, given, target, allocate)
-        row = find(self.collective, self.algorithm)
-        segments = select.segments(row, self.nbytes, channel.size)
-        schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
-        vector = Vector(source, target, self.bounds(schedule))
-        return lower(schedule, vector, self.reducer, lambda count: allocate(count, carrier))
+            source, target = whole_vector(self, staged, allocate)
+            stages = compressed.stages(self, target if source is None else source, target, allocate)
+            inbox, outbox = ends(self, target, staged)
+        else:
+            row = find(self.collective, self.algorithm)
+            segments = select.segments(row, self.nbytes, channel.size)
+            schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
+            vector, inbox, outbox = bind(self, schedule, staged, allocate)
+            stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, self.carrier))
+        return Plan(channel, stages, signature, channel.tags.tag(tag_slot, signature), inbox=inbox, outbox=outbox)
 
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, from the last calls if possible."""
@@ -169,6 +139,7 @@ class Task:
             self.reducer,
             self.root,
             self.counts,
+            self.recvcounts,
             self.compression,
             compressed.variant(self.compression),
         )
@@ -192,7 +163,7 @@ class Task:
         channel = self.channel
         if channel.check == "full":
             agree(channel, signature, number, timeout)
-        elif self.collective in ROOTED and channel.check == "default" and signature.code not in channel.agreed:
+        elif COLLECTIVES[self.collective].early and channel.check == "default" and signature.code not in channel.agreed:
             agree(channel, signature, number, timeout)
             channel.agreed.add(signature.code)
 

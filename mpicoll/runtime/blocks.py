@@ -13,7 +13,7 @@ from mpicoll.runtime.specs import Spec, datatype_of, index, is_whole_number, tak
 
 
 class Blocks(NamedTuple):
-    """A receive buffer of a vector collective: one block a rank."""
+    """A buffer of a vector collective: one block a rank."""
 
     buffer: Buffer
     counts: list[int]
@@ -60,8 +60,8 @@ class ScatteredBlocks(Buffer):
             packed[...] = scattered
 
 
-def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
-    """Describe the receive buffer of Allgatherv.
+def resolve_blocks(spec: Any, argument: str, size: int, *, writable: bool = True) -> Blocks:
+    """Describe a buffer of a vector collective; blocks that are only read may overlap.
 
     As in mpi4py, one number for all counts is that of every block, one for all displacements the distance between
     blocks; without counts the buffer is cut evenly, the first blocks being longer by one.
@@ -73,19 +73,19 @@ def resolve_blocks(spec: Any, argument: str, size: int) -> Blocks:
     """
     parts = take_apart(spec, argument, vector=True)
     if parts.datatype is not None and is_derived(datatype_of(parts.datatype, argument)):
-        return _derived_blocks(parts, argument, size)
+        return _derived_blocks(parts, argument, size, writable)
     plain = [parts.data, parts.datatype] if parts.datatype is not None else parts.data
-    buffer = resolve(plain, argument, writable=True)
+    buffer = resolve(plain, argument, writable=writable)
     counts, displs = _placed(parts, argument, size, buffer.count)
-    _check_blocks(buffer.count, counts, displs, argument)
+    _check_blocks(buffer.count, counts, displs, argument, writable)
     return Blocks(buffer, counts, displs)
 
 
-def _derived_blocks(parts: Spec, argument: str, size: int) -> Blocks:
+def _derived_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:
     """Describe blocks of entries of a derived datatype by what they are packed into."""
     assert parts.datatype is not None
-    datatype, array = datatype_of(parts.datatype, argument), array_of(parts, argument, writable=True)
-    check_flat(array, argument, writable=True)
+    datatype, array = datatype_of(parts.datatype, argument), array_of(parts, argument, writable=writable)
+    check_flat(array, argument, writable=writable)
     available = whole_entries(array, datatype, argument) if parts.counts is None else 0
     counts, displs = _placed(parts, argument, size, available)
     buffer = pack_entries(array, datatype, counts, displs, argument)
@@ -128,12 +128,12 @@ def _running_sum(counts: Sequence[int]) -> list[int]:
     return displs
 
 
-def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str) -> None:
+def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str, writable: bool) -> None:
     end = 0
     for displ, count in sorted((displ, count) for displ, count in zip(displs, counts, strict=True) if count):
-        if displ < end:
+        if displ < end and writable:
             raise ValueError(f"{argument}: blocks overlap at element {displ}")
-        end = displ + count
+        end = max(end, displ + count)
     if end > available:
         raise ValueError(f"{argument}: the blocks end at element {end}, the buffer at {available}")
 

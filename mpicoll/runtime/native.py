@@ -27,6 +27,14 @@ BLOCKING: dict[str, Callable[..., None]] = {
     "allgather": MPI.Intracomm.Allgather,
     "allgatherv": MPI.Intracomm.Allgatherv,
     "barrier": MPI.Intracomm.Barrier,
+    "gather": MPI.Intracomm.Gather,
+    "gatherv": MPI.Intracomm.Gatherv,
+    "scatter": MPI.Intracomm.Scatter,
+    "scatterv": MPI.Intracomm.Scatterv,
+    "alltoall": MPI.Intracomm.Alltoall,
+    "alltoallv": MPI.Intracomm.Alltoallv,
+    "scan": MPI.Intracomm.Scan,
+    "exscan": MPI.Intracomm.Exscan,
 }
 NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "allreduce": MPI.Intracomm.Iallreduce,
@@ -37,6 +45,14 @@ NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "allgather": MPI.Intracomm.Iallgather,
     "allgatherv": MPI.Intracomm.Iallgatherv,
     "barrier": MPI.Intracomm.Ibarrier,
+    "gather": MPI.Intracomm.Igather,
+    "gatherv": MPI.Intracomm.Igatherv,
+    "scatter": MPI.Intracomm.Iscatter,
+    "scatterv": MPI.Intracomm.Iscatterv,
+    "alltoall": MPI.Intracomm.Ialltoall,
+    "alltoallv": MPI.Intracomm.Ialltoallv,
+    "scan": MPI.Intracomm.Iscan,
+    "exscan": MPI.Intracomm.Iexscan,
 }
 
 

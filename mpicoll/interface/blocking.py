@@ -1,0 +1,209 @@
+"""Blocking collectives of the mpi4py face.
+
+A plain call is made by one compiled function, :func:`mpicoll.kernels.calls.call`; whatever that does not know goes the
+long way, :func:`mpicoll.collectives.run.go_on`.
+"""
+
+# mypy: disable-error-code="override"
+# mpi4py's stubs know neither our keywords nor our operations.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.collectives import select
+from mpicoll.collectives.call import AnyOp, Scope
+from mpicoll.collectives.run import go_on, run
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.derived import Derived
+from mpicoll.kernels.calls import call
+from mpicoll.kernels.executor import DONE, OTHER
+from mpicoll.kernels.job import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BCAST,
+    EXSCAN,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCAN,
+    SCATTER,
+)
+
+
+class BlockingCollectives(Derived):
+    """Blocking collectives, with mpi4py's names and arguments, and ``algorithm`` to choose one.
+
+    An operation is reduced in a fixed order, so that all ranks get equal bits, and every run the same.
+    """
+
+    _scope: Scope
+    _size: int
+    _uncompressed: Any
+    _auto_table: int
+    _table: int
+
+    def Allreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        compression: str | Compressor | ErrorFeedback | None = None,
+    ) -> None:
+        """Reduce over all ranks and give the result to all; equal bits on every rank.
+
+        Parameters
+        ----------
+        compression
+            How messages are compressed, such as ``"int8"`` (SUM of float32; between nodes only, where there are
+            several); see :mod:`mpicoll.compression` and :mod:`mpicoll.collectives.two_shot` for the errors.
+            ``"auto:int8"``, or ``"auto"``, does so where it is faster, which the first call of a length may have to
+            measure: see :mod:`mpicoll.collectives.payoff`.
+        """
+        if compression is not None and not (type(compression) is str and compression in self._uncompressed):
+            run(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+            return
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "allreduce", sendbuf, recvbuf, op)
+
+    def Reduce(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
+    ) -> None:
+        """Reduce over all ranks and give the result to `root`."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table and type(root) is int and 0 <= root < self._size:
+            status = call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
+
+    def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Copy the root's buffer to all ranks."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table and type(root) is int and 0 <= root < self._size:
+            status = call(table, BCAST, 0, id(buf), 0, root)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "bcast", None, buf, MPI.SUM, root)
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> None:
+        """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
+        run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> None:
+        """Reduce over all ranks and give rank r the r-th of equal parts."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give every rank the parts of all ranks, equally long."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
+        run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Give the parts of all ranks, equally long, to `root`."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table and type(root) is int and 0 <= root < self._size:
+            status = call(table, GATHER, id(sendbuf), id(recvbuf), 0, root)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Give the parts of all ranks, of any length, to `root`: ``recvbuf = [data, counts, displs, datatype]``."""
+        run(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Give rank r the r-th of equal parts of the root's buffer."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table and type(root) is int and 0 <= root < self._size:
+            status = call(table, SCATTER, id(sendbuf), id(recvbuf), 0, root)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Give each rank its part of the root's buffer, where ``sendbuf = [data, counts, displs, datatype]``."""
+        run(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give rank r the r-th of equal parts of every rank's buffer, in rank order."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, ALLTOALL, id(sendbuf), id(recvbuf), 0, 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "alltoall", sendbuf, recvbuf)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give each rank its part of every rank's buffer; both are ``[data, counts, displs, datatype]``."""
+        run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
+        """Give rank r the reduction over ranks 0 to r, in rank order."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, SCAN, id(sendbuf), id(recvbuf), id(op), 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "scan", sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
+        """Give rank r the reduction over ranks 0 to r - 1, in rank order; rank 0's `recvbuf` stays as it is."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, EXSCAN, id(sendbuf), id(recvbuf), id(op), 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "exscan", sendbuf, recvbuf, op)
+
+    def Barrier(self, *, algorithm: str | None = None) -> None:
+        """Wait until every rank has come."""
+        table = self._table if algorithm is None else self._table_for(algorithm)
+        status = OTHER
+        if table:
+            status = call(table, BARRIER, 0, 0, 0, 0)
+        if status != DONE:
+            go_on(self._scope, status, algorithm, "barrier")
+
+    def _table_for(self, algorithm: Any) -> int:
+        """Return the address of the table for the short way, 0 if this algorithm has none."""
+        if algorithm == select.AUTO:
+            return self._auto_table
+        if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
+            return self._auto_table + 1
+        return 0

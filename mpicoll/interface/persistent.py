@@ -1,0 +1,117 @@
+"""Persistent collectives of the mpi4py face."""
+
+# mypy: disable-error-code="override"
+# mpi4py's stubs know neither our keywords nor our operations and requests.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.collectives.call import AnyOp
+from mpicoll.collectives.requests import PersistentRequest
+from mpicoll.collectives.run import keep
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.interface.nonblocking import NonblockingCollectives
+
+
+class PersistentCollectives(NonblockingCollectives):
+    """Persistent collectives: operations set up once and started as often as wanted."""
+
+    def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Barrier`."""
+        return keep(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
+
+    def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Bcast`."""
+        return keep(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
+
+    def Gather_init(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Gather`."""
+        return keep(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Gatherv_init(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Gatherv`."""
+        return keep(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Scatter_init(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Scatter`."""
+        return keep(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Scatterv_init(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Scatterv`."""
+        return keep(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+
+    def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Allgather`."""
+        return keep(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Allgatherv`."""
+        return keep(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Alltoall_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Alltoall`."""
+        return keep(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
+        """Set up :meth:`Alltoallv`."""
+        return keep(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Reduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce`."""
+        return keep(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
+
+    def Allreduce_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+        compression: str | Compressor | ErrorFeedback | None = None,
+    ) -> PersistentRequest:
+        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
+        return keep(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+
+    def Reduce_scatter_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: AnyOp = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce_scatter`."""
+        return keep(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+
+    def Reduce_scatter_block_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Reduce_scatter_block`."""
+        return keep(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+
+    def Scan_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Scan`."""
+        return keep(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
+
+    def Exscan_init(
+        self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
+    ) -> PersistentRequest:
+        """Set up :meth:`Exscan`."""
+        return keep(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)
