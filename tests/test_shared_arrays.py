@@ -153,3 +153,22 @@ def test_arrays_may_outlive_everything(library: str) -> None:
         text = "from mpi4py import MPI\nimport mpicoll\ncomm = mpicoll.Intracomm(MPI.COMM_WORLD)\n" + text
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_are_the_first_share_one_heap() -> None:
+    """Two heaps would hand out the same memory."""
+    text = (
+        "import threading, time\n"
+        "from mpicoll.runtime import shared_arrays\n"
+        "works, made, ready = shared_arrays._works, [], threading.Barrier(4)\n"
+        "shared_arrays._works = lambda source: time.sleep(0.1) or works(source)\n"
+        "def first():\n"
+        "    ready.wait()\n"
+        "    made.append(shared_arrays.empty(1000, float))\n"
+        "threads = [threading.Thread(target=first) for _ in range(4)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
+        "places = sorted(array.ctypes.data for array in made)\n"
+        "assert all(b - a >= 8000 for a, b in zip(places, places[1:])), places\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

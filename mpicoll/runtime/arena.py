@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -69,9 +70,17 @@ def _map(fd: int, nbytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
-@lru_cache(maxsize=1)
+_making = threading.Lock()
+
+
 def own() -> Arena:
-    """Return this process' arena; made at the first call."""
+    """Return this process' arena; made at the first call, of whichever thread."""
+    with _making:
+        return _own()
+
+
+@lru_cache(maxsize=1)
+def _own() -> Arena:
     return Arena()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,9 +77,18 @@ def _set_handler() -> Any:
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[_SET_HANDLER])
 
 
-@lru_cache(maxsize=1)
+_one_at_a_time = threading.RLock()
+"""Held while the heap is made, since two of them would hand out the same memory, and while its threshold is another."""
+
+
 def source() -> _Source | None:
-    """Return the heap, None if arrays cannot be put into shared memory here."""
+    """Return the heap, None if arrays cannot be put into shared memory here; made at the first call."""
+    with _one_at_a_time:
+        return _source()
+
+
+@lru_cache(maxsize=1)
+def _source() -> _Source | None:
     home = arena.own()
     if home.nbytes == 0 or heap.allocate.address == 0:
         return None
@@ -102,14 +112,15 @@ def _works(made: _Source) -> bool:
 
 @contextmanager
 def _allocating(made: _Source, min_nbytes: int) -> Iterator[None]:
-    threshold = int(made.words[heap.THRESHOLD])
-    made.words[heap.THRESHOLD] = min_nbytes
-    previous = _set_handler()(made.capsule)
-    try:
-        yield
-    finally:
-        _set_handler()(previous)
-        made.words[heap.THRESHOLD] = threshold
+    with _one_at_a_time:
+        threshold = int(made.words[heap.THRESHOLD])
+        made.words[heap.THRESHOLD] = min_nbytes
+        previous = _set_handler()(made.capsule)
+        try:
+            yield
+        finally:
+            _set_handler()(previous)
+            made.words[heap.THRESHOLD] = threshold
 
 
 def empty(shape: Any, dtype: Any) -> np.ndarray:
