@@ -31,16 +31,17 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
     "LEFT": lambda a, b: a,
 }
 
-ONE_VECTOR = ("allreduce", "reduce", "bcast")
-BY_PARTS = ("reduce_scatter_block", "allgather")
-BY_UNEQUAL_PARTS = ("reduce_scatter", "allgatherv")
-REDUCING = ("allreduce", "reduce", "reduce_scatter_block", "reduce_scatter")
+BY_PARTS = ("reduce_scatter_block", "allgather", "gather", "scatter", "alltoall")
+BY_UNEQUAL_PARTS = ("reduce_scatter", "allgatherv", "gatherv", "scatterv", "alltoallv")
+REDUCING = ("allreduce", "reduce", "reduce_scatter_block", "reduce_scatter", "scan", "exscan")
+ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
+IN_PLACE = ("allreduce", "reduce", "allgather", "reduce_scatter_block", "alltoall", "scan", "exscan")
+"""Collectives that are drawn in place, too."""
 WEIGHTS = {
     "allreduce": 8, "reduce": 4, "bcast": 4, "allgather": 4, "reduce_scatter_block": 4, "barrier": 1,
-    "reduce_scatter": 1, "allgatherv": 1,
+    "reduce_scatter": 1, "allgatherv": 1, "gather": 2, "gatherv": 1, "scatter": 2, "scatterv": 1, "alltoall": 3,
+    "alltoallv": 1, "scan": 2, "exscan": 2,
 }  # fmt: skip
-NONBLOCKING = ("allreduce", "bcast", "reduce_scatter", "reduce_scatter_block", "allgather")
-PERSISTENT = ("allreduce", "reduce", "bcast", "reduce_scatter", "reduce_scatter_block", "allgather", "barrier")
 EXACT_COMPRESSORS = ("fp16", "bf16")
 COMPRESSORS = (*EXACT_COMPRESSORS, "int8", "topk:0.1")
 
@@ -80,7 +81,7 @@ class Operation:
     def __str__(self) -> str:
         parts = [f"#{self.number} {self.collective}", f"count={sum(self.counts):,}", str(self.dtype)]
         parts += [self.op] * (self.collective in REDUCING)
-        parts += [f"root={self.root}"] * (self.collective in ("reduce", "bcast"))
+        parts += [f"root={self.root}"] * (self.collective in ROOTED)
         parts += ["in place"] * self.in_place + [self.compression] * bool(self.compression)
         return " ".join(parts)
 
@@ -103,7 +104,8 @@ class Operation:
 
     def given(self, rank: int) -> np.ndarray:
         """Return what a rank gives."""
-        count = self.counts[rank] if self.collective in ("allgather", "allgatherv") else self.count
+        gathers = self.collective in ("allgather", "allgatherv", "gather", "gatherv")
+        count = self.counts[rank] if gathers else self.count
         return _table(self.dtype, self.wide)[self.shifts[rank] : self.shifts[rank] + count]
 
     def result(self, rank: int, size: int) -> np.ndarray | None:
@@ -112,10 +114,28 @@ class Operation:
             return None
         if self.collective == "bcast":
             return self.given(self.root)
-        if self.collective in ("allgather", "allgatherv"):
+        if self.collective in ("scatter", "scatterv"):
+            return self.given(self.root)[self.part(rank)]
+        if self.collective in ("alltoall", "alltoallv"):
+            return np.concatenate([self.sent(other, rank) for other in range(size)])
+        if self.collective in ("gather", "gatherv") and rank != self.root:
+            return None
+        if self.collective in ("allgather", "allgatherv", "gather", "gatherv"):
             return np.concatenate([self.given(other) for other in range(size)])
         part = self.part(rank)
-        return functools.reduce(_UFUNCS[self.op], [self.given(other)[part] for other in range(size)])
+        if self.collective in ("scan", "exscan"):
+            size = rank + (self.collective == "scan")
+        operands = [self.given(other)[part] for other in range(size)]
+        return functools.reduce(_UFUNCS[self.op], operands) if operands else None
+
+    def sent_counts(self, rank: int) -> list[int]:
+        """Return how many elements a rank has for each rank in an alltoall; so many come from each, too."""
+        return [self.counts[(rank + other) % len(self.counts)] for other in range(len(self.counts))]
+
+    def sent(self, source: int, dest: int) -> np.ndarray:
+        """Return what one rank has for another one in an alltoall."""
+        counts = self.sent_counts(source)
+        return self.given(source)[sum(counts[:dest]) : sum(counts[: dest + 1])]
 
     def again(self, numbers: random.Random) -> Operation:
         """Return the same with other data, for another start of a persistent operation."""
@@ -151,7 +171,7 @@ def draw(numbers: random.Random, number: int, size: int, among: tuple[str, ...] 
     dtype = LEFT_DTYPES[count % len(LEFT_DTYPES)] if op == "LEFT" else dtype
     root, in_place = numbers.randrange(size), numbers.random() < 0.2
     counts = _counts(numbers, collective, count, size)
-    in_place = in_place and collective in ("allreduce", "reduce", "allgather", "reduce_scatter_block")
+    in_place = in_place and collective in IN_PLACE
     return Operation(number, collective, counts, dtype, wide, op, root, in_place, _shifts(numbers, size))
 
 

@@ -27,6 +27,9 @@ WORLD = MPI.COMM_WORLD
 LOOK_EVERY = 32
 """Turns after which the ranks agree on whether to go on."""
 WRONG = 3
+FAMILY = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather"}
+DIRECT = {"gatherv": "linear", "scatterv": "linear", "alltoallv": "pairwise"}
+"""Collectives of which ranks do not know all counts, and the algorithms that need not know them."""
 _IN_FLIGHT, _PERSISTENT = 4, 5
 
 
@@ -44,14 +47,21 @@ class Call:
         self._send = self._recv = None
         whole = operation.in_place and operation.collective == "reduce_scatter_block"
         self._in_place = operation.in_place and (operation.collective != "reduce" or comm.rank == operation.root)
+        if operation.collective == "exscan" and result is None:
+            result = operation.given(comm.rank)  # rank 0 has a buffer, too
         if result is not None:
             self._recv = Memory(comm, kinds[0], operation.count if whole else result.size, operation.dtype)
-        if operation.collective != "barrier" and not self._in_place and not self._is_bcast:
+        if operation.collective != "barrier" and not self._in_place and not self._is_bcast and self._gives:
             self._send = Memory(comm, kinds[1], operation.given(comm.rank).size, operation.dtype)
 
     @property
     def _is_bcast(self) -> bool:
         return self.operation.collective == "bcast"
+
+    @property
+    def _gives(self) -> bool:
+        scatters = self.operation.collective in ("scatter", "scatterv")
+        return not scatters or self.comm.rank == self.operation.root
 
     def load(self, operation: Operation) -> None:
         """Write this rank's data to its buffers."""
@@ -79,7 +89,16 @@ class Call:
         operation = self.operation
         send = MPI.IN_PLACE if self._in_place else self._send.data if self._send else None
         recv = self._recv.data if self._recv else None
+        counts, sent, root = list(operation.counts), operation.sent_counts(self.comm.rank), operation.root
         return {
+            "gather": (send, recv, root),
+            "gatherv": (send, None if recv is None else [recv, counts], root),
+            "scatter": (send, recv, root),
+            "scatterv": (None if send is None else [send, counts], recv, root),
+            "alltoall": (send, recv),
+            "alltoallv": ([send, sent], [recv, sent]),
+            "scan": (send, recv, operation.mpi_op),
+            "exscan": (send, recv, operation.mpi_op),
             "barrier": (),
             "bcast": (recv, operation.root),
             "allgather": (send, recv),
@@ -212,8 +231,10 @@ class Stream:
 
     def _settings(self, comm: Intracomm, operation: Operation, numbers: random.Random) -> dict[str, str]:
         """Return an algorithm, sometimes."""
-        family = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather"}
-        names = comm.algorithms(family.get(operation.collective, operation.collective))
+        if operation.collective in DIRECT:
+            names: tuple[str, ...] = (DIRECT[operation.collective], "native")
+        else:
+            names = comm.algorithms(FAMILY.get(operation.collective, operation.collective))
         name = numbers.choice(names)
         # The MPI library has no float16, and inside its own collectives nobody drives what is in flight.
         native = operation.wide and not self._in_flight
@@ -222,7 +243,7 @@ class Stream:
         return {"algorithm": name} if taken else {}
 
     def _nonblocking(self, comm: Intracomm, numbers: random.Random) -> None:
-        operation = draw.draw(numbers, self._turn, comm.size, draw.NONBLOCKING)
+        operation = draw.draw(numbers, self._turn, comm.size)
         call = Call(comm, operation, self._own)
         call.load(operation)
         self._note("nonblocking", comm, operation)
@@ -239,7 +260,7 @@ class Stream:
         """Set one up, or start some that are there, in any order, with a blocking call meanwhile."""
         if len(self._persistent) < _PERSISTENT:
             comm = numbers.choice(self.comms)
-            operation = draw.draw(numbers, self._turn, comm.size, draw.PERSISTENT)
+            operation = draw.draw(numbers, self._turn, comm.size)
             call = Call(comm, operation, self._own)
             self._persistent.append((call, call.make(suffix="_init"), operation))
             return
