@@ -7,6 +7,7 @@ section 4; Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization"
 
 from __future__ import annotations
 
+from mpicoll.schedules.parts import Part, Rotation
 from mpicoll.schedules.registry import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
@@ -61,40 +62,61 @@ def dissemination_barrier(size: int, rank: int, *, root: int = 0, segments: int 
     return Schedule("barrier", "dissemination", size, rank, 1, tuple(steps))
 
 
-@register("alltoall", "pairwise")
-def pairwise_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """In step t every rank sends to the rank t above and receives from the rank t below."""
+def _alltoall_steps(size: int, rank: int) -> tuple[Step, ...]:
+    """Exchange chunk ``s * size + d``, which rank s has for rank d, at distance 1, 2, ..., P-1."""
     steps = []
     for distance in range(1, size):
         dest, source = (rank + distance) % size, (rank - distance) % size
         out, into = rank * size + dest, source * size + rank
         steps.append(Step((Send(dest, out, out + 1),), (Recv(source, into, into + 1),)))
-    return Schedule("alltoall", "pairwise", size, rank, size * size, tuple(steps))
+    return tuple(steps)
 
 
-@register("alltoall", "linear")
+def _rotating_exchange(size: int, window: int) -> tuple[Part, ...]:
+    """Describe the exchange for all ranks, as if what a rank has for others were one chunk with its own number."""
+    steps = (Step((Send(t, 0, 1),), (Recv(size - t, size - t, size - t + 1),)) for t in range(1, size))
+    return (Rotation(tuple(steps), window=window),)
+
+
+def _pairwise_parts(size: int, root: int) -> tuple[Part, ...]:
+    return _rotating_exchange(size, 1)
+
+
+def _linear_parts(size: int, root: int) -> tuple[Part, ...]:
+    return _rotating_exchange(size, max(1, size - 1))
+
+
+@register("alltoall", "pairwise", parts=_pairwise_parts)
+def pairwise_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+    """In step t every rank sends to the rank t above and receives from the rank t below."""
+    return Schedule("alltoall", "pairwise", size, rank, size * size, _alltoall_steps(size, rank))
+
+
+@register("alltoall", "linear", parts=_linear_parts)
 def linear_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """All messages at once; for short messages."""
-    steps = pairwise_alltoall(size, rank, root=root, segments=segments).steps
-    once = Step(tuple(step.sends[0] for step in steps), tuple(step.recvs[0] for step in steps))
-    return Schedule("alltoall", "linear", size, rank, size * size, (once,) if steps else ())
+    """The steps of pairwise, all at once; for short messages."""
+    return Schedule("alltoall", "linear", size, rank, size * size, _alltoall_steps(size, rank), max(1, size - 1))
+
+
+def _others(size: int, root: int) -> list[int]:
+    return [(root + distance) % size for distance in range(1, size)]
 
 
 @register("gather", "linear")
 def linear_gather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """Every rank sends its part to the root; for long messages."""
-    others = [(root + distance) % size for distance in range(1, size)]
-    step = Step(recvs=tuple(Recv(peer, peer, peer + 1) for peer in others))
     if rank != root:
         step = Step((Send(root, rank, rank + 1),))
+    else:
+        step = Step(recvs=tuple(Recv(peer, peer, peer + 1) for peer in _others(size, root)))
     return Schedule("gather", "linear", size, rank, size, (step,), root=root)
 
 
 @register("scatter", "linear")
 def linear_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """The root sends every rank its part; for long messages."""
-    others = [(root + distance) % size for distance in range(1, size)]
-    step = Step(tuple(Send(peer, peer, peer + 1) for peer in others))
     if rank != root:
         step = Step(recvs=(Recv(root, rank, rank + 1),))
+    else:
+        step = Step(tuple(Send(peer, peer, peer + 1) for peer in _others(size, root)))
     return Schedule("scatter", "linear", size, rank, size, (step,), root=root)

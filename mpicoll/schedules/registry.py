@@ -80,7 +80,7 @@ class Algorithm:
             whole = Rotation(first.steps, first.chunks // size, first.window)
             return Structure(size, first.chunks, (whole,))
         if self.parts is not None:
-            return Structure(size, first.chunks, self.parts(size, root))
+            return Structure(size, first.chunks_per_vector, self.parts(size, root))
         others = (self.schedule(size, rank, root=root, segments=segments) for rank in range(1, size))
         return written_down([first, *others])
 

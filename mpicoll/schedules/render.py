@@ -13,7 +13,7 @@ from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 SENT_ON = "_"
 """Shown for a chunk whose sum was passed on, or that the rank does not hold."""
 
-_MARK = {Reduce.COPY: "", Reduce.RECEIVED_FIRST: "+", Reduce.OWN_FIRST: "+"}
+_MARK = {Reduce.COPY: "", Reduce.REPLACE: "", Reduce.RECEIVED_FIRST: "+", Reduce.OWN_FIRST: "+"}
 
 
 def _chunks(message: Send | Recv) -> str:
