@@ -64,7 +64,7 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
     """Yield the launches for one interpreter, those of the same thing far from each other."""
     collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
     ours = ["--algorithms", "auto", "plan"]
-    others = ["reduce", "bcast", "reduce_scatter", "allgather"]
+    others = ["reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan"]
     many, few = len(_MANY_SIZES), len(_FEW_SIZES)
     every = [*allreduce, "--others", "--calls", "back-to-back"]
     single = [*allreduce, "--others", "--calls", "single", *ours]

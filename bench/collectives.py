@@ -46,10 +46,22 @@ if TYPE_CHECKING:
 
     Buffers = tuple[np.ndarray, np.ndarray]
 
-COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+COLLECTIVES = (
+    "allreduce",
+    "reduce",
+    "bcast",
+    "reduce_scatter",
+    "allgather",
+    "alltoall",
+    "gather",
+    "scatter",
+    "scan",
+    "exscan",
+)
 OPS = ("SUM", "PROD", "MAX", "MIN", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
 METHODS = {"reduce_scatter": "Reduce_scatter_block"}
-REDUCING = ("allreduce", "reduce", "reduce_scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
+BY_PARTS = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
 AUTO = "auto"
 BOUND_FROM = 1 << 20
 
@@ -150,7 +162,7 @@ class Collective:
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
         """Untimed writes of the send buffer before each call, by contender; none on ranks that send nothing."""
-        if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.comm.rank):
+        if self.case.buffers != WRITTEN or (self.collective in ("bcast", "scatter") and self.comm.rank):
             return {}
         return {name: self._writing(*self.buffers(name)) for name in self.calls}
 
@@ -171,8 +183,9 @@ class Collective:
         send, recv = buffers
         if self.collective == "bcast":
             return (recv,)
-        target = None if self.collective == "reduce" and self.comm.rank else recv
-        ends = (MPI.IN_PLACE if self.in_place else send, target)
+        target = None if self.collective in ("reduce", "gather") and self.comm.rank else recv
+        source = None if self.collective == "scatter" and self.comm.rank else send
+        ends = (MPI.IN_PLACE if self.in_place else source, target)
         return (*ends, self.op) if self.collective in REDUCING else ends
 
     def _plain_call(self, comm: MPI.Intracomm, buffers: Buffers, **options: str) -> Callable[[], None]:
@@ -209,7 +222,8 @@ class Collective:
         recv = self.buffers(contender)[1]
         recv[:] = self.given if self.in_place or (self.collective == "bcast" and self.comm.rank == 0) else 0
         self.calls[contender]()
-        silent = self.collective == "reduce" and self.comm.rank
+        got_nothing = {"reduce": self.comm.rank > 0, "gather": self.comm.rank > 0, "exscan": self.comm.rank == 0}
+        silent = got_nothing.get(self.collective, False)
         total = np.array([0 if silent else np.count_nonzero(recv != self.expected)])
         if self.in_place:
             recv[:] = 0  # what is called again without being written must not grow
@@ -239,7 +253,7 @@ def vectors(comm: Intracomm, collective: str, nbytes: int, dtype: np.dtype, op: 
     from bench.operations import NUMPY, operand
 
     part = max(1, nbytes // dtype.itemsize // comm.size)
-    split = collective in ("reduce_scatter", "allgather")
+    split = collective in BY_PARTS
     count = part * comm.size if split else max(1, nbytes // dtype.itemsize)
     mine = slice(part * comm.rank, part * (comm.rank + 1)) if split else slice(None)
 
@@ -247,10 +261,15 @@ def vectors(comm: Intracomm, collective: str, nbytes: int, dtype: np.dtype, op: 
         return np.resize(period.astype(dtype), count)
 
     if collective in REDUCING:
-        expected = repeated(NUMPY[op].reduce([operand(op, rank) for rank in range(comm.size)]))
-        return repeated(operand(op, comm.rank)), expected[mine].copy()
+        last = {"scan": comm.rank + 1, "exscan": max(1, comm.rank)}.get(collective, comm.size)
+        expected = repeated(NUMPY[op].reduce([operand(op, rank) for rank in range(last)]))
+        return repeated(operand(op, comm.rank)), expected[mine].copy() if split else expected
+    if collective == "alltoall":
+        theirs = [repeated(operand("SUM", rank))[mine] for rank in range(comm.size)]
+        return repeated(operand("SUM", comm.rank)), np.concatenate(theirs)
     whole = repeated(operand("SUM", 0))
-    return (whole[mine].copy() if collective == "allgather" else whole), whole
+    given = whole[mine].copy() if collective in ("allgather", "gather") else whole
+    return given, whole[mine].copy() if collective == "scatter" else whole
 
 
 def _contests(arguments: argparse.Namespace, comms: tuple[Intracomm, MPI.Intracomm]) -> Iterator[Callable[[], Contest]]:

@@ -29,7 +29,7 @@ from mpicoll.compression import compressor
 from mpicoll.measure import compare
 from mpicoll.units import format_nbytes, table
 
-COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather")
+COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
 _FIRST, _FACTOR = 8, 4
 _WORTHWHILE = 1.05
 _REFINED = 2
@@ -121,6 +121,10 @@ def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[
         "bcast": lambda: comm.Bcast(whole, algorithm=name),
         "reduce_scatter": lambda: comm.Reduce_scatter_block(whole, own, algorithm=name),
         "allgather": lambda: comm.Allgather(own, whole, algorithm=name),
+        "alltoall": lambda: comm.Alltoall(whole, other, algorithm=name),
+        "gather": lambda: comm.Gather(own, whole if comm.rank == 0 else None, algorithm=name),
+        "scatter": lambda: comm.Scatter(whole if comm.rank == 0 else None, own, algorithm=name),
+        "scan": lambda: comm.Scan(whole, other, algorithm=name),
     }
     return calls[collective]
 

@@ -27,6 +27,11 @@ class Request:
         self._flight: InFlight | None = None
         self._error: BaseException | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """True if it has ended, well or not, as far as is known without advancing anything."""
+        return self._flight is None
+
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Wait until the result is there; True, like mpi4py's.
 

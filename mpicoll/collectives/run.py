@@ -67,10 +67,13 @@ def go_on(
 
 def start(scope: Scope, *what: Any) -> Request:
     """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
-    scope = scope.by_messages()._replace(may_wait=False)
+    scope = scope._replace(means=scope.means._replace(hierarchy=False), may_wait=False)
     with scope.channel.alone:
         settle(scope.channel, scope.timeout)
-        return CollectiveRequest(dense.prepare(scope, Call(*what)), scope.timeout)
+        task = dense.prepare(scope, Call(*what))
+        if isinstance(task, Task) and task.algorithm == select.SHARED:
+            return shared.NodeRequest(task, scope.timeout)
+        return CollectiveRequest(task, scope.timeout)
 
 
 def keep(scope: Scope, *what: Any) -> PersistentRequest:

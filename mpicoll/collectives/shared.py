@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import select
-from mpicoll.collectives.requests import PersistentRequest
+from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, executor
 from mpicoll.kernels import job as words
@@ -22,7 +22,7 @@ from mpicoll.runtime.buffers import from_array
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.front import USER_OP, describe
 from mpicoll.runtime.node import PLAN_LANES
-from mpicoll.runtime.node_run import NodeRun
+from mpicoll.runtime.node_run import NodeRun, QueuedRun
 from mpicoll.runtime.ops import reducer_for
 from mpicoll.runtime.supervisor import Signature
 
@@ -30,6 +30,26 @@ _DTYPES = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
 """In place others still read what the result would overwrite."""
 _OPS = {name: number for number, name in enumerate(kernels.OPS)}
+
+
+class Operation(NamedTuple):
+    """An operation in the words of its job (see :mod:`mpicoll.kernels.job`).
+
+    Attributes
+    ----------
+    words
+        Values by number of the word.
+    aside
+        Memory that stands in for the result, or None.
+    """
+
+    words: dict[int, int]
+    aside: np.ndarray | None
+
+    @property
+    def signature(self) -> Signature:
+        """The call as every rank must make it."""
+        return Signature.of(describe(self.words[words.CALL], self.words[words.COUNT]))
 
 
 def run(task: Task, timeout: float) -> bool:
@@ -44,25 +64,26 @@ def run(task: Task, timeout: float) -> bool:
     assert node is not None
     if node.blocking[words.STATE] != words.IDLE:
         raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
-    aside = fill(node.blocking, task)
-    number = _number(channel, node.blocking, timeout)
+    operation = operation_of(task)
+    number = _number(channel, operation, timeout)
+    fill(node.blocking, task, operation)
     status = begin(node.blocking.ctypes.data)
     flight = NodeRun(channel, node.blocking, number, status, task.op_name)
     flight.finish(timeout)
     if flight.falls_back:
         return False
-    _unload(task, aside)
+    _unload(task, operation.aside)
     return True
 
 
-def _number(channel: Channel, job: np.ndarray, timeout: float) -> int:
-    """Enter the collective that the job describes; return its number."""
-    signature = Signature.of(describe(int(job[words.CALL]), int(job[words.COUNT])))
-    number = channel.enter(signature)
+def _number(channel: Channel, operation: Operation, timeout: float) -> int:
+    """Enter the collective and return its number."""
+    number = channel.enter(operation.signature)
     if channel.check == "full":
-        agree(channel, signature, number, timeout)
-    elif channel.check == "default" and job[words.COLLECTIVE] in words.ROOTED:
-        job[words.CAREFUL] = channel.front.is_new(int(job[words.CALL]), int(job[words.COUNT]))
+        agree(channel, operation.signature, number, timeout)
+    elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.ROOTED:
+        known = operation.words[words.CALL], operation.words[words.COUNT]
+        operation.words[words.CAREFUL] = channel.front.is_new(*known)
     return number
 
 
@@ -80,55 +101,63 @@ def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
     return kernels.native_address(reducer, dtype)
 
 
-def fill(job: np.ndarray, task: Task) -> np.ndarray | None:
-    """Describe the task in the job's words; return memory that stands in for the result, or None."""
+def operation_of(task: Task) -> Operation:
+    """Describe a task in words."""
     node = task.channel.node
     assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
-    dtype, op = _DTYPES[task.dtype], 0
-    job[words.REDUCER] = 0
+    dtype, op, reducer = _DTYPES[task.dtype], 0, 0
     if task.reducer is not None:
         op = _OPS.get(task.op_name, USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP))
         reducer = _address_of(task.reducer, task.dtype)
-        job[words.REDUCER] = reducer
         task.channel.front.learn(op, dtype, reducer)
-    distinction = task.root
+    bounds, distinction = 0, task.root
     if task.counts is not None:
         offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
-        job[words.BOUNDS] = offsets.ctypes.data
+        bounds = offsets.ctypes.data
         if len(set(task.counts)) > 1:
             distinction = zlib.crc32(offsets.tobytes(), task.root) >> 1
         task.kept = offsets
-    aside = None
-    send, recv = task.given, task.result
-    in_place = send is not None and recv is not None and send.buffer is recv.buffer
-    if recv is not None and in_place and collective in _NEEDS_ROOM:
-        aside = np.empty(recv.stop - recv.start, task.carrier)
-    job[words.SEND] = send.address(task.carrier) if send is not None else 0
-    job[words.RECV] = aside.ctypes.data if aside is not None else recv.address(task.carrier) if recv is not None else 0
-    if collective == words.SCATTER and recv is None and send is not None:  # the root's part stays where it is
-        job[words.RECV] = job[words.SEND] + sum((task.counts or ())[: node.rank]) * task.dtype.itemsize
+    send, recv, aside = _addresses(task, collective, node.rank)
+    values = {
+        words.COLLECTIVE: collective,
+        words.COUNT: task.count,
+        words.ITEMSIZE: task.dtype.itemsize,
+        words.ROOT: task.root,
+        words.CALL: calls.pack_call(collective, dtype, op, distinction),
+        words.REDUCER: reducer,
+        words.BOUNDS: bounds,
+        words.SEND: send,
+        words.RECV: recv,
+        words.CAREFUL: 0,
+    }
+    return Operation(values, aside)
+
+
+def _addresses(task: Task, collective: int, rank: int) -> tuple[int, int, np.ndarray | None]:
+    """Return where the data are, where the result goes, and memory that stands in for the latter, or None."""
+    given, result, aside = task.given, task.result, None
+    send = given.address(task.carrier) if given is not None else 0
+    recv = result.address(task.carrier) if result is not None else 0
+    if collective in _NEEDS_ROOM and given is not None and result is not None and given.buffer is result.buffer:
+        aside = np.empty(result.stop - result.start, task.carrier)
+        recv = aside.ctypes.data
+    if collective == words.SCATTER and result is None:  # the root's part stays where it is
+        recv = send + sum((task.counts or ())[:rank]) * task.dtype.itemsize
     if collective == words.BCAST:
-        job[words.SEND] = job[words.RECV] = max(job[words.SEND], job[words.RECV])
-    for word, value in (
-        (words.COLLECTIVE, collective),
-        (words.COUNT, task.count),
-        (words.ITEMSIZE, task.dtype.itemsize),
-        (words.ROOT, task.root),
-        (words.CALL, calls.pack_call(collective, dtype, op, distinction)),
-    ):
-        job[word] = value
-    _set_plan(job, task)
-    return aside
+        send = recv = max(send, recv)
+    return send, recv, aside
 
 
-def _set_plan(job: np.ndarray, task: Task) -> None:
-    """Give the operation its plan, and let calls of its kind find it the short way from now on."""
-    node, collective = task.channel.node, int(job[words.COLLECTIVE])
+def fill(job: np.ndarray, task: Task, operation: Operation) -> None:
+    """Write an operation to its job, with its plan, and let calls of its kind find that the short way."""
+    node = task.channel.node
     assert node is not None
+    for word, value in operation.words.items():
+        job[word] = value
     long = task.nbytes > job[words.SLOT_NBYTES]
     job[words.PLAN] = node.plan(task.collective, task.root, long)
-    task.channel.front.learn_plan(collective, long, task.root, int(job[words.PLAN]))
+    task.channel.front.learn_plan(operation.words[words.COLLECTIVE], long, task.root, int(job[words.PLAN]))
 
 
 def _unload(task: Task, aside: np.ndarray | None) -> None:
@@ -136,6 +165,37 @@ def _unload(task: Task, aside: np.ndarray | None) -> None:
         if aside is not None:
             np.copyto(task.result.view(task.carrier), aside)
         task.result.buffer.give_back()
+
+
+class NodeRequest(Request):
+    """The request of one nonblocking call on shared memory.
+
+    Lanes for them take turns, alike on all ranks, since all ranks make their calls in the same order. An operation
+    whose lane is still in use on this rank is begun when the one before it there has ended.
+    """
+
+    def __init__(self, task: Task, timeout: float) -> None:
+        super().__init__(timeout)
+        channel, node = task.channel, task.channel.node
+        assert node is not None
+        self._task: Task | None = task
+        self._operation = operation_of(task)
+        number = _number(channel, self._operation, timeout)
+        self._job, before = node.next_nonblocking(self)
+        flight = QueuedRun(channel, self._job, number, self._operation.signature, task.op_name)
+        flight.begins_after(before, self._start)
+        self._begin(flight)
+
+    def _start(self) -> int:
+        assert self._task is not None
+        fill(self._job, self._task, self._operation)
+        return int(begin(self._job.ctypes.data))
+
+    def _complete(self) -> None:
+        assert self._task is not None
+        _unload(self._task, self._operation.aside)
+        self._task, self._operation = None, Operation({}, None)  # the lane keeps this request, not its buffers
+        super()._complete()
 
 
 class Lane(NamedTuple):
@@ -156,12 +216,14 @@ class SharedRequest(PersistentRequest):
         self._channel, self._node, self._lane = task.channel, node, lane
         self._job = node.take_lane(lane.number, lane.near)
         self._address = self._job.ctypes.data
-        self._aside = fill(self._job, task)
+        operation = operation_of(task)
+        self._aside = operation.aside
         self._plain = self._aside is None and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )
         self._short = self._address if self._plain else 0
-        self._number = _number(task.channel, self._job, timeout)
+        self._number = _number(task.channel, operation, timeout)
+        fill(self._job, task, operation)
 
     def Start(self) -> None:
         """Begin."""

@@ -11,6 +11,7 @@ import os
 import secrets
 import warnings
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -28,6 +29,9 @@ ALL_SLOTS_NBYTES = 32 << 10
 """All slots together, where every rank has a core: what one rank reads rather than wait for another round."""
 PLAN_LANES = 62
 """Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
+NONBLOCKING_LANES = 8
+"""Nonblocking operations of one communicator that can be at work at the same time; more of them wait."""
+_LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
 STAGE_NBYTES = 512 << 10
 """Input, and results, of a piece: with those of some other ranks they stay in the caches."""
 NEAR_SLOT_NBYTES = 8 << 10
@@ -38,6 +42,15 @@ _START_SPINS = 100
 """A microsecond: what a rank that starts an operation waits for others who start it at the same time."""
 _PAGE = 4096
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
+
+
+class Ending(Protocol):
+    """An operation that another one waits for."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has ended, well or not."""
+        ...
 
 
 class Node:
@@ -63,7 +76,7 @@ class Node:
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
         self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
-        self._stages = shared_arrays.empty(words.STAGES_PER_LANE * (1 + PLAN_LANES) * STAGE_NBYTES, np.uint8)
+        self._stages = shared_arrays.empty(words.STAGES_PER_LANE * _LANES * STAGE_NBYTES, np.uint8)
         self._memory = shared_arrays.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
@@ -73,6 +86,8 @@ class Node:
         self._base = self._common_memory(comm)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
+        self._nonblocking: list[tuple[np.ndarray, Ending]] = []
+        """Jobs of the nonblocking lanes, and their last operations; the one used longest ago first."""
         self._busy = 0
 
     def _common_memory(self, comm: MPI.Intracomm) -> int:
@@ -89,7 +104,7 @@ class Node:
             base = self._memory.ctypes.data
         base += -base % _PAGE
         if self.rank == 0:
-            view_at(base, (1 + PLAN_LANES) * self._lane_nbytes, np.dtype(np.uint8))[:] = 0
+            view_at(base, _LANES * self._lane_nbytes, np.dtype(np.uint8))[:] = 0
         comm.Barrier()
         return base
 
@@ -97,7 +112,7 @@ class Node:
         return [self._stages, self._memory] if self.rank == 0 else [self._stages]
 
     def _slots(self) -> int:
-        records = (1 + PLAN_LANES) * self._lane_nbytes
+        records = _LANES * self._lane_nbytes
         return self._base + -(-records // _PAGE) * _PAGE
 
     def _meet(self, comm: MPI.Intracomm) -> tuple[bool, bool]:
@@ -182,6 +197,18 @@ class Node:
         self._busy |= 1 << lane
         return job
 
+    def next_nonblocking(self, operation: Ending) -> tuple[np.ndarray, Ending | None]:
+        """Return the job of the lane whose turn it is, and its last operation, None if it has had none."""
+        number = len(self._nonblocking)
+        if number < NONBLOCKING_LANES:
+            job, before = self._job(1 + PLAN_LANES + number, self.slot_nbytes), None
+            # Whoever drives several operations waits for none of them.
+            job[words.SPINS], job[words.YIELDS] = 1 if self._crowded else _START_SPINS, 0
+        else:
+            job, before = self._nonblocking.pop(0)
+        self._nonblocking.append((job, operation))
+        return job, before
+
     def in_own_arena(self, address: int) -> bool:
         """Say whether memory of this process lies where the other ranks see it."""
         _, start, _, nbytes, _ = self._peers[self.rank].tolist()
@@ -226,8 +253,8 @@ def _may_transfer() -> bool:
 
 def common_nbytes(size: int) -> int:
     """Return how many bytes of shared memory `size` ranks need."""
-    records = (1 + PLAN_LANES) * words.RECORD_NBYTES * 2 * size
-    return records + (1 + PLAN_LANES) * 2 * size * slot_nbytes(size) + 2 * _PAGE
+    records = _LANES * words.RECORD_NBYTES * 2 * size
+    return records + _LANES * 2 * size * slot_nbytes(size) + 2 * _PAGE
 
 
 def slot_nbytes(size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from mpicoll.kernels import job as words
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.front import describe
-from mpicoll.runtime.node import Node
+from mpicoll.runtime.node import Ending, Node
 from mpicoll.runtime.supervisor import Signature, Waiting
 
 _SETTLE_SECONDS = 10.0
@@ -116,3 +117,45 @@ class NodeRun(InFlight):
     def _node(self) -> Node:
         assert self.channel.node is not None
         return self.channel.node
+
+
+class QueuedRun(NodeRun):
+    """An operation in a lane that another one may still be using on this rank."""
+
+    __slots__ = ("_before", "_signature", "_start")
+
+    def __init__(self, channel: Channel, job: np.ndarray, number: int, signature: Signature, op_name: str) -> None:
+        super().__init__(channel, job, number, executor.WAITING, op_name)
+        self._signature = signature
+        self._before: Ending | None = None
+        self._start: Callable[[], int] | None = None
+
+    def begins_after(self, before: Ending | None, start: Callable[[], int]) -> None:
+        """Let `start` begin the operation, and return a status, when `before` has ended."""
+        self._before, self._start = before, start
+
+    def advance(self) -> bool:
+        """Begin if the lane is free, and go on as far as the others have come; raises as a :class:`NodeRun` does."""
+        if self._start is not None:
+            if self._before is not None and not self._before.has_ended:
+                return False
+            self.channel.ensure_usable()
+            self._before, start, self._start = None, self._start, None
+            self._status = start()
+        return super().advance()
+
+    def waiting(self) -> Waiting:
+        """Describe what it waits for."""
+        if self._start is None:
+            return super().waiting()
+        return Waiting(self.number, self._signature, "step 0 of 2: an operation before it in its lane", ())
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up; if it has not begun, nobody uses this rank's buffers."""
+        if self._start is None:
+            super().abandon(error)
+            return
+        self._start = None
+        self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
+        if not isinstance(error, MpicollError):
+            self.channel.supervisor.give_up(self.number, error)

@@ -13,6 +13,13 @@ class Foreign(Exception):
     """The specification is legal for mpi4py but not one that hand-written algorithms handle."""
 
 
+class UnknownTypeCode(KeyError, TypeError):
+    """A text that stands for no datatype; mpi4py raises KeyError."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+
 class Spec(NamedTuple):
     """A taken-apart buffer specification; None where the caller left something out."""
 
@@ -83,9 +90,9 @@ def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:
         try:
             datatype = MPI.Datatype.fromcode(datatype)
         except ValueError:
-            raise TypeError(f"{argument}: {datatype!r} is not a type code") from None
+            raise UnknownTypeCode(f"{argument}: {datatype!r} is not a type code") from None
     if datatype == MPI.DATATYPE_NULL:
-        raise TypeError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
+        raise ValueError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
     return datatype
 
 

@@ -233,7 +233,7 @@ WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "void": (lambda: np.zeros(4, "V8"), TypeError, "dtype |V8"),
     "objects_with_type": (lambda: [np.array([None] * 4), MPI.DOUBLE], TypeError, "dtype object"),
     "dictionary": (dict, TypeError, "dict is not a buffer"),
-    "null_type": (lambda: [np.zeros(4), MPI.DATATYPE_NULL], TypeError, "DATATYPE_NULL"),
+    "null_type": (lambda: [np.zeros(4), MPI.DATATYPE_NULL], ValueError, "DATATYPE_NULL"),
     "unknown_code": (lambda: [np.zeros(4), "nonsense"], TypeError, "'nonsense' is not a type code"),
     "not_a_type": (lambda: [np.zeros(4), 4, float], TypeError, "is not a datatype"),
     "one_item": (lambda: [np.zeros(4)], ValueError, "2 to 4 items, not 1"),
