@@ -33,6 +33,7 @@ from .job import (
     GATHER,
     IDLE,
     ITEMSIZE,
+    PART_COUNT,
     PLAN,
     RANK,
     RECV,
@@ -49,6 +50,7 @@ from .job import (
     STATE,
     get,
     is_short,
+    offsets_word,
     put,
     vector_nbytes,
 )
@@ -64,12 +66,11 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     HEADER,  # bytes before an object's own fields
     OPS,  # number of operations, and of element types, in the tables below
     DTYPES,
-    PART,  # for which count a part the offsets are right
     HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
     BUSY,  # 1 while a call is made the long way: none may be made meanwhile, from a thread or a callback
     CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
     AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
-) = range(13)
+) = range(12)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
@@ -81,13 +82,12 @@ REDUCERS = ITEMSIZES + MAX_DTYPES
 CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
 """By collective and bit length of the vector in bytes: 1 if it is done on shared memory."""
 PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
-"""Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root; then the
-offsets of parts, size + 1 words."""
+"""Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
 
 
 def table_words(size: int) -> int:
     """Return how many words a table has."""
-    return PLANS + (2 * len(COLLECTIVES) + 1) * size + 1
+    return PLANS + 2 * len(COLLECTIVES) * size
 
 
 _C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
@@ -146,11 +146,12 @@ def _are_apart(a, a_nbytes, b, b_nbytes):
 
 
 @helper
-def _offsets(table, size, part):
-    """Return the address of the offsets of equal parts."""
-    offsets = table + 8 * (PLANS + 2 * len(COLLECTIVES) * size)
-    if get(table, PART) != part:
-        put(table, PART, part)
+def _offsets(job, part):
+    """Return the address of the offsets of equal parts, which belong to the job."""
+    size = get(job, SIZE)
+    offsets = job + 8 * offsets_word(size)
+    if get(job, PART_COUNT) != part:
+        put(job, PART_COUNT, part)
         for rank in range(size + 1):
             store(offsets + 8 * rank, rank * part)
     return offsets
@@ -252,7 +253,7 @@ def _prepare(table, always, job, collective, main, op, root):
         size = get(job, SIZE)
         if count % size:
             return False
-        put(job, BOUNDS, _offsets(table, size, count // size))
+        put(job, BOUNDS, _offsets(job, count // size))
     put(job, COUNT, count)
     put(job, ITEMSIZE, itemsize)
     put(job, REDUCER, reducer)
@@ -288,6 +289,42 @@ def _note(table, job, number):
     store(entry + 16, get(job, COUNT))
 
 
+@helper
+def _begin(table, job, collective, send, recv, op, root):
+    """Number a call, and start its operation in a job; return False if this is not a plain call, and nothing happened.
+
+    See `call` for the arguments.
+    """
+    always = table & 1
+    table -= always
+    number = get(table, NUMBER) + 1
+    if number >= get(table, NEWS) or get(job, STATE) != IDLE or get(table, BUSY):
+        return False
+    if not 0 <= root < get(job, SIZE):
+        return False
+    put(job, ROOT, root)
+    put(job, COLLECTIVE, collective)
+    if collective == BARRIER:
+        put(job, COUNT, 0)
+        put(job, CALL, pack_call(collective, 0, 0, 0))
+        if not always and get(table, CHOSEN) == 0:
+            return False
+    else:
+        main = _describe(table, job, collective, send, recv, root)
+        if main == 0 or not _prepare(table, always, job, collective, main, op, root):
+            return False
+        if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
+            return False
+    plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
+    if plan == 0:
+        return False
+    put(job, PLAN, plan)
+    put(table, NUMBER, number)
+    _note(table, job, number)
+    start(job)
+    return True
+
+
 @short_kernel
 def call(table, collective, send, recv, op, root):
     """Make a blocking call, or begin it; return a status.
@@ -302,36 +339,23 @@ def call(table, collective, send, recv, op, root):
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
     """
-    always = table & 1
-    table -= always
-    job, number = get(table, JOB), get(table, NUMBER) + 1
-    if number >= get(table, NEWS) or get(job, STATE) != IDLE or get(table, BUSY):
+    job = get(table - (table & 1), JOB)
+    if not _begin(table, job, collective, send, recv, op, root):
         return OTHER
-    if not 0 <= root < get(job, SIZE):
-        return OTHER
-    put(job, ROOT, root)
-    put(job, COLLECTIVE, collective)
-    if collective == BARRIER:
-        put(job, COUNT, 0)
-        put(job, CALL, pack_call(collective, 0, 0, 0))
-        if not always and get(table, CHOSEN) == 0:
-            return OTHER
-    else:
-        main = _describe(table, job, collective, send, recv, root)
-        if main == 0 or not _prepare(table, always, job, collective, main, op, root):
-            return OTHER
-        if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
-            return OTHER
-    plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
-    if plan == 0:
-        return OTHER
-    put(job, PLAN, plan)
-    put(table, NUMBER, number)
-    _note(table, job, number)
-    start(job)
     if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
     return progress(job, False)
+
+
+@short_kernel
+def call_in(table, job, collective, send, recv, op, root):
+    """Begin a nonblocking call in a job of its own; end it too if it is short and the others make it at the same time.
+
+    Return a status, and take arguments, as `call` does.
+    """
+    if not _begin(table, job, collective, send, recv, op, root):
+        return OTHER
+    return progress(job, not is_short(job))
 
 
 @kernel

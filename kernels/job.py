@@ -45,7 +45,8 @@ STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
 JOB_WORDS = 40
-"""Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf."""
+"""Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
+size + 1 offsets of equal parts."""
 (
     RECORDS,  # address of the ranks' records
     SIZE,
@@ -86,7 +87,8 @@ JOB_WORDS = 40
     OTHERS_STAGED,  # 1 if another rank's recvbuf is reached through stages
     SEND_BASE,  # where element 0 of the vector is, or would be, in the own buffers
     RECV_BASE,
-) = range(39)
+    PART_COUNT,  # elements of a part for which the job's own offsets are right
+) = range(40)
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
@@ -113,6 +115,17 @@ INPUT_STAGES, STAGES_PER_LANE = 2, 3
 Results have a stage of their own since nothing announces that the others have collected them: the next operation may
 begin meanwhile, and write its input, but no results before all ranks have begun it.
 """
+
+
+@helper
+def offsets_word(size):
+    """Return at which word of a job the offsets of equal parts are."""
+    return JOB_WORDS + 2 * size
+
+
+def job_words(size: int) -> int:
+    """Return how many words a job has."""
+    return offsets_word(size) + size + 1
 
 
 @helper

@@ -48,6 +48,7 @@ def compile_shared() -> None:
     word = types.int64
     for function, arguments in (
         (calls.call, (word,) * 6),
+        (calls.call_in, (word,) * 7),
         (executor.begin, (word,)),
         (executor.advance, (word,)),
         (withdrawal.withdraw, (word,)),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import select
+from mpicoll.collectives.call import Scope
 from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, executor
@@ -21,7 +22,7 @@ from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import from_array
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.front import USER_OP, describe
-from mpicoll.runtime.node import PLAN_LANES
+from mpicoll.runtime.node import PLAN_LANES, Turn
 from mpicoll.runtime.node_run import NodeRun, QueuedRun
 from mpicoll.runtime.ops import reducer_for
 from mpicoll.runtime.supervisor import Signature
@@ -167,11 +168,69 @@ def _unload(task: Task, aside: np.ndarray | None) -> None:
         task.result.buffer.give_back()
 
 
-class NodeRequest(Request):
-    """The request of one nonblocking call on shared memory.
+class OnNode(Request):
+    """A request whose operation is in a job."""
 
-    Lanes for them take turns, alike on all ranks, since all ranks make their calls in the same order. An operation
-    whose lane is still in use on this rank is begun when the one before it there has ended.
+    _address: int
+    _tries = 1
+    """How often a wait looks at its own operation only, before it drives all that is on its way."""
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until the result is there; see :meth:`Request.Wait`."""
+        if self._flight is None:
+            if self._error is not None:
+                self._raise_late()
+            return True if status is None else super().Wait(status)
+        for _ in range(self._tries):
+            if engine.advance_alone(self, self._go_on):
+                self._complete()
+                return True if status is None else super().Wait(status)
+        return super().Wait(status)
+
+    def _go_on(self) -> bool:
+        return bool(executor.advance(self._address) == DONE)
+
+
+class QuickRequest(OnNode):
+    """The request of a nonblocking call that one compiled function has begun."""
+
+    _tries = 20  # short ones: see `Node._turn`
+
+    def __init__(self, scope: Scope, turn: Turn, status: int, kept: Any) -> None:
+        super().__init__(scope.timeout)
+        self._kept, self._address = kept, turn.address
+        if status != DONE:
+            self._flight = NodeRun(scope.channel, turn.job, scope.channel.front.number, status)
+            engine.add(self)
+
+    def _complete(self) -> None:
+        self._kept = None
+        super()._complete()
+
+
+def start_quickly(
+    scope: Scope, table: int, collective: int, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0
+) -> QuickRequest | None:
+    """Begin a plain nonblocking call; None if it is not one, and nothing has happened."""
+    node = scope.channel.node
+    assert node is not None
+    turn = node.take_turn()
+    status = OTHER
+    if turn.last is None or turn.last.has_ended:
+        status = calls.call_in(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+    if status == OTHER:
+        node.undo_turn(turn)
+        return None
+    request = QuickRequest(scope, turn, status, (sendbuf, recvbuf))
+    node.end_turn(turn, request)
+    return request
+
+
+class NodeRequest(Request):
+    """The request of one nonblocking call on shared memory that is begun the long way.
+
+    Lanes for nonblocking calls take turns, alike on all ranks, since all ranks make their calls in the same order. An
+    operation whose lane is still in use on this rank is begun when the one before it there has ended.
     """
 
     def __init__(self, task: Task, timeout: float) -> None:
@@ -181,9 +240,11 @@ class NodeRequest(Request):
         self._task: Task | None = task
         self._operation = operation_of(task)
         number = _number(channel, self._operation, timeout)
-        self._job, before = node.next_nonblocking(self)
+        turn = node.take_turn()
+        self._job = turn.job
         flight = QueuedRun(channel, self._job, number, self._operation.signature, task.op_name)
-        flight.begins_after(before, self._start)
+        flight.begins_after(turn.last, self._start)
+        node.end_turn(turn, self)
         self._begin(flight)
 
     def _start(self) -> int:
@@ -205,7 +266,7 @@ class Lane(NamedTuple):
     near: bool
 
 
-class SharedRequest(PersistentRequest):
+class SharedRequest(OnNode, PersistentRequest):
     """A persistent collective on shared memory: everything is in its job, starting it is one call."""
 
     def __init__(self, task: Task, lane: Lane, timeout: float) -> None:
@@ -249,20 +310,6 @@ class SharedRequest(PersistentRequest):
         else:
             self._flight = NodeRun(task.channel, self._job, self._number, status, task.op_name)
             engine.add(self)
-
-    def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Wait until the result is there; see :meth:`Request.Wait`."""
-        if self._flight is None:
-            if self._error is not None:
-                self._raise_late()
-            return True if status is None else super().Wait(status)
-        if engine.advance_alone(self, self._go_on):
-            self._complete()
-            return True if status is None else super().Wait(status)
-        return super().Wait(status)
-
-    def _go_on(self) -> bool:
-        return bool(executor.advance(self._address) == DONE)
 
     def _complete(self) -> None:
         if self._task is not None and not self._plain:

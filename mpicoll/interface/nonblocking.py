@@ -13,24 +13,49 @@ from mpi4py import MPI
 from mpicoll.collectives.call import AnyOp
 from mpicoll.collectives.requests import Request
 from mpicoll.collectives.run import start
+from mpicoll.collectives.shared import start_quickly
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.blocking import BlockingCollectives
+from mpicoll.kernels.job import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BCAST,
+    EXSCAN,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCAN,
+    SCATTER,
+)
 
 
 class NonblockingCollectives(BlockingCollectives):
     """Nonblocking collectives: each starts an operation and returns its request."""
 
+    def _quick(
+        self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
+    ) -> Request | None:
+        """Start a plain call by one compiled function; None if it is not one, and nothing has happened."""
+        if not self._table or algorithm is not None or type(root) is not int:
+            return None
+        return start_quickly(self._scope, self._table, collective, sendbuf, recvbuf, op, root)
+
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Barrier`."""
-        return start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
+        quick = self._quick(BARRIER, None, None, algorithm)
+        return quick or start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`."""
-        return start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
+        quick = self._quick(BCAST, None, buf, algorithm, root=root)
+        return quick or start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gather`."""
-        return start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        quick = self._quick(GATHER, sendbuf, recvbuf, algorithm, root=root)
+        return quick or start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`."""
@@ -38,7 +63,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatter`."""
-        return start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        quick = self._quick(SCATTER, sendbuf, recvbuf, algorithm, root=root)
+        return quick or start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`."""
@@ -46,7 +72,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`."""
-        return start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        quick = self._quick(ALLGATHER, sendbuf, recvbuf, algorithm)
+        return quick or start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgatherv`."""
@@ -54,7 +81,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoall`."""
-        return start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        quick = self._quick(ALLTOALL, sendbuf, recvbuf, algorithm)
+        return quick or start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`."""
@@ -64,7 +92,8 @@ class NonblockingCollectives(BlockingCollectives):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce`."""
-        return start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
+        quick = self._quick(REDUCE, sendbuf, recvbuf, algorithm, op, root=root)
+        return quick or start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Iallreduce(
         self,
@@ -76,7 +105,8 @@ class NonblockingCollectives(BlockingCollectives):
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
-        return start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
+        quick = self._quick(ALLREDUCE, sendbuf, recvbuf, algorithm, op) if compression is None else None
+        return quick or start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Ireduce_scatter(
         self,
@@ -94,12 +124,15 @@ class NonblockingCollectives(BlockingCollectives):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`."""
-        return start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+        quick = self._quick(REDUCE_SCATTER, sendbuf, recvbuf, algorithm, op)
+        return quick or start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scan`."""
-        return start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
+        quick = self._quick(SCAN, sendbuf, recvbuf, algorithm, op)
+        return quick or start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Exscan`."""
-        return start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)
+        quick = self._quick(EXSCAN, sendbuf, recvbuf, algorithm, op)
+        return quick or start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)

@@ -11,7 +11,7 @@ import os
 import secrets
 import warnings
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -53,6 +53,14 @@ class Ending(Protocol):
         ...
 
 
+class Turn(NamedTuple):
+    """A nonblocking lane: its job, the job's address, and its last operation on this rank, None if it has had none."""
+
+    job: np.ndarray
+    address: int
+    last: Ending | None
+
+
 class Node:
     """One rank's side of the shared memory of a communicator.
 
@@ -86,8 +94,8 @@ class Node:
         self._base = self._common_memory(comm)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
-        self._nonblocking: list[tuple[np.ndarray, Ending]] = []
-        """Jobs of the nonblocking lanes, and their last operations; the one used longest ago first."""
+        self._turns: list[Turn] = []
+        """Nonblocking lanes, the one used longest ago first."""
         self._busy = 0
 
     def _common_memory(self, comm: MPI.Intracomm) -> int:
@@ -148,7 +156,7 @@ class Node:
         """Return the job of a lane; lane 0 is for blocking operations."""
         records = self._base + lane * self._lane_nbytes
         slots = self._slots() + lane * self._lane_slots
-        job = np.zeros(words.JOB_WORDS + 2 * self.size, np.int64)
+        job = np.zeros(words.job_words(self.size), np.int64)
         if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
             self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         scratch = self._scratch[lane].ctypes.data
@@ -197,17 +205,25 @@ class Node:
         self._busy |= 1 << lane
         return job
 
-    def next_nonblocking(self, operation: Ending) -> tuple[np.ndarray, Ending | None]:
-        """Return the job of the lane whose turn it is, and its last operation, None if it has had none."""
-        number = len(self._nonblocking)
-        if number < NONBLOCKING_LANES:
-            job, before = self._job(1 + PLAN_LANES + number, self.slot_nbytes), None
-            # Whoever drives several operations waits for none of them.
-            job[words.SPINS], job[words.YIELDS] = 1 if self._crowded else _START_SPINS, 0
-        else:
-            job, before = self._nonblocking.pop(0)
-        self._nonblocking.append((job, operation))
-        return job, before
+    def take_turn(self) -> Turn:
+        """Return the nonblocking lane whose turn it is; it has to be given back by :meth:`end_turn`."""
+        if not self._turns:
+            self._turns = [self._turn(1 + PLAN_LANES + number) for number in range(NONBLOCKING_LANES)]
+        return self._turns.pop(0)
+
+    def _turn(self, lane: int) -> Turn:
+        job = self._job(lane, self.slot_nbytes)
+        # Whoever drives several operations waits for none of them.
+        job[words.SPINS], job[words.YIELDS] = 1 if self._crowded else _START_SPINS, 0
+        return Turn(job, job.ctypes.data, None)
+
+    def end_turn(self, turn: Turn, operation: Ending) -> None:
+        """Give a nonblocking lane back, with the operation that uses it now."""
+        self._turns.append(turn._replace(last=operation))
+
+    def undo_turn(self, turn: Turn) -> None:
+        """Give a nonblocking lane back unused."""
+        self._turns.insert(0, turn)
 
     def in_own_arena(self, address: int) -> bool:
         """Say whether memory of this process lies where the other ranks see it."""
