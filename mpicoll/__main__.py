@@ -15,9 +15,11 @@ from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render import data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify import verify
-from mpicoll.units import parse_nbytes, positive
+from mpicoll.units import format_nbytes, parse_nbytes, positive
 
 _MAX_COLUMNS = 8
+_SLOT_NBYTES = 16 << 10
+"""About as long as a vector may be to pass through slots where every rank has a core."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
@@ -44,7 +46,32 @@ def parse_values(text: str) -> list[list[int | float | str]]:
     return rows
 
 
+def _explain_shared(arguments: argparse.Namespace) -> list[str]:
+    """Show plans of a collective in memory that the ranks of a node share."""
+    from mpicoll.plans import draw
+
+    collective, size, root = arguments.collective or "allreduce", arguments.size or 4, arguments.root
+    shown = range(min(size, 2)) if arguments.rank is None else [arguments.rank]
+    for name, rank in (("--root", root), *(("--rank", rank) for rank in shown)):
+        if not 0 <= rank < size:
+            raise MpicollError(f"{name}: {rank} is not in 0..{size - 1}")
+    long = arguments.bytes > _SLOT_NBYTES and collective != "barrier"
+    way = "in chunks or parts, where the buffers are" if long else "through slots, every rank for itself"
+    title = f"{collective} · shared: loads and stores in memory that the ranks of a node share, {way}"
+    lines = [title, f"{size} ranks, {format_nbytes(arguments.bytes)}"]
+    for rank in shown:
+        lines += ["", *draw(collective, size, rank, root=root, long=long)]
+    if arguments.verify:
+        from mpicoll.plans.verify import prove_collective
+
+        number = prove_collective(collective, size)
+        lines += ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
+    return lines
+
+
 def _explain(arguments: argparse.Namespace) -> list[str]:
+    if arguments.name == "shared":
+        return _explain_shared(arguments)
     algorithm = find_any(arguments.name, arguments.collective)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)
@@ -112,10 +139,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
-    add("name", help="an algorithm, such as ring (see: python -m mpicoll algorithms)")
+    add("name", help="an algorithm, such as ring (see: python -m mpicoll algorithms), or shared: plans on one node")
     add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
-    add("--root", type=int, default=0, help="root of reduce and bcast")
+    add("--root", type=int, default=0, help="root of rooted collectives")
     add("--segments", type=positive, default=1, help="segments a chunk, for pipelined algorithms")
     add("--rank", type=int, help=f"show only this rank (the first {_MAX_COLUMNS} otherwise)")
     add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")

@@ -130,3 +130,27 @@ def test_neither_mpi_nor_numba_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+@pytest.mark.parametrize("nbytes", ["8", "1MB"])
+def test_every_plan_on_shared_memory_can_be_drawn(
+    capsys: pytest.CaptureFixture[str], collective: str, nbytes: str
+) -> None:
+    for rank in range(3):
+        text = explain(
+            capsys, "shared", "--collective", collective, "--size", "3", "--rank", str(rank), "--bytes", nbytes
+        )
+        assert f"rank {rank}" in text
+        assert "MEET" in text
+
+
+def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "shared", "--size", "4", "--rank", "1")
+    assert "REDUCE    recvbuf 1, tile <- sendbufs 0 + 1 + 2 + 3" in text
+    assert "COPY      recvbuf, chunk 3 <- result stage 3, chunk 3" in text
+    assert main(["explain", "shared", "--size", "4", "--rank", "4"]) == 2
+    assert "--rank: 4 is not in 0..3" in capsys.readouterr().err
+    proof = explain(capsys, "shared", "--collective", "bcast", "--size", "2", "--bytes", "8", "--verify")
+    assert "wait for nobody, unless this call has not been compared before" in proof
+    assert proof.rstrip().endswith("sequences of one and two operations, in every interleaving")

@@ -1,4 +1,4 @@
-"""Stale kernels: a kernel is compiled anew when any file changes whose functions or constants it uses."""
+"""Facts that stand in several places: files that a kernel uses, and the collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.kernels import jit
+from mpicoll import plans, schedules
+from mpicoll.kernels import jit, job
+from mpicoll.schedules.collectives import Over
 
 KERNELS = Path(jit.__file__).parent
 MODULES = sorted(path.stem for path in KERNELS.glob("*.py"))
@@ -31,3 +33,13 @@ def test_a_change_of_what_a_kernel_uses_makes_it_stale(module: str) -> None:
         known |= plan
     missing = sources(module) - known - {"turns"}
     assert not missing, f"kernels/{module}.py uses {sorted(missing)}, whose changes would not be noticed"
+
+
+def test_kernels_plans_and_schedules_have_the_same_collectives() -> None:
+    """By number in kernels, which import nothing of the others."""
+    assert job.COLLECTIVES == plans.COLLECTIVES
+    assert set(job.COLLECTIVES) == set(schedules.COLLECTIVES)
+    rows = [schedules.COLLECTIVES[name] for name in job.COLLECTIVES]
+    assert tuple(number for number, row in enumerate(rows) if row.by_parts) == job.BY_PARTS
+    assert tuple(number for number, row in enumerate(rows) if row.rooted) == job.ROOTED
+    assert tuple(number for number, row in enumerate(rows) if row.reduces is not Over.NONE) == job.REDUCES

@@ -1,0 +1,205 @@
+"""Simulated memory of several ranks that reports every data race of what they do.
+
+Two accesses to common bytes, one of them a write, must be ordered by a store-release and the wait that it ended
+(vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009). Flags only grow, and each wait is for one value of one
+flag, so that a rank makes the same accesses in the same order in every interleaving. A wait is therefore ordered after
+the *first* release of that value or a greater one: what this leaves unordered is a race in some interleaving, and one
+run decides for all of them.
+
+Addresses are plain integers; 0 is never handed out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class Race(AssertionError):
+    """Two accesses that nothing orders."""
+
+
+class Memory:
+    """Memory of some ranks, and who has seen what of it.
+
+    Parameters
+    ----------
+    size
+        Number of ranks.
+    nbytes
+        Length of the memory.
+
+    Attributes
+    ----------
+    rank
+        The rank whose turn it is; -1 outside of all ranks, when nothing is checked.
+    made
+        Per rank what it did to shared memory: accesses with address and length, releases with address and value.
+    """
+
+    def __init__(self, size: int, nbytes: int) -> None:
+        self.size, self.rank = size, -1
+        self.memory = np.zeros(nbytes, np.uint8)
+        self.made: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
+        self._free, self._private_end = 64, 0
+        self._writer = np.zeros(nbytes, np.int32)
+        self._written = np.zeros(nbytes, np.int32)
+        self._read = np.zeros((size, nbytes), np.int32)
+        self._clocks = np.zeros((size, size), np.int32)
+        self._clocks[np.diag_indices(size)] = 1
+        self._history: dict[int, list[tuple[int, Array]]] = {}
+
+    # Allocation -----------------------------------------------------------------------------------------------------
+
+    def private(self, nbytes: int) -> int:
+        """Return memory that one rank uses alone, and that is not checked; to be asked for first."""
+        address = self._take(nbytes)
+        self._private_end = self._free
+        return address
+
+    def shared(self, nbytes: int) -> int:
+        """Return memory whose accesses are checked."""
+        return self._take(nbytes)
+
+    def _take(self, nbytes: int) -> int:
+        address = self._free
+        self._free = -(-(address + nbytes) // 64) * 64
+        if self._free > self.memory.size:
+            raise MemoryError(f"{nbytes} bytes do not fit into the simulated memory")
+        return address
+
+    # What `mpicoll.kernels.atomics` has, for the rank whose turn it is ------------------------------------------------
+
+    def load(self, address: int) -> int:
+        """Return the word at `address`."""
+        if address >= self._private_end:
+            self._interleave()
+            self._check_read(address, 8)
+        return int.from_bytes(self._see(address, 8), "little", signed=True)
+
+    def store(self, address: int, value: int) -> None:
+        """Write a word."""
+        if address >= self._private_end:
+            self._interleave()
+            self._check_write(address, 8)
+        self._put(address, int(value).to_bytes(8, "little", signed=True))
+
+    def load_acquire(self, address: int) -> int:
+        """Return the word at `address`; what it orders is noted when a wait for it ends."""
+        self._interleave()
+        return int.from_bytes(self._see(address, 8), "little", signed=True)
+
+    def store_release(self, address: int, value: int) -> None:
+        """Write a word after everything that the rank did before."""
+        self._interleave()
+        clock = self._clocks[self.rank].copy()
+        self._clocks[self.rank, self.rank] += 1
+        self._put(address, int(value).to_bytes(8, "little", signed=True), clock)
+        self.made[self.rank].append(("release", address, value))
+        self._history.setdefault(address, []).append((value, clock))
+
+    def waited(self, address: int, value: int) -> None:
+        """Note the end of a wait until the word at `address` is at least `value`."""
+        self._join(next(clock for reached, clock in self._history[address] if reached >= value))
+
+    def fence(self) -> None:
+        """Order nothing: withdrawals, which need it, are not simulated here."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes."""
+        if nbytes <= 0:
+            return
+        self._interleave()
+        self._check_read(source, nbytes)
+        data = self._see(source, nbytes)
+        self._interleave()
+        self._check_write(target, nbytes)
+        self._put(target, data)
+
+    def reduce(self, function: int, out: int, a: int, b: int, count: int, itemsize: int) -> int:
+        """Add int64 elements; with `function` 2, raise (return 1)."""
+        self._interleave()
+        self._check_read(a, count * itemsize)
+        self._check_read(b, count * itemsize)
+        if function == 2:
+            return 1
+        left, right = (np.frombuffer(self._see(at, count * itemsize), np.int64) for at in (a, b))
+        self._interleave()
+        self._check_write(out, count * itemsize)
+        self._put(out, (left + right).tobytes())
+        return 0
+
+    def read_process(self, vectors: int, pid: int, local: int, remote: int, nbytes: int) -> bool:
+        """Copy bytes of another rank's private memory to `local`."""
+        self.copy(local, remote, nbytes)
+        return True
+
+    def write_process(self, vectors: int, pid: int, local: int, remote: int, nbytes: int) -> bool:
+        """Copy bytes to another rank's private memory."""
+        self.copy(remote, local, nbytes)
+        return True
+
+    # The caller's accesses: what a program does with its buffers before and after a call ------------------------------
+
+    def write(self, address: int, values: Array) -> None:
+        """Write an array, as the program does before a call."""
+        self._interleave()
+        self._check_write(address, values.nbytes)
+        self._put(address, values.tobytes())
+
+    def read(self, address: int, count: int) -> Array:
+        """Return int64 elements, as the program reads them after a call."""
+        self._interleave()
+        self._check_read(address, 8 * count)
+        return np.frombuffer(self._see(address, 8 * count), np.int64)
+
+    # Memory as it is; a subclass may delay stores and change turns ----------------------------------------------------
+
+    def _interleave(self) -> None:
+        """Come before every access to shared memory."""
+
+    def _put(self, address: int, data: bytes, clock: Array | None = None) -> None:
+        self.memory[address : address + len(data)] = np.frombuffer(data, np.uint8)
+
+    def _see(self, address: int, nbytes: int) -> bytes:
+        return self.memory[address : address + nbytes].tobytes()
+
+    # Happens-before -------------------------------------------------------------------------------------------------
+
+    def _join(self, clock: Array) -> None:
+        np.maximum(self._clocks[self.rank], clock, out=self._clocks[self.rank])
+
+    def _after_writes(self, does: str, address: int, nbytes: int) -> tuple[slice, Array]:
+        """See that what was written there happened before this access; return the bytes and this rank's clock."""
+        part, me = slice(address, address + nbytes), self._clocks[self.rank]
+        unordered = me[self._writer[part]] < self._written[part]
+        if unordered.any():
+            self._report(does, address, unordered, self._writer[part])
+        return part, me
+
+    def _check_read(self, address: int, nbytes: int) -> None:
+        if address < self._private_end:
+            return
+        self.made[self.rank].append(("read", address, nbytes))
+        part, me = self._after_writes("reads", address, nbytes)
+        self._read[self.rank, part] = me[self.rank]
+
+    def _check_write(self, address: int, nbytes: int) -> None:
+        if address < self._private_end:
+            return
+        self.made[self.rank].append(("write", address, nbytes))
+        part, me = self._after_writes("writes", address, nbytes)
+        for other in range(self.size):
+            if other != self.rank:
+                unordered = self._read[other, part] > me[other]
+                if unordered.any():
+                    self._report("writes", address, unordered, np.full(nbytes, other), "read")
+        self._writer[part], self._written[part] = self.rank, me[self.rank]
+
+    def _report(self, does: str, address: int, where: Array, others: Array, did: str = "written") -> None:
+        first = int(where.argmax())
+        raise Race(
+            f"rank {self.rank} {does} byte {address + first} that rank {others[first]} has {did}, and nothing says in "
+            "which order"
+        )
