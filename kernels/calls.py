@@ -1,22 +1,16 @@
 """A collective of NumPy arrays on shared memory, from the caller's objects to the result in one call.
 
 Looking at two arrays from Python costs more than a short allreduce does. `call` therefore gets the objects' addresses
-(`id`) and reads what it needs from them: CPython's object header, and the public fields of NumPy's array structure
-(`PyArrayObject_fields`), which have been the same since NumPy 1.7. `layout_error` checks both before they are used.
+(`id`) and reads what it needs from them, see `table`.
 
 Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, predefined operations, a
 table of what to do for each size. For anything else `call` returns OTHER and has touched nothing; the caller goes the
 long way, which knows every case and every error message.
 """
 
-import sys
-
-import numpy as np
-from numba import config
-
-from .atomics import load, load_int32, store
-from .executor import OTHER, WAITING, progress, start
-from .jit import helper, kernel, short_kernel
+from .atomics import load, store
+from .executor import progress, start
+from .jit import helper, short_kernel
 from .job import (
     ALLGATHER,
     ALLREDUCE,
@@ -27,12 +21,12 @@ from .job import (
     BY_PARTS,
     CALL,
     COLLECTIVE,
-    COLLECTIVES,
     COUNT,
     EXSCAN,
     GATHER,
     IDLE,
     ITEMSIZE,
+    OTHER,
     PART_COUNT,
     PLAN,
     RANK,
@@ -48,76 +42,46 @@ from .job import (
     SEND,
     SIZE,
     STATE,
+    WAITING,
     get,
     is_short,
     offsets_word,
     put,
     vector_nbytes,
 )
-
-MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
-
-(
-    JOB,  # address of the lane's job
-    NUMBER,  # of the last collective on this communicator
-    NEWS,  # from this number on the long way is taken, to read messages; 0: always
-    ARRAY_TYPE,  # id(numpy.ndarray)
-    IN_PLACE,  # id(MPI.IN_PLACE)
-    HEADER,  # bytes before an object's own fields
-    OPS,  # number of operations, and of element types, in the tables below
+from .table import (
+    AGREED,
+    BUCKETS,
+    BUSY,
+    CHECKED,
+    CHOSEN,
+    DTYPE_IDS,
     DTYPES,
-    HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
-    BUSY,  # 1 while a call is made the long way: none may be made meanwhile, from a thread or a callback
-    CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
-    AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
-) = range(12)
-HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
-HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
-AGREED_LENGTH = 128
-AGREED_WORDS = 2 * AGREED_LENGTH
-OP_IDS = 16
-DTYPE_IDS = OP_IDS + MAX_OPS
-ITEMSIZES = DTYPE_IDS + MAX_DTYPES
-REDUCERS = ITEMSIZES + MAX_DTYPES
-CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
-"""By collective and bit length of the vector in bytes: 1 if it is done on shared memory."""
-PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
-"""Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
-
-
-def table_words(size: int) -> int:
-    """Return how many words a table has."""
-    return PLANS + 2 * len(COLLECTIVES) * size
-
-
-_C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
-_READABLE, _WRITABLE = _C_CONTIGUOUS | _ALIGNED, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE
-_DATA, _NDIM, _SHAPE, _DTYPE, _FLAGS = 0, 8, 16, 40, 48
-"""Offsets behind the object header: char *data; int nd; npy_intp *dimensions, *strides; base; descr; int flags."""
+    HISTORY,
+    HISTORY_ENTRY,
+    HISTORY_LENGTH,
+    IN_PLACE,
+    ITEMSIZES,
+    JOB,
+    MAX_DTYPES,
+    NEWS,
+    NUMBER,
+    OP_IDS,
+    OPS,
+    READABLE,
+    REDUCERS,
+    WRITABLE,
+    agreed_entry,
+    count_of,
+    data_of,
+    dtype_of,
+    is_plain,
+    pack_call,
+    plan_entry,
+)
 
 AT_ONCE_NBYTES = 256 << 10
 """Longer vectors are only begun here, so that other threads can run meanwhile."""
-
-
-@helper
-def _is_plain(table, array, flags):
-    """Say whether an object is a NumPy array with these flags."""
-    header = get(table, HEADER)
-    return load(array + header - 8) == get(table, ARRAY_TYPE) and load_int32(array + header + _FLAGS) & flags == flags
-
-
-@helper
-def _data(table, array):
-    return load(array + get(table, HEADER) + _DATA)
-
-
-@helper
-def _count(table, array):
-    fields = array + get(table, HEADER)
-    count, shape = 1, load(fields + _SHAPE)
-    for axis in range(load_int32(fields + _NDIM)):
-        count *= load(shape + 8 * axis)
-    return count
 
 
 @helper
@@ -131,13 +95,7 @@ def _find(table, first, number, wanted):
 
 @helper
 def _dtype(table, array):
-    return _find(table, DTYPE_IDS, get(table, DTYPES), load(array + get(table, HEADER) + _DTYPE))
-
-
-@helper
-def pack_call(collective, dtype, op, root):
-    """Return the word by which ranks see whether they make the same call, besides the count."""
-    return collective | dtype << 8 | op << 16 | root << 32
+    return _find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
 
 
 @helper
@@ -160,16 +118,16 @@ def _offsets(job, part):
 @helper
 def _two_arrays(table, send, recv, send_parts, recv_parts):
     """Say whether two arrays have one element type, counts in this relation, and no element in common."""
-    if not _is_plain(table, send, _READABLE) or not _is_plain(table, recv, _WRITABLE):
+    if not is_plain(table, send, READABLE) or not is_plain(table, recv, WRITABLE):
         return False
-    if load(send + get(table, HEADER) + _DTYPE) != load(recv + get(table, HEADER) + _DTYPE):
+    if dtype_of(table, send) != dtype_of(table, recv):
         return False
-    send_count, recv_count = _count(table, send), _count(table, recv)
+    send_count, recv_count = count_of(table, send), count_of(table, recv)
     if send_count * recv_parts != recv_count * send_parts:
         return False
     number = _dtype(table, send)
     itemsize = get(table, ITEMSIZES + number) if number >= 0 else 0
-    send_data, recv_data = _data(table, send), _data(table, recv)
+    send_data, recv_data = data_of(table, send), data_of(table, recv)
     if send_parts == recv_parts and send_data == recv_data:
         return True
     return _are_apart(send_data, send_count * itemsize, recv_data, recv_count * itemsize)
@@ -183,24 +141,24 @@ def _describe(table, job, collective, send, recv, root):
     if collective in (GATHER, SCATTER):
         return _describe_rooted(table, job, collective, send, recv, rank == root)
     if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
-        if not _is_plain(table, recv, _WRITABLE):
+        if not is_plain(table, recv, WRITABLE):
             return 0
-        put(job, SEND, _data(table, recv))
-        put(job, RECV, _data(table, recv))
+        put(job, SEND, data_of(table, recv))
+        put(job, RECV, data_of(table, recv))
         return recv
     if collective == REDUCE and rank != root:
-        if not _is_plain(table, send, _READABLE):
+        if not is_plain(table, send, READABLE):
             return 0
-        put(job, SEND, _data(table, send))
+        put(job, SEND, data_of(table, send))
         put(job, RECV, 0)
         return send
     send_parts = size if collective == REDUCE_SCATTER else 1
     recv_parts = size if collective == ALLGATHER else 1
     if not _two_arrays(table, send, recv, send_parts, recv_parts):
         return 0
-    put(job, SEND, _data(table, send))
-    put(job, RECV, _data(table, recv))
-    if _data(table, send) == _data(table, recv) and collective in (ALLTOALL, SCAN, EXSCAN):
+    put(job, SEND, data_of(table, send))
+    put(job, RECV, data_of(table, recv))
+    if data_of(table, send) == data_of(table, recv) and collective in (ALLTOALL, SCAN, EXSCAN):
         return 0  # others would still read what the result overwrites
     return send if collective == REDUCE_SCATTER else recv
 
@@ -214,11 +172,11 @@ def _describe_rooted(table, job, collective, send, recv, at_root):
         send_parts = size if collective == SCATTER else 1
         if not _two_arrays(table, send, recv, send_parts, size + 1 - send_parts):
             return 0
-        if _data(table, send) == _data(table, recv):
+        if data_of(table, send) == data_of(table, recv):
             return 0
-    elif not _is_plain(table, part, _READABLE if collective == GATHER else _WRITABLE):
+    elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
         return 0
-    own, other = _data(table, part), _data(table, whole) if at_root else 0
+    own, other = data_of(table, part), data_of(table, whole) if at_root else 0
     put(job, SEND, own if collective == GATHER else other)
     put(job, RECV, other if collective == GATHER else own)
     return part
@@ -236,7 +194,7 @@ def _bit_length(number):
 @helper
 def _prepare(table, always, job, collective, main, op, root):
     """Write the other words of the job; return whether all is known, and this size wanted."""
-    count, dtype = _count(table, main), _dtype(table, main)
+    count, dtype = count_of(table, main), _dtype(table, main)
     if collective in (GATHER, SCATTER):
         count *= get(job, SIZE)
     reduces = collective in REDUCES
@@ -262,23 +220,11 @@ def _prepare(table, always, job, collective, main, op, root):
 
 
 @helper
-def agreed_entry(call, count):
-    """Return in which entry it stands that a call was compared."""
-    return ((call >> 32) + 5 * (call & 0xFFFF) + 11 * count) % AGREED_LENGTH
-
-
-@helper
 def _is_agreed(table, job):
     """Say whether the ranks need not hear of all others in this call."""
     call, count = get(job, CALL), get(job, COUNT)
     entry = get(table, AGREED) + 16 * agreed_entry(call, count)
     return load(entry) == call and load(entry + 8) == count
-
-
-@helper
-def plan_entry(collective, long, root, size):
-    """Return which word of the table is a plan's address."""
-    return PLANS + (2 * collective + long) * size + root
 
 
 @helper
@@ -356,42 +302,3 @@ def call_in(table, job, collective, send, recv, op, root):
     if not _begin(table, job, collective, send, recv, op, root):
         return OTHER
     return progress(job, not is_short(job))
-
-
-@kernel
-def _look_at(array, header, out):
-    """Write what `call` would read of an array to `out`: type, data, count, element type, flags."""
-    fields = array + header
-    out[0], out[1], out[3], out[4] = (
-        load(fields - 8),
-        load(fields + _DATA),
-        load(fields + _DTYPE),
-        load_int32(fields + _FLAGS),
-    )
-    out[2] = load_int32(fields + _NDIM)
-    out[5] = load(load(fields + _SHAPE) + 8)
-
-
-def header_nbytes() -> int:
-    """Return how many bytes come before an object's own fields."""
-    return object.__basicsize__
-
-
-def layout_error() -> str:
-    """Return why `call` cannot be used with this interpreter and this NumPy, "" if it can."""
-    if config.DISABLE_JIT:
-        return "the JIT is disabled"
-    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "this interpreter's objects are not those of CPython with its global lock"
-    if np.ndarray.__basicsize__ < header_nbytes() + _FLAGS + 8:
-        return "NumPy's arrays have too few fields"
-    for array in (np.zeros((3, 5), np.float32), np.zeros((7, 2), np.int64)[::2]):
-        seen = np.zeros(6, np.int64)
-        _look_at(id(array), header_nbytes(), seen)
-        flags = array.flags
-        expected = _C_CONTIGUOUS * flags.c_contiguous | _ALIGNED * flags.aligned | _WRITEABLE * flags.writeable
-        facts = [id(type(array)), array.ctypes.data, array.ndim, id(array.dtype), expected, array.shape[1]]
-        seen[4] &= _WRITABLE
-        if seen.tolist() != facts:
-            return "NumPy's arrays are laid out in another way than expected"
-    return ""

@@ -44,6 +44,10 @@ IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
+DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED = range(7)
+"""Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
+and `calls.call`; the reducer raised an exception. After MISMATCH, LOST and RAISED the operation has not ended."""
+
 JOB_WORDS = 40
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts."""

@@ -1,22 +1,39 @@
-"""Records of ranks on shared memory: waiting for them, and comparing the calls that they hold."""
+"""Records of ranks on shared memory: writing the own, waiting for the others', comparing the calls that they hold."""
 
-from .atomics import load, load_acquire, pause, yield_core
-from .jit import helper
+from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
+from .jit import helper, inline_helper
 from .job import (
     CALL,
+    CAREFUL,
     COUNT,
+    DONE,
+    METHOD,
+    MISMATCH,
     PLACE,
     RANK,
+    RECORD_AT_WORK,
     RECORD_CALL,
     RECORD_COUNT,
+    RECORD_RECV,
+    RECORD_SEND,
+    RECV,
+    SEEN,
+    SEND,
+    SEQUENCE,
     SIZE,
     SPINS,
+    STAGE,
+    STAGED,
+    STATE,
+    WAITING,
+    WORKING,
     YIELDS,
     get,
     published,
     put,
     record_of,
 )
+from .plan import ALL
 
 
 @helper
@@ -65,3 +82,76 @@ def call_differs(job, rank):
     if published(job, rank, RECORD_CALL) != get(job, CALL):
         return True
     return published(job, rank, RECORD_COUNT) != get(job, COUNT)
+
+
+# Instructions of plans that concern records ---------------------------------------------------------------------------
+
+
+@inline_helper
+def enter(job, is_long):
+    """Take this rank's record and write it; DONE, WAITING, or MISMATCH for the operation before."""
+    rank, sequence = get(job, RANK), get(job, SEQUENCE)
+    if get(job, SEEN) < sequence - 1:
+        if not all_have_come(job, sequence - 1, 0):
+            return WAITING
+        if calls_differed(job, sequence - 1):
+            return MISMATCH
+        put(job, SEEN, sequence - 1)
+    record = record_of(job, rank, sequence)
+    store(record + 8 * RECORD_CALL, get(job, CALL))
+    store(record + 8 * RECORD_COUNT, get(job, COUNT))
+    if is_long:
+        store(record + 8 * RECORD_SEND, get(job, SEND))
+        store(record + 8 * RECORD_RECV, get(job, RECV))
+        store_release(record + 8 * RECORD_AT_WORK, 0)
+        put(job, STAGED, get(job, METHOD) == STAGE)
+    return DONE
+
+
+@helper
+def publish(job, stage, state):
+    """Write how far this rank is (0 started, 1 done) to its record, after everything that it did before."""
+    sequence = get(job, SEQUENCE)
+    store_release(record_of(job, get(job, RANK), sequence), 4 * sequence + stage)
+    put(job, STATE, state)
+
+
+@inline_helper
+def meet(job, who):
+    """Wait until `who` has started, and compare the calls."""
+    sequence = get(job, SEQUENCE)
+    if who != ALL and not get(job, CAREFUL):
+        if who == get(job, RANK):
+            return DONE
+        if not has_come(job, who, sequence, 0):
+            return WAITING
+        return MISMATCH if call_differs(job, who) else DONE
+    if not all_have_come(job, sequence, 0):
+        return WAITING
+    put(job, SEEN, sequence)
+    for peer in range(get(job, SIZE)):
+        if call_differs(job, peer):
+            return MISMATCH
+    return DONE
+
+
+@helper
+def wait_done(job, who):
+    """Wait a little until `who` is done; return whether it is."""
+    sequence = get(job, SEQUENCE)
+    return all_have_come(job, sequence, 1) if who == ALL else has_come(job, who, sequence, 1)
+
+
+@helper
+def go_to_work(job, who):
+    """Announce that this rank uses others' buffers from now on; return False if one of them has given up."""
+    sequence = get(job, SEQUENCE)
+    at_work = record_of(job, get(job, RANK), sequence) + 8 * RECORD_AT_WORK
+    store_release(at_work, sequence)
+    fence()
+    for peer in range(get(job, SIZE)):
+        if who in (ALL, peer) and load_acquire(record_of(job, peer, sequence) + 8 * RECORD_CALL) < 0:
+            store_release(at_work, 0)
+            return False
+    put(job, STATE, WORKING)
+    return True

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numba import config, types
 
-from . import atomics, calls, casts, executor, quantize, signs, updates, withdrawal
+from . import atomics, calls, casts, executor, quantize, signs, table, updates, withdrawal
 from .jit import compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
@@ -58,7 +58,7 @@ def compile_shared() -> None:
     ):
         function.compile(arguments)
     atomics.self_test()
-    calls.layout_error()
+    table.layout_error()
 
 
 def _progress_bar(pairs: list) -> Iterable:

@@ -23,7 +23,7 @@ from mpicoll import __version__
 from mpicoll.collectives import tables
 from mpicoll.comm import Intracomm
 from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch
-from mpicoll.kernels import atomics, calls, jit
+from mpicoll.kernels import atomics, jit, table
 from mpicoll.kernels import job as words
 from mpicoll.runtime import arena, node, shared_arrays
 
@@ -89,7 +89,7 @@ def _cores(comm: Intracomm) -> Iterator[Fact]:
 def _kernels() -> Iterator[Fact]:
     wrong = atomics.self_test()
     yield Fact("atomics", wrong or "work", ERROR if wrong and "JIT" not in wrong else NOTE if wrong else OK)
-    layout = calls.layout_error()
+    layout = table.layout_error()
     yield Fact("short way", layout or "possible", NOTE if layout else OK)
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(jit.__file__).parent)
     good = os.access(folder, os.W_OK)

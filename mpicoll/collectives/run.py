@@ -10,7 +10,7 @@ from mpicoll.collectives import dense, fastlane, hierarchy, select, shared
 from mpicoll.collectives.call import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
-from mpicoll.kernels.executor import OTHER
+from mpicoll.kernels.job import OTHER
 from mpicoll.runtime.agreement import settle
 
 

@@ -246,7 +246,7 @@ def hierarchy_segments(nbytes: int) -> int:
 
 def fill_front(channel: Channel, means: Means) -> int:
     """Tell the communicator's front which calls are made on shared memory; return its address, 0 if none are."""
-    from mpicoll.kernels.calls import BUCKETS
+    from mpicoll.kernels.table import BUCKETS
 
     if channel.node is None:
         return 0

@@ -16,7 +16,9 @@ from mpicoll.collectives.task import Part, Task
 from mpicoll.kernels import calls, executor
 from mpicoll.kernels import job as words
 from mpicoll.kernels import reduce as kernels
-from mpicoll.kernels.executor import DONE, OTHER, begin
+from mpicoll.kernels import table as table_words
+from mpicoll.kernels.executor import begin
+from mpicoll.kernels.job import DONE, OTHER
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import from_array
@@ -125,7 +127,7 @@ def operation_of(task: Task) -> Operation:
         words.COUNT: task.count,
         words.ITEMSIZE: task.dtype.itemsize,
         words.ROOT: task.root,
-        words.CALL: calls.pack_call(collective, dtype, op, distinction),
+        words.CALL: table_words.pack_call(collective, dtype, op, distinction),
         words.REDUCER: reducer,
         words.BOUNDS: bounds,
         words.SEND: send,

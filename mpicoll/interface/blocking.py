@@ -21,15 +21,16 @@ from mpicoll.collectives.run import go_on, run
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.derived import Derived
 from mpicoll.kernels.calls import call
-from mpicoll.kernels.executor import DONE, OTHER
 from mpicoll.kernels.job import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
     BARRIER,
     BCAST,
+    DONE,
     EXSCAN,
     GATHER,
+    OTHER,
     REDUCE,
     REDUCE_SCATTER,
     SCAN,

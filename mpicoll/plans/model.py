@@ -23,7 +23,7 @@ STAGE_NBYTES, SLOT_NBYTES = 512, 256
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
 """Lengths of a buffer, and of all plans of a rank."""
 BY_PARTS = tuple(name for name in COLLECTIVES if ROWS[name].by_parts)
-_MODULES = ("job", "plan", "records", "operands", "executor", "withdrawal")
+_MODULES = ("job", "plan", "records", "operands", "movement", "executor", "withdrawal")
 
 
 def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
@@ -76,7 +76,7 @@ def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
             memory.waited(record_of(job, rank, sequence), 4 * sequence + stage)
         return came
 
-    modules.records.has_come = modules.executor.has_come = noted
+    modules.records.has_come = noted
 
 
 @dataclass

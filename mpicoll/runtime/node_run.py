@@ -56,17 +56,17 @@ class NodeRun(InFlight):
         RemoteError
             If another process is gone.
         """
-        status, self._status = self._status, executor.WAITING
-        if status == executor.WAITING:
+        status, self._status = self._status, words.WAITING
+        if status == words.WAITING:
             status = executor.advance(self._job.ctypes.data)
-        if status == executor.MISMATCH:
+        if status == words.MISMATCH:
             self._raise_mismatch()
-        if status == executor.LOST:
+        if status == words.LOST:
             raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
-        if status == executor.RAISED:
+        if status == words.RAISED:
             raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
-        self.falls_back = status == executor.FALLBACK
-        return status in (executor.DONE, executor.FALLBACK)
+        self.falls_back = status == words.FALLBACK
+        return status in (words.DONE, words.FALLBACK)
 
     def _seen(self) -> list[list[int]]:
         """Return how far each rank is, its call and its count; before this operation has begun, in the one before."""
@@ -125,7 +125,7 @@ class QueuedRun(NodeRun):
     __slots__ = ("_before", "_signature", "_start")
 
     def __init__(self, channel: Channel, job: np.ndarray, number: int, signature: Signature, op_name: str) -> None:
-        super().__init__(channel, job, number, executor.WAITING, op_name)
+        super().__init__(channel, job, number, words.WAITING, op_name)
         self._signature = signature
         self._before: Ending | None = None
         self._start: Callable[[], int] | None = None

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 from numba import config
 
-from mpicoll.kernels import calls
+from mpicoll.kernels import table
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
 
 
 def test_arrays_are_laid_out_as_expected() -> None:
-    assert calls.layout_error() == ""
+    assert table.layout_error() == ""
 
 
 def test_another_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "header_nbytes", lambda: 24)
-    assert "laid out" in calls.layout_error()
+    monkeypatch.setattr(table, "header_nbytes", lambda: 24)
+    assert "laid out" in table.layout_error()
 
 
 def test_different_calls_have_different_words() -> None:
     seen = {
-        calls.pack_call(collective, dtype, op, root)
+        table.pack_call(collective, dtype, op, root)
         for collective in range(6)
         for dtype in range(15)
         for op in (0, 9, 16, 0xFFFF)

@@ -46,12 +46,12 @@ def test_sequences_of_three_through_stages(size: int) -> None:
 
 PLANTED = {
     "two stages instead of three": ("operands", "INPUT_STAGES, index", "1, index"),
-    "no wait before a record is used again": ("executor", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
+    "no wait before a record is used again": ("records", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
     "one record": ("job", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
     "one slot": ("job", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
-    "no wait for the others' work": ("executor", "return all_have_come(job, sequence, 1) if", "return True if"),
+    "no wait for the others' work": ("records", "return all_have_come(job, sequence, 1) if", "return True if"),
     "started before its data": (
-        "executor",
+        "records",
         "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n",
         "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n    store_release(record, 4 * sequence)\n",
     ),

@@ -59,7 +59,7 @@ def run_until_somebody_gives_up(world: World, operations: list[Operation]) -> No
                 world.machine.wait()
                 status = world.advance(rank)
             if status != world.executor.DONE:
-                assert status in (world.executor.WAITING, world.executor.MISMATCH)
+                assert status in (world.executor.WAITING, world.words.MISMATCH)
                 give_up(world, rank)
                 return
             world.check(rank, operation)
@@ -93,5 +93,5 @@ def test_a_reducer_that_raises_is_noticed(kind: str, count: int) -> None:
         statuses[rank] = status
 
     world.machine.run([lambda rank=rank: program(rank) for rank in range(3)])  # type: ignore[misc]
-    assert statuses[1] == world.executor.RAISED
-    assert world.executor.RAISED not in (statuses[0], statuses[2])
+    assert statuses[1] == world.words.RAISED
+    assert world.words.RAISED not in (statuses[0], statuses[2])
