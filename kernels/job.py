@@ -114,7 +114,7 @@ TILE_NBYTES = 128 << 10
 SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
 """Private memory of one job: two tiles, and four words for system calls."""
 INPUT_STAGES, STAGES_PER_LANE = 2, 3
-"""Stages of a rank in one lane: 0 and 1 for input, of which reductions use only 0, and 2 for results.
+"""Stages of a rank in one lane: 0 and 1 for input, and 2 for results; where there are results in stages, 1 is not used.
 
 Results have a stage of their own since nothing announces that the others have collected them: the next operation may
 begin meanwhile, and write its input, but no results before all ranks have begun it.

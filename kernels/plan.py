@@ -23,7 +23,7 @@ ROW_NBYTES = 8 * ROW_WORDS
     BY_PARTS,  # 1: a segment has a range of every part, 0: it is a range of the vector
     SEND_PART,  # 1: sendbuf holds only the rank's own part
     RECV_PART,  # 1: recvbuf holds only the rank's own part
-    TURNS,  # 1: nothing is reduced, so that segments use both input stages, one after the other
+    TURNS,  # 1: no result passes through stages, so that segments use both input stages, one after the other
     SPLIT,  # parts of which an input stage holds a segment
     EARLY,  # 1: segments are short, so that a rank fills one while another empties the one before
 ) = range(ROW_WORDS)

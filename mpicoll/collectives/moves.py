@@ -7,14 +7,14 @@ the root tells its counts first; messages need no more than what each rank knows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpicoll.collectives import select
 from mpicoll.collectives.call import AnyTask, Call, Scope, algorithm_for, check_root, native
 from mpicoll.collectives.task import Part, Task
-from mpicoll.runtime.blocks import ScatteredBlocks, resolve_blocks
+from mpicoll.runtime.blocks import Blocks, ScatteredBlocks, resolve_blocks
 from mpicoll.runtime.buffers import Buffer, check_alike, check_apart, from_array, resolve
 from mpicoll.runtime.specs import Foreign, in_place
 
@@ -22,160 +22,107 @@ _DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
 """Algorithms in which parts go from one rank straight to the other, so that only those two need know their length."""
 
 
+class _Ends(NamedTuple):
+    """Buffers of a gather or scatter: the root's, which has all parts, and the one of this rank's part.
+
+    Attributes
+    ----------
+    whole
+        None on ranks other than the root.
+    part
+        None for IN_PLACE.
+    counts
+        Those that the root was given, for the forms with counts of any length; None elsewhere.
+    """
+
+    whole: Buffer | None
+    part: Buffer | None
+    counts: Sequence[int] | None
+
+
 def gather(scope: Scope, call: Call) -> AnyTask:
-    """Check a call whose parts are equally long; only the root's recvbuf is looked at."""
-    root, size = check_root(call.root, scope.channel.size), scope.channel.size
-    recv = None
-    try:
-        if scope.channel.rank == root:
-            recv = resolve(call.recvbuf, "recvbuf", writable=True, blocks=size)
-        send = _send_of_gather(scope, call, root)
-    except Foreign:
-        return native(scope, "gather", "Gather", (call.sendbuf, call.recvbuf, root), False)
-    if recv is not None and recv.count % size:
-        raise ValueError(f"recvbuf: {recv.count} elements cannot be divided among {size} ranks")
-    own = send.count if send is not None else recv.count // size if recv is not None else 0
-    return _gather(scope, call, root, send, recv, (own,) * size)
-
-
-def _send_of_gather(scope: Scope, call: Call, root: int) -> Buffer | None:
-    """Resolve sendbuf; None for IN_PLACE, which only the root may pass."""
-    if not in_place(call.sendbuf):
-        return resolve(call.sendbuf, "sendbuf", writable=False)
-    if scope.channel.rank != root:
-        raise ValueError(f"sendbuf: only the root may pass MPI.IN_PLACE to {call.collective.capitalize()}")
-    return None
-
-
-def _gather(
-    scope: Scope,
-    call: Call,
-    root: int,
-    send: Buffer | None,
-    recv: Buffer | None,
-    counts: tuple[int, ...],
-    uneven: bool = False,
-) -> AnyTask:
-    """Finish both forms of gather."""
-    rank, total = scope.channel.rank, sum(counts)
-    begin, end = sum(counts[:rank]), sum(counts[: rank + 1])
-    if recv is not None and recv.count != total:
-        raise ValueError(f"recvbuf has {recv.count} elements, but {total} are gathered")
-    if send is not None and send.count != end - begin:
-        raise ValueError(f"sendbuf has {send.count} elements, but the root takes {end - begin} from this rank")
-    if send is not None and recv is not None:
-        check_alike(send, recv)
-        check_apart(send, recv)
-    data = send or recv
-    assert data is not None
-    title = call.collective.capitalize()
-    name = _algorithm(scope, call, "gather", total * data.dtype.itemsize, uneven)
-    if name == select.NATIVE:
-        return native(scope, call.collective, title, (call.sendbuf, call.recvbuf, root), True)
-    given = Part(data, begin, end, begin if send is None else 0)
-    result = Part(recv, 0, total) if recv is not None else None
-    return Task(
-        scope.channel, "gather", title, name, total, data.dtype, given, result,
-        target=recv, counts=counts, uneven=uneven, root=root,
-    )  # fmt: skip
-
-
-def gatherv(scope: Scope, call: Call) -> AnyTask:
-    """Check a call in which the root's recvbuf says how much each rank gives and where it goes."""
-    root, size, rank = check_root(call.root, scope.channel.size), scope.channel.size, scope.channel.rank
-    recv, counts = None, None
-    try:
-        if rank == root:
-            blocks = resolve_blocks(call.recvbuf, "recvbuf", size)
-            recv, counts = blocks.buffer if _covers(blocks.buffer, blocks) else ScatteredBlocks(blocks), blocks.counts
-        send = _send_of_gather(scope, call, root)
-    except Foreign:
-        return native(scope, "gatherv", "Gatherv", (call.sendbuf, call.recvbuf, root), False)
-    uneven = not _tells_counts(scope)
-    if not uneven:
-        counts = _counts_from_root(scope, counts, root)
-    elif counts is None:
-        counts = [send.count if peer == rank and send is not None else 0 for peer in range(size)]
-    assert counts is not None
-    return _gather(scope, call, root, send, recv, tuple(counts), uneven)
+    """Check a Gather or Gatherv; only the root's recvbuf is looked at."""
+    return _rooted(scope, call, "gather", call.recvbuf, call.sendbuf)
 
 
 def scatter(scope: Scope, call: Call) -> AnyTask:
-    """Check a call whose parts are equally long; only the root's sendbuf is looked at."""
-    root, size = check_root(call.root, scope.channel.size), scope.channel.size
-    send = None
+    """Check a Scatter or Scatterv; only the root's sendbuf is looked at."""
+    return _rooted(scope, call, "scatter", call.sendbuf, call.recvbuf)
+
+
+def _rooted(scope: Scope, call: Call, collective: str, whole: Any, part: Any) -> AnyTask:
+    """Check a call in which the root has the parts of all ranks."""
+    size, rank = scope.channel.size, scope.channel.rank
+    root, title = check_root(call.root, size), call.collective.capitalize()
     try:
-        if scope.channel.rank == root:
-            send = resolve(call.sendbuf, "sendbuf", writable=False, blocks=size)
-        recv = _recv_of_scatter(scope, call, root)
+        ends = _resolve_ends(scope, call, collective, root, whole, part)
     except Foreign:
-        return native(scope, "scatter", "Scatter", (call.sendbuf, call.recvbuf, root), False)
-    if send is not None and send.count % size:
-        raise ValueError(f"sendbuf: {send.count} elements cannot be divided among {size} ranks")
-    own = recv.count if recv is not None else send.count // size if send is not None else 0
-    return _scatter(scope, call, root, send, recv, (own,) * size)
-
-
-def _recv_of_scatter(scope: Scope, call: Call, root: int) -> Buffer | None:
-    """Resolve recvbuf; None for IN_PLACE, which only the root may pass."""
-    if not in_place(call.recvbuf):
-        return resolve(call.recvbuf, "recvbuf", writable=True)
-    if scope.channel.rank != root:
-        raise ValueError(f"recvbuf: only the root may pass MPI.IN_PLACE to {call.collective.capitalize()}")
-    return None
-
-
-def _scatter(
-    scope: Scope,
-    call: Call,
-    root: int,
-    send: Buffer | None,
-    recv: Buffer | None,
-    counts: tuple[int, ...],
-    uneven: bool = False,
-) -> AnyTask:
-    """Finish both forms of scatter."""
-    rank, total = scope.channel.rank, sum(counts)
-    begin, end = sum(counts[:rank]), sum(counts[: rank + 1])
-    if send is not None and send.count != total:
-        raise ValueError(f"sendbuf has {send.count} elements, but {total} are scattered")
-    if recv is not None and recv.count != end - begin:
-        raise ValueError(f"recvbuf has {recv.count} elements, but the root has {end - begin} for this rank")
-    if send is not None and recv is not None:
-        check_alike(send, recv)
-        check_apart(send, recv)
-    data = send or recv
+        return native(scope, call.collective, title, (call.sendbuf, call.recvbuf, root), False)
+    by_counts = call.collective != collective
+    uneven = by_counts and not _tells_counts(scope)
+    counts = _counts(scope, ends, root, by_counts)
+    total, begin, end = sum(counts), sum(counts[:rank]), sum(counts[: rank + 1])
+    send, recv = (ends.part, ends.whole) if collective == "gather" else (ends.whole, ends.part)
+    _check_ends(ends, send, recv, total, end - begin)
+    data = ends.part or ends.whole
     assert data is not None
-    title = call.collective.capitalize()
-    name = _algorithm(scope, call, "scatter", total * data.dtype.itemsize, uneven)
+    name = _algorithm(scope, call, collective, total * data.dtype.itemsize, uneven)
     if name == select.NATIVE:
         return native(scope, call.collective, title, (call.sendbuf, call.recvbuf, root), True)
-    given = Part(send, 0, total) if send is not None else None
-    result = Part(recv, begin, end) if recv is not None else None
+    whole_part = Part(ends.whole, 0, total) if ends.whole is not None else None
+    own_part = Part(ends.part, begin, end) if ends.part is not None else None
+    given, result = (own_part, whole_part) if collective == "gather" else (whole_part, own_part)
+    if collective == "gather" and given is None:
+        given = Part(data, begin, end, begin)
     return Task(
-        scope.channel, "scatter", title, name, total, data.dtype, given, result,
-        source=send, target=recv, counts=counts, uneven=uneven, root=root,
+        scope.channel, collective, title, name, total, data.dtype, given, result,
+        source=send if collective == "scatter" else None, target=recv, counts=tuple(counts), uneven=uneven, root=root,
     )  # fmt: skip
 
 
-def scatterv(scope: Scope, call: Call) -> AnyTask:
-    """Check a call in which the root's sendbuf says how much each rank gets and where it is."""
-    root, size, rank = check_root(call.root, scope.channel.size), scope.channel.size, scope.channel.rank
-    send, counts = None, None
-    try:
-        if rank == root:
-            blocks = resolve_blocks(call.sendbuf, "sendbuf", size, writable=False)
-            send, counts = blocks.buffer if _covers(blocks.buffer, blocks) else ScatteredBlocks(blocks), blocks.counts
-        recv = _recv_of_scatter(scope, call, root)
-    except Foreign:
-        return native(scope, "scatterv", "Scatterv", (call.sendbuf, call.recvbuf, root), False)
-    uneven = not _tells_counts(scope)
-    if not uneven:
-        counts = _counts_from_root(scope, counts, root)
-    elif counts is None:
-        counts = [recv.count if peer == rank and recv is not None else 0 for peer in range(size)]
-    assert counts is not None
-    return _scatter(scope, call, root, send, recv, tuple(counts), uneven)
+def _check_ends(ends: _Ends, send: Buffer | None, recv: Buffer | None, total: int, own: int) -> None:
+    """Compare the buffers with the counts, and with each other."""
+    for buffer, count, what in ((ends.whole, total, "the parts of all ranks have"), (ends.part, own, "its part has")):
+        if buffer is not None and buffer.count != count:
+            raise ValueError(
+                f"{'sendbuf' if buffer is send else 'recvbuf'} has {buffer.count} elements, but {what} {count}"
+            )
+    if send is not None and recv is not None:
+        check_alike(send, recv)
+        check_apart(send, recv)
+
+
+def _resolve_ends(scope: Scope, call: Call, collective: str, root: int, whole: Any, part: Any) -> _Ends:
+    """Resolve both buffers; only the root may pass IN_PLACE for its part, and has the other buffer."""
+    size, at_root = scope.channel.size, scope.channel.rank == root
+    gathers = collective == "gather"
+    whole_name, part_name = ("recvbuf", "sendbuf") if gathers else ("sendbuf", "recvbuf")
+    everything, counts = None, None
+    if at_root and call.collective == collective:
+        everything = resolve(whole, whole_name, writable=gathers, blocks=size)
+        if everything.count % size:
+            raise ValueError(f"{whole_name}: {everything.count} elements cannot be divided among {size} ranks")
+    elif at_root:
+        blocks = resolve_blocks(whole, whole_name, size, writable=gathers)
+        everything, counts = _in_order(blocks), blocks.counts
+    if not in_place(part):
+        return _Ends(everything, resolve(part, part_name, writable=not gathers), counts)
+    if not at_root:
+        raise ValueError(f"{part_name}: only the root may pass MPI.IN_PLACE to {call.collective.capitalize()}")
+    return _Ends(everything, None, counts)
+
+
+def _counts(scope: Scope, ends: _Ends, root: int, by_counts: bool) -> Sequence[int]:
+    """Return the counts of all ranks' parts, as far as this rank knows them; 0 for others."""
+    size, rank = scope.channel.size, scope.channel.rank
+    if not by_counts:
+        own = ends.part.count if ends.part is not None else ends.whole.count // size if ends.whole is not None else 0
+        return [own] * size
+    if _tells_counts(scope):
+        return _counts_from_root(scope, ends.counts, root)
+    if ends.counts is not None:
+        return ends.counts
+    return [ends.part.count if peer == rank and ends.part is not None else 0 for peer in range(size)]
 
 
 def alltoall(scope: Scope, call: Call) -> AnyTask:
@@ -203,10 +150,7 @@ def alltoallv(scope: Scope, call: Call) -> AnyTask:
         out = None if in_place(sendbuf) else resolve_blocks(sendbuf, "sendbuf", size, writable=False)
     except Foreign:
         return native(scope, "alltoallv", "Alltoallv", (sendbuf, call.recvbuf), False)
-    recv = into.buffer if _covers(into.buffer, into) else ScatteredBlocks(into)
-    send = None
-    if out is not None:
-        send = out.buffer if _covers(out.buffer, out) else ScatteredBlocks(out)
+    recv, send = _in_order(into), None if out is None else _in_order(out)
     name = _algorithm(scope, call, "alltoall", 0, True)
     counts = into.counts if out is None else out.counts
     return _alltoall(scope, call, name, send, recv, tuple(counts), tuple(into.counts))
@@ -238,9 +182,11 @@ def _alltoall(
     )  # fmt: skip
 
 
-def _covers(buffer: Buffer, blocks: Any) -> bool:
-    """Return whether blocks follow each other without gaps and make up the whole buffer."""
-    return bool(blocks.is_packed and sum(blocks.counts) == buffer.count)
+def _in_order(blocks: Blocks) -> Buffer:
+    """Return blocks as memory in which they follow each other: the buffer itself if they make it up, else a copy."""
+    if blocks.is_packed and sum(blocks.counts) == blocks.buffer.count:
+        return blocks.buffer
+    return ScatteredBlocks(blocks)
 
 
 def _algorithm(scope: Scope, call: Call, collective: str, nbytes: int, uneven: bool) -> str:

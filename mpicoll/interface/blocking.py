@@ -1,7 +1,8 @@
 """Blocking collectives of the mpi4py face.
 
 A plain call is made by one compiled function, :func:`mpicoll.kernels.calls.call`; whatever that does not know goes the
-long way, :func:`mpicoll.collectives.run.go_on`.
+long way, :func:`mpicoll.collectives.run.go_on`. The methods are written out: one more Python call between them and the
+compiled function would take a twentieth of the time of a short collective.
 """
 
 # mypy: disable-error-code="override"

@@ -35,7 +35,7 @@ _CONDITIONS = {
     words.OUTPUT_IS_STAGED: "the own recvbuf is private",
     words.OTHERS_ARE_STAGED: "the recvbuf of another rank is private",
     words.OUTPUT_IS_REMOTE: "only the system reaches the recvbuf of rank {rank}",
-    words.NOT_AHEAD: "this is the last segment, or something is reduced",
+    words.NOT_AHEAD: "this is the last segment, or results pass through stages",
 }
 _SPACES = {
     words.SEND: "sendbuf",

@@ -1,6 +1,6 @@
 """The table from which a plain blocking call is made in one step, without looking at its arguments in Python.
 
-See :mod:`mpicoll.kernels.calls` for what it says. The long way fills it: an operation and element type that were used
+See :mod:`mpicoll.kernels.table` for what it says. The long way fills it: an operation and element type that were used
 once are in it from then on. It also counts the collectives of a communicator, for both ways.
 """
 
