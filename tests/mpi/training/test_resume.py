@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.train.agreement import wait_politely
 from mpicoll.train.checkpoints import open_checkpoint
+from mpicoll.train.checkpoints.folders import steps_in
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.course import Course
 from mpicoll.train.engine import OneAfterTheOther
@@ -231,6 +233,14 @@ def test_nothing_is_saved_once_a_rank_has_seen_nan(
     assert not list((shared_folder / "run").glob("step-*"))
 
 
+def wait_for_a_checkpoint(folder: Path) -> None:
+    """Return when a checkpoint of the run is complete, or after half of the run's timeout."""
+    give_up = time.perf_counter() + CONFIG.timeout / 2
+    while not steps_in(folder) and time.perf_counter() < give_up:
+        MPI.COMM_WORLD.Iprobe()  # lets the library serve what others do in this rank's windows
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize(
     "options", [*ASYNCHRONOUS, {}, {"mode": "local"}, {"shard": "parameters"}], ids=lambda each: name_of((each, {}))
 )
@@ -239,7 +249,13 @@ def test_a_step_to_nan_is_not_saved(
 ) -> None:
     """The loss is known before the step is taken: only the parameters tell that the last one went too far."""
     config = configured(shared_folder, {**options, "quiet": True, "checkpoint_every": 1}, comm.size)
-    monkeypatch.setattr(Course, "rate", lambda self, step: 1e300 if step == 5 else 0.05)
+
+    def rate(self: Course, step: int) -> float:
+        if step == 4 and comm.rank:  # without waiting, the others may take all steps before the chief takes its second
+            wait_for_a_checkpoint(shared_folder / "run")
+        return 1e300 if step == 5 else 0.05
+
+    monkeypatch.setattr(Course, "rate", rate)
     with pytest.raises(NonFiniteLoss):
         run(config, comm)
     wait_politely(comm)
