@@ -247,6 +247,12 @@ def try_transfers(pid, theirs, mine, expected):
     return write_process(mine + 8, pid, mine, theirs + 8, 8)
 
 
+@kernel
+def fetch(vectors, pid, local, remote, nbytes):
+    """Copy memory of another process; see `read_process`."""
+    return read_process(vectors, pid, local, remote, nbytes)
+
+
 _TURNS = 50
 
 

@@ -22,10 +22,12 @@ from .job import (
     CALL,
     COLLECTIVE,
     COUNT,
+    DONE,
     EXSCAN,
     GATHER,
     IDLE,
     ITEMSIZE,
+    METHOD,
     OTHER,
     PART_COUNT,
     PLAN,
@@ -42,6 +44,7 @@ from .job import (
     SEND,
     SIZE,
     STATE,
+    TRANSFER,
     WAITING,
     get,
     is_short,
@@ -49,6 +52,7 @@ from .job import (
     put,
     vector_nbytes,
 )
+from .known import begin_known, end_known, find_known
 from .table import (
     AGREED,
     BUCKETS,
@@ -63,6 +67,8 @@ from .table import (
     IN_PLACE,
     ITEMSIZES,
     JOB,
+    KNOWN_IN_HISTORY,
+    KNOWN_NUMBER,
     MAX_DTYPES,
     NEWS,
     NUMBER,
@@ -79,7 +85,10 @@ from .table import (
     pack_call,
     plan_entry,
 )
+from .table import METHOD as SHARED_METHOD
 
+FOR_SHARED, FOR_SINGLE_COPY = 1, 2
+"""Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
 AT_ONCE_NBYTES = 256 << 10
 """Longer vectors are only begun here, so that other threads can run meanwhile."""
 
@@ -192,31 +201,34 @@ def _bit_length(number):
 
 
 @helper
-def _prepare(table, always, job, collective, main, op, root):
-    """Write the other words of the job; return whether all is known, and this size wanted."""
+def _prepare(table, wanted, job, collective, main, op, root):
+    """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
     count, dtype = count_of(table, main), _dtype(table, main)
     if collective in (GATHER, SCATTER):
         count *= get(job, SIZE)
     reduces = collective in REDUCES
     operation = _find(table, OP_IDS, get(table, OPS), op) if reduces else 0
     if count == 0 or dtype < 0 or operation < 0:
-        return False
+        return -1
     itemsize = get(table, ITEMSIZES + dtype)
     reducer = get(table, REDUCERS + MAX_DTYPES * operation + dtype)
     if reduces and reducer == 0:
-        return False
-    if not always and get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize)) == 0:
-        return False
+        return -1
+    chosen = wanted
+    if wanted == 0:
+        chosen = get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize))
     if collective in BY_PARTS:
         size = get(job, SIZE)
         if count % size:
-            return False
+            return -1
         put(job, BOUNDS, _offsets(job, count // size))
     put(job, COUNT, count)
     put(job, ITEMSIZE, itemsize)
     put(job, REDUCER, reducer)
-    put(job, CALL, pack_call(collective, dtype, operation, root))
-    return True
+    put(job, METHOD, chosen - 1)
+    single_copy = int(chosen > 0 and chosen - 1 != get(table, SHARED_METHOD))
+    put(job, CALL, pack_call(collective, single_copy, dtype, operation, root))
+    return chosen
 
 
 @helper
@@ -228,65 +240,102 @@ def _is_agreed(table, job):
 
 
 @helper
-def _note(table, job, number):
+def _note(table, call, count):
+    """Number a call, and remember it."""
+    number = get(table, NUMBER) + 1
+    put(table, NUMBER, number)
     entry = get(table, HISTORY) + 8 * HISTORY_ENTRY * (number % HISTORY_LENGTH)
     store(entry, number)
-    store(entry + 8, get(job, CALL))
-    store(entry + 16, get(job, COUNT))
+    store(entry + 8, call)
+    store(entry + 16, count)
 
 
 @helper
-def _begin(table, job, collective, send, recv, op, root):
-    """Number a call, and start its operation in a job; return False if this is not a plain call, and nothing happened.
+def _is_open(table, job):
+    """Say whether calls may be made from here now."""
+    return get(table, NUMBER) + 1 < get(table, NEWS) and get(job, STATE) == IDLE and get(table, BUSY) == 0
 
-    See `call` for the arguments.
-    """
-    always = table & 1
-    table -= always
-    number = get(table, NUMBER) + 1
-    if number >= get(table, NEWS) or get(job, STATE) != IDLE or get(table, BUSY):
-        return False
-    if not 0 <= root < get(job, SIZE):
-        return False
+
+@helper
+def _wanted(table):
+    """Return METHOD + 1 if the address of the table asks for an algorithm, else 0."""
+    asked = table & 7
+    if asked == FOR_SHARED:
+        return get(table - asked, SHARED_METHOD) + 1
+    return TRANSFER + 1 if asked == FOR_SINGLE_COPY else 0
+
+
+@helper
+def _look(table, job, collective, send, recv, op, root):
+    """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
+    wanted = _wanted(table)
+    table -= table & 7
+    if not _is_open(table, job) or not 0 <= root < get(job, SIZE):
+        return -1
     put(job, ROOT, root)
     put(job, COLLECTIVE, collective)
     if collective == BARRIER:
         put(job, COUNT, 0)
-        put(job, CALL, pack_call(collective, 0, 0, 0))
-        if not always and get(table, CHOSEN) == 0:
-            return False
-    else:
-        main = _describe(table, job, collective, send, recv, root)
-        if main == 0 or not _prepare(table, always, job, collective, main, op, root):
-            return False
-        if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
-            return False
+        put(job, ITEMSIZE, 1)
+        put(job, CALL, pack_call(collective, 0, 0, 0, 0))
+        if wanted not in (0, get(table, SHARED_METHOD) + 1):
+            return -1  # there is no barrier by single copies
+        return wanted if wanted else get(table, CHOSEN)
+    main = _describe(table, job, collective, send, recv, root)
+    return -1 if main == 0 else _prepare(table, wanted, job, collective, main, op, root)
+
+
+@helper
+def _begin(table, job, collective, root):
+    """Number a call, and start its operation on shared memory; return False if nothing happened."""
+    if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
+        return False
     plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
     if plan == 0:
         return False
     put(job, PLAN, plan)
-    put(table, NUMBER, number)
-    _note(table, job, number)
+    _note(table, get(job, CALL), get(job, COUNT))
     start(job)
     return True
+
+
+@helper
+def _call_by_messages(table, job):
+    """Make a call that was made before, by messages; return a status, OTHER if nothing happened."""
+    known = find_known(table, job)
+    if known == 0:
+        return OTHER
+    _note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
+    bound = begin_known(table, job, known)
+    start(bound)
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
+        return WAITING
+    status = progress(bound, False)
+    if status == DONE:
+        end_known(table, job, known)
+    return status
 
 
 @short_kernel
 def call(table, collective, send, recv, op, root):
     """Make a blocking call, or begin it; return a status.
 
-    DONE: the result is there. WAITING, MISMATCH, FALLBACK, LOST: the call has begun and has its number; see
-    `executor.advance`. OTHER: nothing has happened.
+    DONE: the result is there. OTHER: nothing has happened. Others: the call has begun and has its number; see
+    `executor.advance`. If the table's word RUNNING is not 0, it is made by messages.
 
     Parameters
     ----------
     table : int
-        Address of `table_words` words; one more than that to disregard what they say is chosen.
+        Address of `table_words` words; plus FOR_SHARED or FOR_SINGLE_COPY to disregard what they say is chosen.
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
     """
-    job = get(table - (table & 1), JOB)
-    if not _begin(table, job, collective, send, recv, op, root):
+    own = table - (table & 7)
+    job = get(own, JOB)
+    chosen = _look(table, job, collective, send, recv, op, root)
+    if chosen == 0:
+        return _call_by_messages(own, job)
+    if chosen < 0 or not _begin(own, job, collective, root):
         return OTHER
     if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
@@ -299,6 +348,7 @@ def call_in(table, job, collective, send, recv, op, root):
 
     Return a status, and take arguments, as `call` does.
     """
-    if not _begin(table, job, collective, send, recv, op, root):
+    chosen = _look(table, job, collective, send, recv, op, root)
+    if chosen <= 0 or not _begin(table - (table & 7), job, collective, root):
         return OTHER
     return progress(job, not is_short(job))

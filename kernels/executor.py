@@ -63,11 +63,14 @@ from .job import (
     put,
 )
 from .job import OTHERS_STAGED as OTHERS_STAGED_WORD
+from .messages import execute_bound
 from .movement import copy_range, reduce_range
 from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve
 from .plan import (
     AGAIN,
     AT_WORK,
+    BOUND_COUNT,
+    BOUND_ITEMSIZE,
     CONDITION_RANK,
     COPY,
     DELIVER,
@@ -85,6 +88,7 @@ from .plan import (
     RESOLVE,
     ROW_NBYTES,
     ROWS,
+    SEGMENTS,
     STARTED,
     TILES,
     TO_INDEX,
@@ -196,10 +200,13 @@ def progress(job, only_start):
             publish(job, 1, LEAVING)
         elif what == WAIT_DONE:
             status = DONE if wait_done(job, who) else WAITING
-        elif _next_segment(job):
+        elif what == SEGMENTS:
+            if not _next_segment(job):
+                return _end(job, DONE)
             row = get(job, PLAN)
         else:
-            return _end(job, DONE)
+            status = execute_bound(job, row, what)
+            worked += load(row + 8 * BOUND_COUNT) * load(row + 8 * BOUND_ITEMSIZE)
         if status != DONE:
             return _leave(job, row, status)
         row += ROW_NBYTES

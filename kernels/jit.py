@@ -45,7 +45,17 @@ _SHARED_FILES = (
     "sparse.py",
 )
 """Used by any kernel."""
-_PLAN_FILES = ("executor.py", "job.py", "movement.py", "operands.py", "plan.py", "records.py", "table.py")
+_PLAN_FILES = (
+    "executor.py",
+    "job.py",
+    "known.py",
+    "messages.py",
+    "movement.py",
+    "operands.py",
+    "plan.py",
+    "records.py",
+    "table.py",
+)
 """Used by the kernels of `_PLAN_USERS` only."""
 _PLAN_USERS = ("calls", "executor", "withdrawal")
 

@@ -4,6 +4,8 @@ A *job* is a rank's private memory for one lane of operations, a *record* what o
 how they are used. All words are int64, all memory is given by address.
 """
 
+import numpy as np
+
 from .atomics import load, store
 from .jit import helper
 
@@ -44,9 +46,10 @@ IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
-DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED = range(7)
+DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range(9)
 """Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
-and `calls.call`; the reducer raised an exception. After MISMATCH, LOST and RAISED the operation has not ended."""
+and `calls.call`; the reducer raised an exception; see `messages.execute_bound` for the last two. After MISMATCH, LOST,
+RAISED and FAILED the operation has not ended."""
 
 JOB_WORDS = 40
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
@@ -130,6 +133,13 @@ def offsets_word(size):
 def job_words(size: int) -> int:
     """Return how many words a job has."""
     return offsets_word(size) + size + 1
+
+
+def empty_job(size: int, rank: int) -> np.ndarray:
+    """Return a job without records, in which a call can be looked at."""
+    job = np.zeros(job_words(size), np.int64)
+    job[SIZE], job[RANK], job[PART_COUNT] = size, rank, -1
+    return job
 
 
 @helper

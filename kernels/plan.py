@@ -47,7 +47,13 @@ ALL, NONE = -1, -2
     AGAIN,  # end of the loop's body: rows back to TILES
     SEGMENTS,  # go on with the next segment, at row 1, unless this was the last
     END,
-) = range(1, 16)
+    # The rows of plans that are bound to memory, see `messages`; END is the only other one that they have.
+    STARTALL,  # start persistent messages: count, requests, function
+    TESTALL,  # wait until they are complete: count, requests, function, flag, statuses
+    REDUCE_BOUND,  # out <- left OP right: count, itemsize, function
+    COPY_BOUND,  # out <- left: count, itemsize
+    CALL,  # what only the interpreter can do
+) = range(1, 21)
 
 # Operands of MEET, AT_WORK, WAIT_DONE (a rank) and ENTER, IF, AGAIN stand in FIRST; of IF and TILES also in ROWS.
 OPERATION, FIRST, ROWS = 0, 1, 2
@@ -55,6 +61,10 @@ OPERATION, FIRST, ROWS = 0, 1, 2
 TO, TO_RANK, TO_INDEX, FROM, FROM_RANK, FROM_INDEX, KIND = range(1, 8)
 # REDUCE takes a range of ranks in the place of FROM_RANK and FROM_INDEX, and both ranges have index TO_INDEX.
 FROM_FIRST, FROM_LAST = FROM_RANK, FROM_INDEX
+
+# Rows that are bound to memory: counts, and addresses of everything else.
+BOUND_COUNT, BOUND_REQUESTS, BOUND_FUNCTION, BOUND_FLAG, BOUND_STATUSES = range(1, 6)
+_, BOUND_OUT, _, BOUND_LEFT, BOUND_RIGHT, BOUND_ITEMSIZE = range(1, 7)
 
 # Kinds of ranges
 SEGMENT, CHUNK, PART, TILE = range(4)

@@ -17,7 +17,7 @@ from .job import COLLECTIVES, get
 MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
 
 (
-    JOB,  # address of the lane's job
+    JOB,  # address of the job of blocking calls
     NUMBER,  # of the last collective on this communicator
     NEWS,  # from this number on the long way is taken, to read messages; 0: always
     ARRAY_TYPE,  # id(numpy.ndarray)
@@ -29,17 +29,23 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     BUSY,  # 1 while a call is made the long way: none may be made meanwhile, from a thread or a callback
     CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
     AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
-) = range(12)
+    METHOD,  # how the algorithm "shared" reaches private memory
+    KNOWN,  # address of KNOWN_LENGTH entries of known calls, see known.py
+    RUNNING,  # number of the known call whose plan has begun and not ended; 0: none
+    SENT_NBYTES,  # of the messages of all known calls
+) = range(16)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
 AGREED_WORDS = 2 * AGREED_LENGTH
-OP_IDS = 16
+OP_IDS = 20
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
 CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
-"""By collective and bit length of the vector in bytes: 1 if it is done on shared memory."""
+"""By collective and bit length of the vector in bytes: 0 if it is not done on shared memory, else METHOD + 1."""
+SINGLE_COPY_BIT = 7
+"""In packed calls: the algorithm is "single_copy" instead of "shared"."""
 PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
 """Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
 
@@ -55,16 +61,49 @@ def plan_entry(collective, long, root, size):
     return PLANS + (2 * collective + long) * size + root
 
 
+KNOWN_LENGTH, KNOWN_WORDS = 512, 11
+(
+    KNOWN_CALL,
+    KNOWN_COUNT,
+    KNOWN_SEND,  # addresses of the caller's buffers that the plan uses; 0 where their contents are copied
+    KNOWN_RECV,
+    KNOWN_NUMBER,  # numbers are not used again
+    KNOWN_JOB,  # address of the plan's job
+    KNOWN_INBOX,  # where the contents of sendbuf go to, and how many bytes; 0: nowhere
+    KNOWN_INBOX_NBYTES,
+    KNOWN_OUTBOX,  # where those of recvbuf come from
+    KNOWN_OUTBOX_NBYTES,
+    KNOWN_SENT_NBYTES,
+) = range(KNOWN_WORDS)
+KNOWN_IN_HISTORY = -1
+"""In the history, in the place of the call: it is a known one, whose number follows."""
+STAGED_NBYTES = 8 << 10
+"""Up to this length contents of buffers are copied, so that a plan of messages serves all buffers of a length."""
+
+
 @helper
-def pack_call(collective, dtype, op, root):
+def _mix(call, number):
+    """Return a hash of the parts of a packed call and another number."""
+    mixed = 40503 * (call & 0xFFFF) + 30011 * (call >> 16 & 0xFFFF) + 20011 * (call >> 32) + 7919 * number
+    return mixed ^ mixed >> 8 ^ mixed >> 16
+
+
+@helper
+def known_entry(call, count, send, recv):
+    """Return in which entry a call is, if it is known and not in the next one; a multiple of 2."""
+    return 2 * (_mix(call, count + 101 * (send >> 4) + 211 * (recv >> 4)) % (KNOWN_LENGTH // 2))
+
+
+@helper
+def pack_call(collective, single_copy, dtype, op, root):
     """Return the word by which ranks see whether they make the same call, besides the count."""
-    return collective | dtype << 8 | op << 16 | root << 32
+    return collective | single_copy << SINGLE_COPY_BIT | dtype << 8 | op << 16 | root << 32
 
 
 @helper
 def agreed_entry(call, count):
     """Return in which entry it stands that a call was compared."""
-    return ((call >> 32) + 5 * (call & 0xFFFF) + 11 * count) % AGREED_LENGTH
+    return _mix(call, count) % AGREED_LENGTH
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Intracomm(PersistentCollectives):
         self._uncompressed = channel.uncompressed
         self._auto_table = select.fill_front(channel, means)
         self._table = self._auto_table if algorithm == select.AUTO else 0
+        self._nonblocking_table = self._table if channel.node is not None else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as mpi4py does: what wraps COMM_WORLD or COMM_SELF does so again, others raise ValueError."""

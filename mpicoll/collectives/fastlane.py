@@ -15,8 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.call import AnyOp, AnyTask, Scope
-from mpicoll.collectives.task import STAGED_NBYTES, Part, Task
+from mpicoll.collectives.task import Part, Task
 from mpicoll.compression import Compressor
+from mpicoll.kernels.table import STAGED_NBYTES
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.ops import Operation
@@ -87,7 +88,7 @@ def key_of(
 
 def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
     """Remember the decision, if the buffers are used as a whole."""
-    if not isinstance(task, Task) or not (_whole(task.given) and _whole(task.result)):
+    if not isinstance(task, Task) or not (whole(task.given) and whole(task.result)):
         return
     if len(plan.lanes) >= MAX_LANES_PER_PLAN:
         del channel.lanes[plan.lanes.pop(0)]
@@ -96,7 +97,8 @@ def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
     channel.lanes[key] = Lane(plan, *ends)
 
 
-def _whole(part: Part | None) -> bool:
+def whole(part: Part | None) -> bool:
+    """Say whether a part is all of its buffer, and no copy of it."""
     if part is None:
         return True
     whole = part.displ == 0 and part.stop - part.start == part.buffer.count

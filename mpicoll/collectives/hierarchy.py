@@ -219,7 +219,7 @@ class _Steps:
     ) -> None:
         make, means = self._maker(channel, collective, count, given, result, **facts), select.means_of(channel)
         step = make(means)
-        if step.algorithm != select.SHARED or not shared.run(step, self.timeout):
+        if step.algorithm not in select.ON_NODE or not shared.run(step, self.timeout):
             make(means.without_memory()).run(self.timeout)
 
     def _maker(

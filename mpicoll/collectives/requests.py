@@ -234,7 +234,7 @@ class MessageRequest(PersistentRequest):
         task.refresh()
         task.load(self._plan)
         # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.
-        self._begin(Run(task.channel, self._plan, self._number))
+        self._begin(Run(task.channel, self._plan, self._number, patient=False))
 
     def Free(self) -> None:
         """Free it; local."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives import dense, fastlane, hierarchy, select, shared
+from mpicoll.collectives import dense, fastlane, hierarchy, known, select, shared
 from mpicoll.collectives.call import AnyOp, Call, Scope
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
@@ -26,6 +26,8 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
     with channel.alone:
         if channel.refusal is not None:
             settle(channel, scope.timeout)
+        if channel.front.running:
+            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
         key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
         lane = channel.lanes.get(key) if key is not None else None
         if lane is not None:
@@ -33,7 +35,7 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
             return
         made = Call(collective, sendbuf, recvbuf, op, root, *settings)
         task = dense.prepare(scope, made)
-        if isinstance(task, Task) and task.algorithm == select.SHARED:
+        if isinstance(task, Task) and task.algorithm in select.ON_NODE:
             if shared.run(task, scope.timeout):
                 return
             task = dense.prepare(scope.by_messages(), made._replace(algorithm=None))
@@ -41,6 +43,8 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
             hierarchy.run(task, scope.timeout)
             return
         plan = task.run(scope.timeout)
+        if plan is not None:
+            known.learn(scope, made, task, plan)
         if key is not None and plan is not None:
             fastlane.note(channel, key, task, plan)
 
@@ -60,7 +64,9 @@ def go_on(
         run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
         return
     with scope.channel.alone:
-        if not shared.end(scope.channel, status, scope.timeout):
+        if scope.channel.front.running:
+            known.end(scope.channel, status, recvbuf, scope.timeout)
+        elif not shared.end(scope.channel, status, scope.timeout):
             made = Call(collective, sendbuf, recvbuf, op, root)
             dense.prepare(scope.by_messages(), made).run(scope.timeout)
 
@@ -71,7 +77,7 @@ def start(scope: Scope, *what: Any) -> Request:
     with scope.channel.alone:
         settle(scope.channel, scope.timeout)
         task = dense.prepare(scope, Call(*what))
-        if isinstance(task, Task) and task.algorithm == select.SHARED:
+        if isinstance(task, Task) and task.algorithm in select.ON_NODE:
             return shared.NodeRequest(task, scope.timeout)
         return CollectiveRequest(task, scope.timeout)
 
@@ -82,7 +88,7 @@ def keep(scope: Scope, *what: Any) -> PersistentRequest:
     with scope.channel.alone:
         settle(scope.channel, scope.timeout)
         task = dense.prepare(scope, Call(*what))
-        if isinstance(task, Task) and task.algorithm == select.SHARED:
+        if isinstance(task, Task) and task.algorithm in select.ON_NODE:
             lane = shared.find_lane(task, scope.timeout)
             if lane.number >= 0:
                 return shared.SharedRequest(task, lane, scope.timeout)

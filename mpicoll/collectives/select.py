@@ -20,11 +20,18 @@ if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
 SEGMENT_NBYTES = 256 << 10
 """A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
+SINGLE_COPY_NBYTES = 512 << 10
+"""Shorter vectors go through stages: a system call takes as long as some ten kilobytes."""
+_STAGED = 1.25
+"""What stages take beyond their copies: ranks wait for each other after each segment."""
 _HIERARCHY_SEGMENT_NBYTES = 1 << 20
 _MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.node`."""
+SINGLE_COPY = "single_copy"
+"""The same, but private memory is copied between processes by the system, and not through stages."""
+ON_NODE = (SHARED, SINGLE_COPY)
 HIERARCHY = "hierarchy"
 """Shared memory inside nodes, messages between them, see :mod:`mpicoll.collectives.hierarchy`."""
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
@@ -102,6 +109,8 @@ class Means(NamedTuple):
         Up to which length ``"shared"`` is possible; -1 if it is not.
     in_memory
         For which collectives it is.
+    copy_ratio
+        What a copy between processes takes, in units of a copy in shared memory; 0 if there are none.
     hierarchy
         Whether there are several nodes with several ranks.
     blocked, even
@@ -123,10 +132,11 @@ class Means(NamedTuple):
     apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
+    copy_ratio: float = 0.0
 
     def without_memory(self) -> Means:
         """Return what is possible with messages only."""
-        return self._replace(shared_nbytes=-1, hierarchy=False)
+        return self._replace(shared_nbytes=-1, copy_ratio=0.0, hierarchy=False)
 
     def allow(self, collective: str, name: str, nbytes: int, commutative: bool) -> bool:
         """Say whether an algorithm can do this."""
@@ -134,6 +144,8 @@ class Means(NamedTuple):
             return True
         if name == SHARED:
             return collective in self.in_memory and nbytes <= self.shared_nbytes
+        if name == SINGLE_COPY:
+            return collective in self.in_memory and collective != "barrier" and self.copy_ratio > 0
         in_order = commutative or collective not in ORDERED
         if name == HIERARCHY:
             if collective in BY_PARTS:
@@ -148,7 +160,8 @@ def means_of(channel: Channel) -> Means:
     from mpicoll.kernels.job import COLLECTIVES
 
     cluster = channel.cluster
-    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES)
+    ratio = channel.node.copy_ratio if channel.node is not None else 0.0
+    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copy_ratio=ratio)
     if cluster is None:
         return means
     return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even, crowded=cluster.crowded)
@@ -158,7 +171,7 @@ def names(collective: str, means: Means) -> tuple[str, ...]:
     """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
     if collective not in ALGORITHMS:
         raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
-    special = [name for name in (SHARED, HIERARCHY) if means.allow(collective, name, 0, True)]
+    special = [name for name in (*ON_NODE, HIERARCHY) if means.allow(collective, name, 0, True)]
     return (*special, *ALGORITHMS[collective], NATIVE)
 
 
@@ -168,7 +181,7 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
         if rule.holds(nbytes, means.size) and means.allow(collective, rule.name, nbytes, commutative):
             return rule.name
     if means.allow(collective, SHARED, nbytes, commutative):
-        return SHARED
+        return SINGLE_COPY if _single_copy_pays(collective, nbytes, means) else SHARED
     if means.allow(collective, HIERARCHY, nbytes, commutative):
         sooner = CROWDED.get(collective, ()) if means.crowded and means.blocked and commutative else ()
         return next((rule.name for rule in sooner if rule.holds(nbytes, means.size)), HIERARCHY)
@@ -179,6 +192,30 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
         rules = ORDERED.get(collective, rules)
     first = next(iter(ALGORITHMS[collective]))
     return next((rule.name for rule in rules if rule.holds(nbytes, means.size)), first)
+
+
+def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
+    """Say whether private memory is better copied by the system; costs are in copies of the whole vector.
+
+    Through stages, a rank copies its input to its stage and its result from others'; a root in scatter copies what all
+    others read. On 2 and 8 ranks of two cores this chose the faster way in all cases from 1 MB on but some in which
+    they differ by less than a tenth (``python -m bench.collectives --algorithms shared single_copy``).
+    """
+    if means.copy_ratio == 0 or nbytes < SINGLE_COPY_NBYTES:
+        return False
+    part, others, ratio = 1 / means.size, 1 - 1 / means.size, means.copy_ratio
+    costs = {
+        "allreduce": (_STAGED * (others + 1), 2 * others * ratio),
+        "reduce": (_STAGED * (others + 1), ratio),
+        "reduce_scatter": (_STAGED * others, others * ratio),
+        "bcast": (_STAGED * (part + 1), ratio),
+        "allgather": (part + 1, part + others * ratio),
+        "gather": (part + 1, part + others * ratio),
+        "scatter": (_STAGED, part * ratio),
+        "alltoall": (_STAGED * (others + 1), part + others * ratio),
+    }
+    staged, single = costs.get(collective, (0.0, 0.0))
+    return single < staged
 
 
 def resolve(
@@ -203,7 +240,7 @@ def resolve(
         wanted = default if means.allow(collective, default, nbytes, commutative) else AUTO
     if wanted == AUTO:
         return choose(collective, nbytes, means, commutative=commutative)
-    if not isinstance(wanted, str) or wanted not in (*ALGORITHMS[collective], NATIVE, SHARED, HIERARCHY):
+    if not isinstance(wanted, str) or wanted not in (*ALGORITHMS[collective], NATIVE, *ON_NODE, HIERARCHY):
         there = ", ".join((AUTO, *names(collective, means)))
         raise UnknownAlgorithm(f"algorithm: {wanted!r} is not one for {collective}; there are {there}")
     if means.allow(collective, wanted, nbytes, commutative):
@@ -225,7 +262,7 @@ def check_default(name: str) -> str:
     UnknownAlgorithm
         If no collective has such an algorithm.
     """
-    known = {AUTO, NATIVE, SHARED, HIERARCHY, *(name for table in ALGORITHMS.values() for name in table)}
+    known = {AUTO, NATIVE, *ON_NODE, HIERARCHY, *(name for table in ALGORITHMS.values() for name in table)}
     if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name
@@ -245,14 +282,19 @@ def hierarchy_segments(nbytes: int) -> int:
 
 
 def fill_front(channel: Channel, means: Means) -> int:
-    """Tell the communicator's front which calls are made on shared memory; return its address, 0 if none are."""
+    """Tell the communicator's front which calls are made on shared memory; return its address, 0 if it is not used."""
+    from mpicoll.kernels.job import TRANSFER
     from mpicoll.kernels.table import BUCKETS
 
-    if channel.node is None:
+    node = channel.node
+    if not channel.front.usable:
         return 0
+    if node is None:
+        return channel.front.address
+    methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
     for collective in means.in_memory:
         for bits in range(BUCKETS):
             ends = (1 << bits >> 1, (1 << bits) - 1)
             taken = {choose(collective, end, means) for end in ends}
-            channel.front.choose(collective, bits, taken == {SHARED})
+            channel.front.choose(collective, bits, methods.get(taken.pop()) if len(taken) == 1 else None)
     return channel.front.address

@@ -23,16 +23,14 @@ from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import from_array
 from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.front import USER_OP, describe
+from mpicoll.runtime.front import DTYPE_NUMBERS, USER_OP, describe, op_number
 from mpicoll.runtime.node import PLAN_LANES, Turn
 from mpicoll.runtime.node_run import NodeRun, QueuedRun
 from mpicoll.runtime.ops import reducer_for
 from mpicoll.runtime.supervisor import Signature
 
-_DTYPES = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
 """In place others still read what the result would overwrite."""
-_OPS = {name: number for number, name in enumerate(kernels.OPS)}
 
 
 class Operation(NamedTuple):
@@ -109,9 +107,10 @@ def operation_of(task: Task) -> Operation:
     node = task.channel.node
     assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
-    dtype, op, reducer = _DTYPES[task.dtype], 0, 0
+    dtype, op, reducer = DTYPE_NUMBERS[task.dtype], 0, 0
     if task.reducer is not None:
-        op = _OPS.get(task.op_name, USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP))
+        number = op_number(task.op_name, task.dtype, task.reducer)
+        op = USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP) if number is None else number
         reducer = _address_of(task.reducer, task.dtype)
         task.channel.front.learn(op, dtype, reducer)
     bounds, distinction = 0, task.root
@@ -122,17 +121,19 @@ def operation_of(task: Task) -> Operation:
             distinction = zlib.crc32(offsets.tobytes(), task.root) >> 1
         task.kept = offsets
     send, recv, aside = _addresses(task, collective, node.rank)
+    single_copy = int(task.algorithm == select.SINGLE_COPY)
     values = {
         words.COLLECTIVE: collective,
         words.COUNT: task.count,
         words.ITEMSIZE: task.dtype.itemsize,
         words.ROOT: task.root,
-        words.CALL: table_words.pack_call(collective, dtype, op, distinction),
+        words.CALL: table_words.pack_call(collective, single_copy, dtype, op, distinction),
         words.REDUCER: reducer,
         words.BOUNDS: bounds,
         words.SEND: send,
         words.RECV: recv,
         words.CAREFUL: 0,
+        words.METHOD: words.TRANSFER if single_copy else node.method,
     }
     return Operation(values, aside)
 

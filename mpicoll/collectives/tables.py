@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import payoff
 from mpicoll.collectives.payoff import Span
-from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, Rule
+from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, SINGLE_COPY, Rule
 from mpicoll.compression import compressor
 from mpicoll.environment import cache_folder, cores, processor
 from mpicoll.runtime.channel import Channel
@@ -101,7 +101,7 @@ def _boundary(below: Any) -> int:
 
 
 def _name(collective: str, name: Any) -> str:
-    if collective not in ALGORITHMS or name not in (*ALGORITHMS[collective], NATIVE, SHARED, HIERARCHY):
+    if collective not in ALGORITHMS or name not in (*ALGORITHMS[collective], NATIVE, SHARED, SINGLE_COPY, HIERARCHY):
         raise ValueError(f"there is no {name!r} for {collective!r}")
     return str(name)
 

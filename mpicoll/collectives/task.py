@@ -15,6 +15,7 @@ import numpy as np
 from mpicoll.collectives import compressed, select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
 from mpicoll.kernels import reduce as kernels
+from mpicoll.kernels.table import STAGED_NBYTES
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
 from mpicoll.runtime.channel import Channel
@@ -24,9 +25,6 @@ from mpicoll.runtime.ops import Reducer
 from mpicoll.runtime.p2p import Plan, Run
 from mpicoll.runtime.supervisor import Signature
 from mpicoll.schedules import COLLECTIVES, find
-
-STAGED_NBYTES = 8 << 10
-"""Up to this length copying in and out costs less than looking at where the buffers lie."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class Task:
         if blocking or self.channel.check == "full":
             self.check(plan.signature, number, timeout)
         self.load(plan)
-        return Run(self.channel, plan, number)
+        return Run(self.channel, plan, number, patient=blocking)
 
     def refresh(self) -> None:
         """Take the present contents of arrays that are stood in for by copies; persistent operations start with it."""

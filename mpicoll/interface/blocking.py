@@ -21,7 +21,7 @@ from mpicoll.collectives.call import AnyOp, Scope
 from mpicoll.collectives.run import go_on, run
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.derived import Derived
-from mpicoll.kernels.calls import call
+from mpicoll.kernels.calls import FOR_SHARED, FOR_SINGLE_COPY, call
 from mpicoll.kernels.job import (
     ALLGATHER,
     ALLREDUCE,
@@ -206,6 +206,9 @@ class BlockingCollectives(Derived):
         """Return the address of the table for the short way, 0 if this algorithm has none."""
         if algorithm == select.AUTO:
             return self._auto_table
-        if algorithm == select.SHARED and self._scope.means.shared_nbytes == math.inf and self._auto_table:
-            return self._auto_table + 1
+        means = self._scope.means
+        if algorithm == select.SHARED and means.shared_nbytes == math.inf and self._auto_table:
+            return self._auto_table + FOR_SHARED
+        if algorithm == select.SINGLE_COPY and means.copy_ratio and self._auto_table:
+            return self._auto_table + FOR_SINGLE_COPY
         return 0

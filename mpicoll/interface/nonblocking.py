@@ -34,13 +34,15 @@ from mpicoll.kernels.job import (
 class NonblockingCollectives(BlockingCollectives):
     """Nonblocking collectives: each starts an operation and returns its request."""
 
+    _nonblocking_table: int
+
     def _quick(
         self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
     ) -> Request | None:
         """Start a plain call by one compiled function; None if it is not one, and nothing has happened."""
-        if not self._table or algorithm is not None or type(root) is not int:
+        if not self._nonblocking_table or algorithm is not None or type(root) is not int:
             return None
-        return start_quickly(self._scope, self._table, collective, sendbuf, recvbuf, op, root)
+        return start_quickly(self._scope, self._nonblocking_table, collective, sendbuf, recvbuf, op, root)
 
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Barrier`."""

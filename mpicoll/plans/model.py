@@ -37,9 +37,16 @@ def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
     jit = types.ModuleType(f"{package}.jit")
     for name in ("helper", "inline_helper", "kernel", "short_kernel"):
         setattr(jit, name, lambda function: function)
+    messages = types.ModuleType(f"{package}.messages")
+    messages.execute_bound = None  # type: ignore[attr-defined]
     top = types.ModuleType(package)
     top.__path__ = []
-    made: dict[str, Any] = {package: top, f"{package}.atomics": atomics, f"{package}.jit": jit}
+    made: dict[str, Any] = {
+        package: top,
+        f"{package}.atomics": atomics,
+        f"{package}.jit": jit,
+        messages.__name__: messages,
+    }
     sys.modules.update(made)
     try:
         for name in _MODULES:
@@ -122,7 +129,7 @@ class Ranks:
         peers = memory.private(8 * words.PEER_WORDS * size)
         records = memory.shared(words.RECORD_NBYTES * 2 * size)
         slots = memory.shared(2 * size * SLOT_NBYTES)
-        self.buffers = [self._arena(rank, peers, method) for rank in range(size)]
+        self.buffers = [self._arena(rank, peers) for rank in range(size)]
         for rank in range(size):
             for word, value in {
                 words.RECORDS: records, words.SIZE: size, words.RANK: rank, words.PEERS: peers, words.SLOTS: slots,
@@ -132,12 +139,12 @@ class Ranks:
             }.items():  # fmt: skip
                 self.put(rank, word, value)
 
-    def _arena(self, rank: int, peers: int, method: str) -> list[int]:
+    def _arena(self, rank: int, peers: int) -> list[int]:
         """Make a rank's stages and buffers; return four buffers in its arena, and four in private memory."""
         memory, words = self.memory, self.words
         arena = memory.shared(words.STAGES_PER_LANE * STAGE_NBYTES)
         near = [memory.shared(BUFFER_NBYTES) for _ in range(4)]
-        nbytes = near[-1] + BUFFER_NBYTES - arena if method == "STAGE" else 0
+        nbytes = near[-1] + BUFFER_NBYTES - arena
         for word, value in enumerate((rank, arena, arena, nbytes, arena)):
             memory.store(peers + 8 * (words.PEER_WORDS * rank + word), value)
         return near + [memory.shared(BUFFER_NBYTES) for _ in range(4)]

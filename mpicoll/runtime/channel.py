@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CommunicatorBroken, MpicollError
+from mpicoll.kernels.job import empty_job
 from mpicoll.runtime import node
 from mpicoll.runtime.front import NEWS_EVERY, Front
 from mpicoll.runtime.supervisor import Signature, Supervisor
@@ -138,8 +139,9 @@ class Channel:
     payoffs, uncompressed
         What is known of compressors, and ``compression=`` that never compresses here; see
         :mod:`mpicoll.collectives.payoff`.
-    lanes
-        Decided calls, by what tells them apart; see :mod:`mpicoll.collectives.fastlane`.
+    lanes, known
+        Decided calls, by what tells them apart, and by their numbers in the front's table; see
+        :mod:`mpicoll.collectives.fastlane`.
     occupants
         The requests that took a tag slot last, until they are complete, or freed if they are persistent.
     slots
@@ -156,8 +158,8 @@ class Channel:
         self.apart = apart
         self.node = None if alone else node.make(self.comm, crowded=self.polls == 1)
         self.cluster: Cluster | None = None
-        short = self.node.blocking if self.node and self.check != "full" else None
-        self.front = Front(self.size, short, checked=self.check == "default")
+        job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
+        self.front = Front(self.size, None if self.check == "full" else job, checked=self.check == "default")
         self.supervisor = Supervisor(self.comm, session, self.front.recall)
         self.arena = Arena()
         self.agreed: set[int] = set()
@@ -171,6 +173,7 @@ class Channel:
         self.uncompressed: set[str] = set()
         self.alone = Alone(self.front.busy)
         self.lanes: dict[Hashable, Any] = {}
+        self.known: dict[int, Any] = {}
         self.occupants: dict[int, Any] = {}
         self.slots = deque(self.persistent_slots)
         self._plans: dict[Hashable, Plan] = {}
@@ -187,7 +190,7 @@ class Channel:
     def messages_nbytes(self) -> int:
         """Bytes of messages that this rank has sent here, inside its node and along its lane."""
         lanes = (self.cluster.node, self.cluster.lane) if self.cluster else ()
-        return self.sent_nbytes + sum(lane.sent_nbytes for lane in lanes if lane is not None)
+        return sum(each.sent_nbytes + each.front.sent_nbytes for each in (self, *lanes) if each is not None)
 
     def enter(self, signature: Signature) -> int:
         """Begin a collective: return its number.
@@ -249,10 +252,12 @@ class Channel:
         """Keep a plan for the next call; the least recently used one is freed, with the lanes that lead to it."""
         if len(self._plans) >= MAX_PLANS:
             # Calls note the number of the collective, which costs them less than keeping an order would.
-            oldest = min(self._plans, key=lambda kept: self._plans[kept].used)
+            oldest = min(self._plans, key=lambda kept: self._plans[kept].last_use)
             dropped = self._plans.pop(oldest)
             for lane in dropped.lanes:
                 del self.lanes[lane]
+            self.front.forget(dropped.table.address)
+            self.known = {number: each for number, each in self.known.items() if each.plan is not dropped}
             dropped.free()
         plan.used = self.front.number + 1
         self._plans[key] = plan
@@ -278,6 +283,7 @@ class Channel:
                 plan.free()
         self._plans.clear()
         self.lanes.clear()
+        self.known.clear()
 
     def close(self) -> None:
         """Free everything; collective."""

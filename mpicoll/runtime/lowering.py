@@ -36,10 +36,11 @@ class Message(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A kernel with its arguments, or a copy."""
+    """A kernel with its arguments, or a copy; `reduces`: it is a reducer."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    reduces: bool = False
 
 
 class Stage(NamedTuple):
@@ -206,7 +207,7 @@ class _Lowering:
             landing, own = self._take_scratch(slot, target.size), target
         operands = (own, landing) if recv.reduce is Reduce.OWN_FIRST else (landing, own)
         assert self.reducer is not None
-        return landing, [*before, Call(self.reducer, (target, *operands))] if target.size else []
+        return landing, [*before, Call(self.reducer, (target, *operands), True)] if target.size else []
 
     def _replace(self, recv: Recv, target: np.ndarray, slot: int) -> tuple[np.ndarray, list[Call]]:
         """Receive beside the vector what replaces chunks that may be sent in the same step."""

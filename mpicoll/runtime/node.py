@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpicoll import plans
 from mpicoll.kernels import atomics
 from mpicoll.kernels import job as words
-from mpicoll.runtime import arena, shared_arrays
+from mpicoll.runtime import arena, copies, shared_arrays
 from mpicoll.runtime.buffers import view_at
 
 MAX_SLOT_NBYTES = 256 << 10
@@ -72,6 +72,8 @@ class Node:
         How private memory is reached, see :mod:`mpicoll.kernels.operands`.
     arenas
         Whether every rank sees every other's arena.
+    copy_ratio
+        What a copy between processes takes, in units of a copy in arenas; 0 if only one of them is possible.
     """
 
     def __init__(self, comm: MPI.Intracomm, crowded: bool) -> None:
@@ -92,6 +94,7 @@ class Node:
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
         self._base = self._common_memory(comm)
+        self.copy_ratio = copies.ratio(comm, self._peers) if self.reach and self.arenas else 0.0
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._turns: list[Turn] = []

@@ -7,21 +7,21 @@ they differ only in who calls :meth:`Run.advance`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CorruptPayload, MpicollError
+from mpicoll.runtime.bound import Table
 from mpicoll.runtime.channel import Channel
 from mpicoll.runtime.engine import InFlight
-from mpicoll.runtime.lowering import Message, Stage
+from mpicoll.runtime.lowering import Call, Message, Stage
 from mpicoll.runtime.supervisor import Signature, Waiting
 
-_Calls = tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...]
-_testall = MPI.Request.Testall
-_startall = MPI.Prequest.Startall
+_YIELDS = 20
+"""How often a rank that has no core to itself gives it away before it sees to other things."""
 
 
 class Plan:
@@ -35,9 +35,11 @@ class Plan:
     sent_nbytes
         Bytes of the messages that a run sends, without those whose length depends on data.
     used
-        The number of the last collective that ran it, for the plan cache.
+        The number of the last collective that ran it from Python.
     lanes
         Keys of the channel's lanes that lead to it.
+    table, awaited
+        Its rows, and per row the step whose messages are awaited there, or None.
     """
 
     def __init__(
@@ -53,9 +55,9 @@ class Plan:
         self.signature = signature
         self.inbox, self.outbox = inbox, outbox
         self.requests: list[list[MPI.Prequest]] = []
-        self.stages: list[tuple[list[MPI.Prequest] | None, _Calls, list[MPI.Prequest] | None]] = []
-        self.waits_for: list[int | None] = []
         self.peers: list[tuple[int, ...]] = []
+        self.table = Table()
+        self.awaited: list[int | None] = [None]
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
         self.sent_nbytes = 0
@@ -63,31 +65,41 @@ class Plan:
         self.lanes: list[Hashable] = []
         for stage in stages:
             self._add(channel, stage, tag)
+            self.awaited += [stage.waits_for] * (len(self.table.steps) - len(self.awaited))
+        self.table.close()
+
+    @property
+    def last_use(self) -> int:
+        """The number of the last collective that ran it."""
+        return max(self.used, self.table.begun)
 
     def _add(self, channel: Channel, stage: Stage, tag: int) -> None:
-        wait = self._waits[stage.waits_for] if stage.waits_for is not None else None
-        calls = tuple((call.function, call.arguments) for call in stage.calls)
-        post = None
-        if stage.messages is not None:
-            late = [message for message in stage.messages if message.is_send and callable(message.data)]
-            early = [message for message in stage.messages if not callable(message.data)]
-            post = [_request(channel.comm, message, tag) for message in early]
-            self.sent_nbytes += sum(m.data.nbytes for m in early if m.is_send and isinstance(m.data, np.ndarray))
-            self.requests.append(post)
-            self._receives += [r for r, message in zip(post, early, strict=True) if not message.is_send]
-            self.peers.append(tuple({message.peer for message in stage.messages}))
-            self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
-            if late:
-                calls += ((_send, (channel, late, tag, self._waits[-1])),)
-        self.stages.append((wait, calls, post))
-        self.waits_for.append(stage.waits_for)
+        if stage.waits_for is not None:
+            wait, posted = self._waits[stage.waits_for], self.requests[stage.waits_for]
+            self.table.wait(wait, fixed=wait is posted)
+        for call in stage.calls:
+            self.table.call(call)
+        if stage.messages is None:
+            return
+        late = [message for message in stage.messages if message.is_send and callable(message.data)]
+        early = [message for message in stage.messages if not callable(message.data)]
+        post = [_request(channel.comm, message, tag) for message in early]
+        self.sent_nbytes += sum(m.data.nbytes for m in early if m.is_send and isinstance(m.data, np.ndarray))
+        self.requests.append(post)
+        self._receives += [r for r, message in zip(post, early, strict=True) if not message.is_send]
+        self.peers.append(tuple({message.peer for message in stage.messages}))
+        self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
+        if late:
+            self.table.call(Call(_send, (channel, late, tag, self._waits[-1])))
+        if post:
+            self.table.post(post)
 
     def free(self) -> None:
         """Free the requests; none may be active."""
         for requests in self.requests:
             for request in requests:
                 request.Free()
-        self.requests, self.stages, self._receives, self._waits = [], [], [], []
+        self.requests, self._receives, self._waits, self.table = [], [], [], Table()
 
     def cancel(self) -> None:
         """Take back the receives that are still posted, so that nothing more is written to the caller's memory."""
@@ -112,39 +124,40 @@ def _request(comm: MPI.Intracomm, message: Message, tag: int) -> MPI.Prequest:
 
 
 class Run(InFlight):
-    """A plan on its way."""
+    """A plan on its way.
 
-    __slots__ = ("_stage", "plan")
+    Parameters
+    ----------
+    patient
+        Whether the caller waits for it, and for nothing else.
+    status
+        What compiled code returned that has begun it; None to begin it now.
+    """
 
-    def __init__(self, channel: Channel, plan: Plan, number: int) -> None:
+    __slots__ = ("plan",)
+
+    def __init__(
+        self, channel: Channel, plan: Plan, number: int, *, patient: bool = True, status: int | None = None
+    ) -> None:
         super().__init__(channel, number)
-        channel.sent_nbytes += plan.sent_nbytes
         self.plan = plan
-        self._stage = 0
+        if status is not None:
+            plan.table.resume(status)
+            return
+        channel.sent_nbytes += plan.sent_nbytes
+        crowded = channel.polls == 1
+        plan.table.start(channel.polls if patient else 1, _YIELDS if crowded and patient else 0)
 
     def advance(self) -> bool:
-        """Go on as far as messages have come, without waiting; return whether the end is reached."""
-        stages, position = self.plan.stages, self._stage
-        end = len(stages)
-        while position < end:
-            wait, calls, post = stages[position]
-            if wait and not _testall(wait):
-                self._stage = position
-                return False
-            for function, arguments in calls:
-                function(*arguments)
-            position += 1
-            if post:
-                _startall(post)
-        self._stage = position
-        return True
+        """Go on as far as messages have come, waiting some microseconds; return whether the end is reached."""
+        return self.plan.table.advance()
 
     def waiting(self) -> Waiting:
         """Describe what this run waits for."""
-        steps = len(self.plan.requests)
-        step = self.plan.waits_for[self._stage] if self._stage < len(self.plan.stages) else steps - 1
-        peers = self.plan.peers[step] if step is not None and steps else ()
-        return Waiting(self.number, self.plan.signature, f"step {(step or 0) + 1} of {steps}", peers)
+        plan, steps = self.plan, len(self.plan.requests)
+        step = plan.awaited[plan.table.at] if plan.table.at < len(plan.awaited) else steps - 1
+        peers = plan.peers[step] if step is not None and steps else ()
+        return Waiting(self.number, plan.signature, f"step {(step or 0) + 1} of {steps}", peers)
 
     def abandon(self, error: BaseException) -> None:
         """Take back the posted receives, keep the memory for what was sent, tell the others if they cannot know."""

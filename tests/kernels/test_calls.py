@@ -21,11 +21,12 @@ def test_another_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_different_calls_have_different_words() -> None:
     seen = {
-        table.pack_call(collective, dtype, op, root)
-        for collective in range(6)
+        table.pack_call(collective, single_copy, dtype, op, root)
+        for collective in range(11)
+        for single_copy in (0, 1)
         for dtype in range(15)
         for op in (0, 9, 16, 0xFFFF)
         for root in (0, 1, 2**30)
     }
-    assert len(seen) == 6 * 15 * 4 * 3
+    assert len(seen) == 11 * 2 * 15 * 4 * 3
     assert min(seen) >= 0

@@ -1,0 +1,68 @@
+"""Calls by messages that compiled code makes from the second time on; see :mod:`mpicoll.kernels.known`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpicoll.collectives.call import AnyTask, Call, Scope
+from mpicoll.collectives.fastlane import Lane, whole
+from mpicoll.collectives.select import AUTO
+from mpicoll.collectives.task import Task
+from mpicoll.kernels.job import COLLECTIVES
+from mpicoll.kernels.reduce import native_address
+from mpicoll.kernels.table import KNOWN_LENGTH, STAGED_NBYTES, pack_call
+from mpicoll.runtime.channel import Channel
+from mpicoll.runtime.front import DTYPE_NUMBERS, Known, op_number
+from mpicoll.runtime.p2p import Plan, Run
+
+_PLAIN = {name: name for name in COLLECTIVES if name != "reduce_scatter"} | {"reduce_scatter_block": "reduce_scatter"}
+"""Collectives that compiled code makes, by the names of calls; others have signatures, and tags, of their own."""
+
+
+def learn(scope: Scope, made: Call, task: AnyTask, plan: Plan) -> None:
+    """Let compiled code make calls like this one from now on, if it can tell them from others."""
+    channel = scope.channel
+    if made.algorithm not in (None, AUTO) or scope.algorithm != AUTO or not channel.front.usable:
+        return
+    if not isinstance(task, Task) or _PLAIN.get(made.collective) != task.collective or not plan.table.is_compiled:
+        return
+    known = _describe(task, plan)
+    if known is None:
+        return
+    channel.known[channel.front.know(known)] = Lane(plan, plan.inbox, plan.outbox)
+    if len(channel.known) > 2 * KNOWN_LENGTH:
+        live = channel.front.known()
+        channel.known = {number: lane for number, lane in channel.known.items() if number in live}
+
+
+def _describe(task: Task, plan: Plan) -> Known | None:
+    """Return a call as compiled code sees it; None for one that it does not know."""
+    dtype = DTYPE_NUMBERS.get(task.dtype) if task.count else 0
+    op = 0 if task.reducer is None else op_number(task.op_name, task.dtype, task.reducer)
+    plain = task.compression is None and not task.uneven and len(set(task.counts or ())) <= 1
+    if not plain or dtype is None or op is None or not (whole(task.given) and whole(task.result)):
+        return None
+    send, recv = (0 if part is None else part.address(task.carrier) for part in (task.given, task.result))
+    if task.collective == "bcast":
+        send = recv = max(send, recv)
+    if task.nbytes <= STAGED_NBYTES:
+        send = recv = 0
+    if task.reducer is not None:
+        task.channel.front.learn(op, dtype, native_address(task.reducer, task.dtype))
+    call = pack_call(COLLECTIVES.index(task.collective), 0, dtype, op, task.root)
+    return Known(
+        call, task.count, send, recv, plan.table.address, plan.inbox, plan.outbox, plan.sent_nbytes, plan.signature
+    )
+
+
+def end(channel: Channel, status: int, recvbuf: Any, timeout: float) -> None:
+    """Wait for the end of a call that compiled code began with `status`."""
+    lane = channel.known[channel.front.running]
+    try:
+        Run(channel, lane.plan, channel.front.number, status=status).finish(timeout)
+    finally:
+        channel.front.end_known()
+    if lane.outbox is not None:
+        np.copyto(recvbuf.reshape(-1).view(lane.outbox.dtype), lane.outbox)
