@@ -5,7 +5,22 @@ The long way enters a call here when it has made it; from then on one compiled f
 
 from .atomics import copy, load
 from .jit import helper
-from .job import CALL, COUNT, IDLE, RECV, SEEN, SEND, STATE, WORKING, get, put, vector_nbytes
+from .job import (
+    CALL,
+    COUNT,
+    IDLE,
+    PLACE,
+    RECV,
+    SEEN,
+    SEND,
+    START_YIELDS,
+    STATE,
+    WORKING,
+    YIELDS,
+    get,
+    put,
+    vector_nbytes,
+)
 from .table import (
     KNOWN,
     KNOWN_CALL,
@@ -54,6 +69,8 @@ def begin_known(table, job, known):
     put(job, STATE, WORKING)
     bound = load(known + 8 * KNOWN_JOB)
     put(bound, SEEN, get(table, NUMBER))
+    put(bound, YIELDS, get(bound, START_YIELDS))
+    put(bound, PLACE, 0)
     return bound
 
 

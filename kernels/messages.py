@@ -71,20 +71,25 @@ def _operand(row, word):
 
 @helper
 def _test(job, row):
-    """Wait a little until all messages of a row are complete."""
+    """Wait a little until all messages of a row are complete; less when this wait goes on.
+
+    Where cores are shared, spinning again each time would keep the one from running who is waited for.
+    """
     function, count, flag = _operand(row, BOUND_FUNCTION), _operand(row, BOUND_COUNT), _operand(row, BOUND_FLAG)
     requests, statuses = _operand(row, BOUND_REQUESTS), _operand(row, BOUND_STATUSES)
-    spins = get(job, SPINS)
+    spins = 1 if get(job, PLACE) else get(job, SPINS)
     for turn in range(spins + get(job, YIELDS)):
         code = _testall(function, count, requests, flag, statuses)
         if code != 0:
             return _fail(job, code)
         if load_int32(flag) != 0:
+            put(job, PLACE, 0)
             return DONE
         if turn < spins:
             pause()
         else:
             yield_core()
+    put(job, PLACE, 1)
     return WAITING
 
 

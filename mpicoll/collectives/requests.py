@@ -42,6 +42,8 @@ class Request:
         """
         flight = self._flight
         if flight is not None:
+            if engine.pending() == 1:
+                flight.be_patient()
             try:
                 flight.wait_until(self._has_ended, self._timeout)
             except BaseException as error:

@@ -137,21 +137,30 @@ class Table:
             return self._at
         return (int(self._job[words.ROW]) - self._first) // instructions.ROW_NBYTES + 1
 
-    def start(self, spins: int, yields: int) -> None:
-        """Begin a run.
-
-        Parameters
-        ----------
-        spins, yields
-            How often to look for messages before :meth:`advance` returns, without and with giving the core away.
-        """
+    def start(self) -> None:
+        """Begin a run."""
         self._at, self._status = 1, words.WAITING
         if self._job is not None:
-            self._job[words.ROW], self._job[words.SPINS], self._job[words.YIELDS] = self._first, spins, yields
+            self._job[words.ROW], self._job[words.PLACE] = self._first, 0
+            self._job[words.SPINS], self._job[words.YIELDS] = 1, 0
 
     def resume(self, status: int) -> None:
         """Take over a run that compiled code began, with the status that it returned."""
         self._status = status
+
+    def wait_for(self, spins: int, yields: int, start_yields: int) -> None:
+        """Say how often to look for messages before :meth:`advance` returns.
+
+        Parameters
+        ----------
+        spins, yields
+            Without and with giving the core away.
+        start_yields
+            The same as `yields` for compiled code that begins the plan again, while other threads wait.
+        """
+        if self._job is not None:
+            job = self._job
+            job[words.SPINS], job[words.YIELDS], job[words.START_YIELDS] = spins, yields, start_yields
 
     @property
     def is_compiled(self) -> bool:

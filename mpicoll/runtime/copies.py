@@ -50,7 +50,9 @@ def _measure(comm: MPI.Intracomm, peers: np.ndarray) -> float:
     for segment in segments:
         staged += [partial(np.copyto, own, source[segment]), partial(np.copyto, target[segment], theirs)]
     pid, place = int(peers[peer, words.PID]), int(places[peer])
-    single: list[Callable[[], object]] = [partial(atomics.fetch, room.ctypes.data, pid, target.ctypes.data, place, _NBYTES)]
+    single: list[Callable[[], object]] = [
+        partial(atomics.fetch, room.ctypes.data, pid, target.ctypes.data, place, _NBYTES)
+    ]
     least = np.full(2, np.inf)
     for _ in range(_REPEATS):
         for number, steps in enumerate((staged, single)):

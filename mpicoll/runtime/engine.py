@@ -50,6 +50,9 @@ class InFlight(ABC):
     def abandon(self, error: BaseException) -> None:
         """Give up: no message may reach the caller's memory any more, and nobody may use the channel."""
 
+    def be_patient(self) -> None:  # noqa: B027 - most have no choice
+        """Wait longer in :meth:`advance` from now on, since nothing else is on its way."""
+
     def finish(self, timeout: float) -> None:
         """Wait for the end, at most `timeout` seconds for each step.
 
@@ -67,7 +70,12 @@ class InFlight(ABC):
 
     def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
         """Wait until `done` says that this one has ended, at most `timeout` seconds for each step."""
-        wait_until(done, self.channel.polls, _Watch(self, timeout))
+        wait_until(done, self.polls, _Watch(self, timeout))
+
+    @property
+    def polls(self) -> int:
+        """How often to call :meth:`advance` before the core is given away."""
+        return self.channel.polls
 
 
 class _Watch:

@@ -20,8 +20,9 @@ from mpicoll.runtime.engine import InFlight
 from mpicoll.runtime.lowering import Call, Message, Stage
 from mpicoll.runtime.supervisor import Signature, Waiting
 
-_YIELDS = 20
-"""How often a rank that has no core to itself gives it away before it sees to other things."""
+_SPINS, _YIELDS = 50, 50
+"""How often to look for messages, without and with giving the core away, before other things are seen to. Where nobody
+wants the core, to give it away takes less than a microsecond; where somebody does, it may be who is waited for."""
 
 
 class Plan:
@@ -143,10 +144,20 @@ class Run(InFlight):
         self.plan = plan
         if status is not None:
             plan.table.resume(status)
-            return
-        channel.sent_nbytes += plan.sent_nbytes
-        crowded = channel.polls == 1
-        plan.table.start(channel.polls if patient else 1, _YIELDS if crowded and patient else 0)
+        else:
+            channel.sent_nbytes += plan.sent_nbytes
+            plan.table.start()
+        if patient:
+            self.be_patient()
+
+    def be_patient(self) -> None:
+        """Let compiled code look more often for messages before it returns."""
+        self.plan.table.wait_for(min(_SPINS, self.channel.polls), _YIELDS, self.channel.size)
+
+    @property
+    def polls(self) -> int:
+        """How often to advance before the core is given away; compiled code has done so."""
+        return 1 if self.plan.table.address else super().polls
 
     def advance(self) -> bool:
         """Go on as far as messages have come, waiting some microseconds; return whether the end is reached."""
