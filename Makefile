@@ -75,6 +75,9 @@ test-system: warmup  ## tests that launch whole programs
 soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
 	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
 
+proof: $(VENV)/ready  ## prove plans on shared memory in every interleaving, as many sequences as there is time: make proof MINUTES=10
+	$(BIN)/python -m tests.proof --minutes $(MINUTES) $(ARGS)
+
 conformance: warmup  ## mpi4py's own tests on mpicoll's communicators, on 1, 3 and 5 ranks; MPI=openmpi for the other library
 	$(BIN)/python -m tests.conformance --ranks 1 3 5 $(ARGS)
 

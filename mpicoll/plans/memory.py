@@ -20,15 +20,23 @@ class Race(AssertionError):
     """Two accesses that nothing orders."""
 
 
+def _behind(address: int, nbytes: int, end: int) -> int:
+    """Return where the next allocation begins."""
+    behind = -(-(address + nbytes) // 64) * 64
+    if behind > end:
+        raise MemoryError(f"{nbytes} bytes do not fit into the simulated memory")
+    return behind
+
+
 class Memory:
     """Memory of some ranks, and who has seen what of it.
 
     Parameters
     ----------
     size
-        Number of ranks.
+        Number of ranks: of threads that do things one after another.
     nbytes
-        Length of the memory.
+        Length of the memory; a third of it is for :meth:`private`.
 
     Attributes
     ----------
@@ -42,7 +50,8 @@ class Memory:
         self.size, self.rank = size, -1
         self.memory = np.zeros(nbytes, np.uint8)
         self.made: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
-        self._free, self._private_end = 64, 0
+        self._private_free, self._private_end = 64, nbytes // 3 // 64 * 64
+        self._free = self._private_end
         self._writer = np.zeros(nbytes, np.int32)
         self._written = np.zeros(nbytes, np.int32)
         self._read = np.zeros((size, nbytes), np.int32)
@@ -53,20 +62,15 @@ class Memory:
     # Allocation -----------------------------------------------------------------------------------------------------
 
     def private(self, nbytes: int) -> int:
-        """Return memory that one rank uses alone, and that is not checked; to be asked for first."""
-        address = self._take(nbytes)
-        self._private_end = self._free
+        """Return memory that one rank uses alone, and that is not checked."""
+        address = self._private_free
+        self._private_free = _behind(address, nbytes, self._private_end)
         return address
 
     def shared(self, nbytes: int) -> int:
         """Return memory whose accesses are checked."""
-        return self._take(nbytes)
-
-    def _take(self, nbytes: int) -> int:
         address = self._free
-        self._free = -(-(address + nbytes) // 64) * 64
-        if self._free > self.memory.size:
-            raise MemoryError(f"{nbytes} bytes do not fit into the simulated memory")
+        self._free = _behind(address, nbytes, self.memory.size)
         return address
 
     # What `mpicoll.kernels.atomics` has, for the rank whose turn it is ------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,47 +108,100 @@ class Operation:
     raises: int = -1
 
 
+class Processes:
+    """Arenas of some processes in simulated memory, with buffers for collectives.
+
+    Parameters
+    ----------
+    lanes
+        How many groups of ranks use them; each has stages of its own in every arena.
+
+    Attributes
+    ----------
+    buffers
+        Per process and lane four buffers in its arena, and four in private memory.
+    """
+
+    def __init__(self, memory: Memory, size: int, method: str = "STAGE", edits: Edits = None, lanes: int = 1) -> None:
+        self.memory, self.method, self.lanes = memory, method, lanes
+        self.modules = load_executor(memory, edits)
+        words = self.modules.job
+        self.peers = memory.private(8 * words.PEER_WORDS * size)
+        self.scratch = [memory.shared(words.SCRATCH_NBYTES) for _ in range(size)]
+        self.buffers = [self._arena(process) for process in range(size)]
+
+    def _arena(self, process: int) -> list[list[int]]:
+        memory, words, lanes = self.memory, self.modules.job, range(self.lanes)
+        arena = memory.shared(self.lanes * words.STAGES_PER_LANE * STAGE_NBYTES)
+        near = [[memory.shared(BUFFER_NBYTES) for _ in range(4)] for _ in lanes]
+        nbytes = near[-1][-1] + BUFFER_NBYTES - arena
+        for word, value in enumerate((process, arena, arena, nbytes, arena)):
+            memory.store(self.peers + 8 * (words.PEER_WORDS * process + word), value)
+        return [near[lane] + [memory.shared(BUFFER_NBYTES) for _ in range(4)] for lane in lanes]
+
+
 class Ranks:
-    """Ranks with one lane of operations in simulated memory.
+    """Ranks of one communicator with one lane of operations.
 
     Parameters
     ----------
     method
         How private memory is reached: ``"STAGE"`` or ``"TRANSFER"``.
+    processes
+        Where they run; by default in processes of their own.
+    members
+        The process of each rank.
+    lane
+        Which of the stages are theirs.
+    scratch
+        Per process the scratch memory of this lane; by default the first one of the process.
+    buffers
+        The lane whose buffers they use.
     """
 
-    def __init__(self, memory: Memory, method: str = "STAGE", edits: Edits = None) -> None:
-        self.size, self.memory = memory.size, memory
-        self.modules = load_executor(memory, edits)
+    def __init__(
+        self,
+        memory: Memory,
+        method: str = "STAGE",
+        edits: Edits = None,
+        *,
+        processes: Processes | None = None,
+        members: Sequence[int] | None = None,
+        lane: int = 0,
+        scratch: Sequence[int] | None = None,
+        buffers: int = 0,
+    ) -> None:
+        self.processes = processes or Processes(memory, memory.size, method, edits)
+        self.members = list(range(memory.size) if members is None else members)
+        self.size, self.memory, self.modules = len(self.members), memory, self.processes.modules
         self.words, self.executor = self.modules.job, self.modules.executor
-        words, size = self.words, memory.size
+        words, size = self.words, self.size
         self.bounds = [memory.private(8 * (size + 1)) for _ in range(size)]
         self.jobs = [memory.private(8 * words.job_words(size)) for _ in range(size)]
         self._plans: dict[tuple[str, int, int, bool], int] = {}
         self._plans_end = memory.private(size * PLANS_NBYTES)
-        scratch = [memory.private(words.SCRATCH_NBYTES) for _ in range(size)]
-        peers = memory.private(8 * words.PEER_WORDS * size)
-        records = memory.shared(words.RECORD_NBYTES * 2 * size)
+        self.buffers = [self.processes.buffers[process][buffers] for process in self.members]
+        peers, records = self._peers(), memory.shared(words.RECORD_NBYTES * 2 * size)
         slots = memory.shared(2 * size * SLOT_NBYTES)
-        self.buffers = [self._arena(rank, peers) for rank in range(size)]
-        for rank in range(size):
+        own = self.processes.scratch if scratch is None else scratch
+        for rank, process in enumerate(self.members):
             for word, value in {
                 words.RECORDS: records, words.SIZE: size, words.RANK: rank, words.PEERS: peers, words.SLOTS: slots,
-                words.SLOT_NBYTES: SLOT_NBYTES, words.SCRATCH: scratch[rank], words.METHOD: getattr(words, method),
-                words.STAGE_NBYTES: STAGE_NBYTES, words.LANE: 0, words.SPINS: 1, words.YIELDS: 1,
-                words.START_SPINS: 1, words.ITEMSIZE: 8,
+                words.SLOT_NBYTES: SLOT_NBYTES, words.SCRATCH: own[process], words.LANE: lane,
+                words.METHOD: getattr(words, self.processes.method), words.STAGE_NBYTES: STAGE_NBYTES,
+                words.SPINS: 1, words.YIELDS: 1, words.START_SPINS: 1, words.ITEMSIZE: 8,
             }.items():  # fmt: skip
                 self.put(rank, word, value)
 
-    def _arena(self, rank: int, peers: int) -> list[int]:
-        """Make a rank's stages and buffers; return four buffers in its arena, and four in private memory."""
-        memory, words = self.memory, self.words
-        arena = memory.shared(words.STAGES_PER_LANE * STAGE_NBYTES)
-        near = [memory.shared(BUFFER_NBYTES) for _ in range(4)]
-        nbytes = near[-1] + BUFFER_NBYTES - arena
-        for word, value in enumerate((rank, arena, arena, nbytes, arena)):
-            memory.store(peers + 8 * (words.PEER_WORDS * rank + word), value)
-        return near + [memory.shared(BUFFER_NBYTES) for _ in range(4)]
+    def _peers(self) -> int:
+        """Return a table of what the ranks know of each other, in their own order."""
+        nbytes = 8 * self.words.PEER_WORDS
+        peers = self.memory.private(nbytes * self.size)
+        for rank, process in enumerate(self.members):
+            for at in range(0, nbytes, 8):
+                word = self.memory.load(self.processes.peers + nbytes * process + at)
+                self.memory.store(peers + nbytes * rank + at, word)
+        return peers
 
     def put(self, rank: int, word: int, value: int) -> None:
         """Write a word of a rank's job."""

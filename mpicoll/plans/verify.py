@@ -8,20 +8,21 @@ has the right result, in buffers that it may use for something else from then on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from mpicoll.errors import MpicollError
 from mpicoll.plans.memory import Memory
-from mpicoll.plans.model import BY_PARTS, PLANS_NBYTES, Edits, Operation, Ranks
+from mpicoll.plans.model import BY_PARTS, PLANS_NBYTES, Edits, Operation, Processes, Ranks
 from mpicoll.plans.node import COLLECTIVES
 from mpicoll.schedules import COLLECTIVES as ROWS
 
 SHORT, SLOT, ONE_SEGMENT, SEGMENTS = 1, 30, 60, 200
 """Elements that lie in a record, in a slot, and in one segment and several of what passes through stages."""
 METHODS = ("STAGE", "TRANSFER")
-_MEMORY_NBYTES = PLANS_NBYTES + (1 << 19)
+_MEMORY_NBYTES = PLANS_NBYTES + (3 << 18)
 _MOST_TURNS = 200_000
 
 
@@ -60,11 +61,101 @@ def prove(size: int, sequence: Sequence[Operation], method: str = "STAGE", edits
     Refuted
         Naming the operations and the first thing that is wrong.
     """
-    ranks = Ranks(Memory(size, size * _MEMORY_NBYTES), method, edits)
-    try:
+    ranks = Ranks(memory_for(size, size), method, edits)
+    with _refuting(f"{size} ranks, {method}: {_text(sequence)}"):
         run(ranks, sequence)
+
+
+def prove_lanes(
+    size: int,
+    sequences: Sequence[Sequence[Operation]],
+    method: str = "STAGE",
+    edits: Edits = None,
+    *,
+    one_scratch: bool = False,
+) -> None:
+    """Prove sequences that are on their way at the same time, each in a lane of one communicator.
+
+    A rank drives its lanes in any order, and so may threads: each lane of a rank is a thread of its own here, which
+    nothing orders with the others. The program uses other buffers in each.
+
+    Parameters
+    ----------
+    one_scratch
+        Whether all lanes of a rank use the same scratch memory, which is an error that has to be found.
+
+    Raises
+    ------
+    Refuted
+        As :func:`prove` does.
+    """
+    lanes = len(sequences)
+    memory = memory_for(lanes * size, lanes * size)
+    processes = Processes(memory, size, method, edits, lanes)
+    everybody, groups = range(size), []
+    for lane in range(lanes):
+        scratch = None if one_scratch else [memory.shared(processes.modules.job.SCRATCH_NBYTES) for _ in everybody]
+        groups.append(Ranks(memory, processes=processes, members=everybody, lane=lane, scratch=scratch, buffers=lane))
+    programs = {
+        lane * size + rank: _program(groups[lane], rank, sequences[lane]) for lane in range(lanes) for rank in everybody
+    }
+    with _refuting(f"{size} ranks, {method}, lanes: {'; '.join(map(_text, sequences))}"):
+        _run(memory, programs)
+
+
+def prove_communicators(
+    members: Sequence[Sequence[int]],
+    calls: Sequence[tuple[int, Operation]],
+    method: str = "STAGE",
+    edits: Edits = None,
+) -> None:
+    """Prove calls on several communicators that may have processes in common, and use the same buffers.
+
+    Parameters
+    ----------
+    members
+        Per communicator the process of each rank.
+    calls
+        Communicator and operation; every process makes those of its communicators in this order.
+
+    Raises
+    ------
+    Refuted
+        As :func:`prove` does.
+    """
+    size = 1 + max(map(max, members))
+    memory = memory_for(size, len(members) * size)
+    processes = Processes(memory, size, method, edits, len(members))
+    groups = []
+    for lane, processes_of in enumerate(members):
+        scratch = [memory.shared(processes.modules.job.SCRATCH_NBYTES) for _ in range(size)]
+        groups.append(Ranks(memory, processes=processes, members=processes_of, lane=lane, scratch=scratch))
+
+    def program(process: int) -> Iterator[bool]:
+        for number, one in calls:
+            if process in members[number]:
+                yield from _program(groups[number], members[number].index(process), (one,))
+
+    programs = {process: program(process) for process in range(size)}
+    with _refuting(f"communicators {[list(each) for each in members]}, {method}: {_text([one for _, one in calls])}"):
+        _run(memory, programs)
+
+
+def memory_for(threads: int, ranks: int) -> Memory:
+    """Return memory for so many threads, and plans, stages and buffers of so many ranks."""
+    return Memory(threads, ranks * _MEMORY_NBYTES)
+
+
+def _text(sequence: Sequence[Operation]) -> str:
+    return ", then ".join(map(str, sequence))
+
+
+@contextmanager
+def _refuting(what: str) -> Iterator[None]:
+    try:
+        yield
     except AssertionError as error:
-        raise Refuted(f"{size} ranks, {method}: {', then '.join(map(str, sequence))}: {error}") from error
+        raise Refuted(f"{what}: {error}") from error
 
 
 def prove_collective(collective: str, size: int) -> int:
@@ -84,17 +175,21 @@ def prove_collective(collective: str, size: int) -> int:
 
 def run(ranks: Ranks, operations: Sequence[Operation]) -> None:
     """Run all ranks to the end, each until it has to wait."""
-    programs = [_program(ranks, rank, operations) for rank in range(ranks.size)]
-    alive = list(range(ranks.size))
+    _run(ranks.memory, {rank: _program(ranks, rank, operations) for rank in range(ranks.size)})
+
+
+def _run(memory: Memory, programs: Mapping[int, Iterator[bool]]) -> None:
+    """Run threads to the end, each until it has to wait."""
+    alive = dict(programs)
     for _ in range(_MOST_TURNS):
-        for rank in tuple(alive):
-            ranks.memory.rank = rank
-            if next(programs[rank], None) is None:
-                alive.remove(rank)
+        for thread, program in tuple(alive.items()):
+            memory.rank = thread
+            if next(program, None) is None:
+                del alive[thread]
         if not alive:
-            ranks.memory.rank = -1
+            memory.rank = -1
             return
-    raise AssertionError(f"ranks {alive} wait for ever")
+    raise AssertionError(f"ranks {sorted(alive)} wait for ever")
 
 
 def _program(ranks: Ranks, rank: int, operations: Sequence[Operation]) -> Iterator[bool]:

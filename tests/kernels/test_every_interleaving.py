@@ -13,7 +13,18 @@ import pytest
 
 from mpicoll.plans.memory import Memory
 from mpicoll.plans.model import PLANS_NBYTES, Edits, Operation, Ranks
-from mpicoll.plans.verify import METHODS, SLOT, Refuted, every_operation, prove, run
+from mpicoll.plans.verify import (
+    METHODS,
+    SEGMENTS,
+    SLOT,
+    Refuted,
+    every_operation,
+    operation,
+    prove,
+    prove_communicators,
+    prove_lanes,
+    run,
+)
 from tests import extent
 from tests.kernels.world import COUNTS, KINDS, World, run_all
 
@@ -42,6 +53,40 @@ def test_sequences_of_three_through_stages(size: int) -> None:
     staged = [one for one in every_operation(size) if one.count > SLOT and one.places[0][0] > 0]
     for three in some(list(itertools.product(staged, repeat=3)), 200):
         prove(size, three)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("size", "lanes"), [(2, 2), (3, 2), (2, 3)])
+def test_operations_in_several_lanes(size: int, lanes: int, method: str) -> None:
+    numbers, operations = random.Random(size + lanes), list(every_operation(size))
+    for _ in range(200 if extent.ALL else 12):
+        prove_lanes(size, [numbers.choices(operations, k=2) for _ in range(lanes)], method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("members", [[[0, 1], [1, 0]], [[0, 1, 2], [2, 3, 1]], [[0, 1, 2, 3], [2, 1], [0, 3]]], ids=str)
+def test_communicators_with_processes_in_common(members: list[list[int]], method: str) -> None:
+    numbers = random.Random(len(members))
+    operations = [list(every_operation(len(each))) for each in members]
+    for _ in range(200 if extent.ALL else 12):
+        which = numbers.choices(range(len(members)), k=4)
+        prove_communicators(members, [(number, numbers.choice(operations[number])) for number in which], method)
+
+
+def test_scratch_memory_of_two_plans() -> None:
+    sequences = [[operation(3, "allreduce", SEGMENTS)], [operation(3, "reduce", SEGMENTS, 2)]]
+    for method in METHODS:
+        prove_lanes(3, sequences, method)
+        with pytest.raises(Refuted):
+            prove_lanes(3, sequences, method, one_scratch=True)
+
+
+def test_stages_of_another_lane() -> None:
+    """Planted: all lanes use the first one's stages."""
+    sequences = [[operation(2, "bcast", SEGMENTS)], [operation(2, "alltoall", SEGMENTS)]]
+    prove_lanes(2, sequences)
+    with pytest.raises(Refuted):
+        prove_lanes(2, sequences, edits={"operands": ("STAGES_PER_LANE * get(job, LANE) + which", "which")})
 
 
 PLANTED = {
