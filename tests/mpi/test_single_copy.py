@@ -1,0 +1,144 @@
+"""Private memory copied between processes by the system: the same results as through stages, on all ranks alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.collectives import select
+from mpicoll.collectives.select import Means
+from mpicoll.errors import MismatchError
+from mpicoll.kernels.job import COLLECTIVES
+from tests.mpi.conftest import TIMEOUT, WORLD
+
+pytestmark = pytest.mark.mpi(min_size=2)
+COUNT = 90_001
+MEMORY = ("private", "shared", "by turns")
+
+
+@pytest.fixture
+def single(comm: Intracomm) -> Intracomm:
+    if comm.channel.node is None or comm.channel.node.copy_ratio == 0:
+        pytest.skip("processes do not copy from each other here")
+    return comm
+
+
+def _array(comm: Intracomm, memory: str, values: np.ndarray) -> np.ndarray:
+    shared = memory == "shared" or (memory == "by turns" and comm.rank % 2 == 0)
+    array: np.ndarray = comm.empty(values.size, values.dtype) if shared else np.empty_like(values)
+    array[:] = values
+    return array
+
+
+def _calls(comm: Intracomm, memory: str, algorithm: str) -> dict[str, Callable[[], np.ndarray]]:
+    """Return calls by collective, each of which returns what this rank has got."""
+    size, rank, root = comm.size, comm.rank, comm.size - 1
+    numbers = np.random.default_rng(rank)
+    whole = _array(comm, memory, numbers.standard_normal(COUNT * size).astype(np.float32))
+    part = _array(comm, memory, whole[:COUNT])
+
+    def result(count: int) -> np.ndarray:
+        return _array(comm, memory, np.zeros(count, np.float32))
+
+    def moved(name: str, send: Any, count: int, *more: Any, mine: bool = True) -> Callable[[], np.ndarray]:
+        def call() -> np.ndarray:
+            recv = result(count)
+            getattr(comm, name)(send, recv if mine else None, *more, algorithm=algorithm)
+            return recv
+
+        return call
+
+    def in_place() -> np.ndarray:
+        recv = _array(comm, memory, whole)
+        comm.Allreduce(MPI.IN_PLACE, recv, algorithm=algorithm)
+        return recv
+
+    def broadcast() -> np.ndarray:
+        recv = _array(comm, memory, whole)
+        comm.Bcast(recv, root, algorithm=algorithm)
+        return recv
+
+    at_root = rank == root
+    return {
+        "allreduce": moved("Allreduce", whole, whole.size),
+        "in place": in_place,
+        "reduce": moved("Reduce", whole, whole.size, MPI.SUM, root, mine=at_root),
+        "bcast": broadcast,
+        "reduce_scatter": moved("Reduce_scatter_block", whole, COUNT),
+        "allgather": moved("Allgather", part, whole.size),
+        "gather": moved("Gather", part, whole.size, root, mine=at_root),
+        "scatter": moved("Scatter", whole if at_root else None, COUNT, root),
+        "alltoall": moved("Alltoall", whole, whole.size),
+        "scan": moved("Scan", whole, whole.size),
+        "exscan": moved("Exscan", whole, whole.size),
+    }
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_the_same_bits_as_through_stages(single: Intracomm, memory: str) -> None:
+    shared, copied = (_calls(single, memory, algorithm) for algorithm in ("shared", "single_copy"))
+    for name, call in shared.items():
+        wanted = call()
+        for _ in range(2):
+            assert copied[name]().tobytes() == wanted.tobytes(), name
+
+
+def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
+    data, result = np.arange(COUNT) + single.rank, np.zeros(COUNT, np.int64)
+    wanted = single.size * np.arange(COUNT) + single.size * (single.size - 1) // 2
+    single.Iallreduce(data, result, algorithm="single_copy").Wait()
+    assert (result == wanted).all()
+    request = single.Allreduce_init(data, result, algorithm="single_copy")
+    for _ in range(3):
+        result[:] = 0
+        request.Start()
+        request.Wait()
+        assert (result == wanted).all()
+    request.Free()
+
+
+def test_ranks_that_ask_for_different_ways_are_told(single: Intracomm) -> None:
+    data, other = np.ones(COUNT), Intracomm(WORLD.Dup(), timeout=TIMEOUT)
+    with pytest.raises(MismatchError, match=r"algorithm=(shared.*algorithm=single_copy|single_copy.*algorithm=shared)"):
+        other.Allreduce(MPI.IN_PLACE, data, algorithm="single_copy" if other.rank == 0 else "shared")
+
+
+def test_there_is_no_such_barrier(single: Intracomm) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'single_copy' is not possible for barrier"):
+            single.Barrier(algorithm="single_copy")
+        single.Barrier()
+
+
+def test_where_processes_may_not_copy(monkeypatch: pytest.MonkeyPatch, verdicts: MPI.Intracomm) -> None:
+    monkeypatch.setenv("MPICOLL_TRANSFER", "off")
+    comm = Intracomm(WORLD.Dup(), timeout=TIMEOUT)
+    assert "single_copy" not in comm.algorithms("allreduce")
+    with pytest.raises(ValueError, match="'single_copy' is not possible"):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(3), algorithm="single_copy")
+
+
+def test_the_choice_is_made_from_what_was_measured() -> None:
+    for size in (2, 3, 8, 64):
+        fast, slow = (Means(size, math.inf, in_memory=COLLECTIVES, copy_ratio=ratio) for ratio in (0.9, 1000.0))
+        none = fast._replace(copy_ratio=0.0)
+        for collective in COLLECTIVES:
+            chosen = [select.choose(collective, 1 << 20, means) for means in (fast, slow, none)]
+            moved = collective not in ("barrier", "scan", "exscan")
+            assert chosen == ["single_copy" if moved else "shared", "shared", "shared"], (collective, size)
+            assert select.choose(collective, select.SINGLE_COPY_NBYTES - 1, fast) == "shared"
+
+
+def test_all_ranks_have_the_same_measurement(single: Intracomm) -> None:
+    node = single.channel.node
+    assert node is not None
+    seen = np.zeros(single.size)
+    single.Allgather(np.array([node.copy_ratio]), seen)
+    assert (seen == node.copy_ratio).all()
+    assert 0 < node.copy_ratio < math.inf
