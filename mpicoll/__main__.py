@@ -57,10 +57,13 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
             raise MpicollError(f"{name}: {rank} is not in 0..{size - 1}")
     long = arguments.bytes > _SLOT_NBYTES and collective != "barrier"
     way = "in chunks or parts, where the buffers are" if long else "through slots, every rank for itself"
-    title = f"{collective} · shared: loads and stores in memory that the ranks of a node share, {way}"
+    title = f"{collective} · {arguments.name}: loads and stores in memory that the ranks of a node share, {way}"
     lines = [title, f"{size} ranks, {format_nbytes(arguments.bytes)}"]
+    single_copy = arguments.name == "single_copy"
+    if single_copy:
+        lines.append("the system copies private memory from process to process")
     for rank in shown:
-        lines += ["", *draw(collective, size, rank, root=root, long=long)]
+        lines += ["", *draw(collective, size, rank, root=root, long=long, single_copy=single_copy)]
     if arguments.verify:
         from mpicoll.plans.verify import prove_collective
 
@@ -70,7 +73,7 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
 
 
 def _explain(arguments: argparse.Namespace) -> list[str]:
-    if arguments.name == "shared":
+    if arguments.name in ("shared", "single_copy"):
         return _explain_shared(arguments)
     algorithm = find_any(arguments.name, arguments.collective)
     values = arguments.values
@@ -139,7 +142,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
-    add("name", help="an algorithm, such as ring (see: python -m mpicoll algorithms), or shared: plans on one node")
+    add(
+        "name",
+        help="an algorithm (see: python -m mpicoll algorithms), or shared or single_copy: plans on one node",
+    )
     add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--root", type=int, default=0, help="root of rooted collectives")

@@ -149,6 +149,10 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
     text = explain(capsys, "shared", "--size", "4", "--rank", "1")
     assert "REDUCE    recvbuf 1, tile <- sendbufs 0 + 1 + 2 + 3" in text
     assert "COPY      recvbuf, chunk 3 <- result stage 3, chunk 3" in text
+    copied = explain(capsys, "single_copy", "--size", "4", "--rank", "1")
+    assert "REDUCE    recvbuf 1, tile <- sendbufs 0 + 1 + 2 + 3" in copied
+    assert "DELIVER   recvbuf 0, tile <- recvbuf 1, tile" in copied
+    assert "stage" not in copied
     assert main(["explain", "shared", "--size", "4", "--rank", "4"]) == 2
     assert "--rank: 4 is not in 0..3" in capsys.readouterr().err
     proof = explain(capsys, "shared", "--collective", "bcast", "--size", "2", "--bytes", "8", "--verify")

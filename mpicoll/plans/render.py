@@ -50,17 +50,35 @@ _SPACES = {
 _KINDS = {words.SEGMENT: "", words.CHUNK: "chunk {index}", words.PART: "part {index}", words.TILE: "tile"}
 
 
-def draw(collective: str, size: int, rank: int, *, root: int = 0, long: bool = False) -> list[str]:
+_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED)
+
+
+def draw(
+    collective: str, size: int, rank: int, *, root: int = 0, long: bool = False, single_copy: bool = False
+) -> list[str]:
     """Return a rank's plan as lines of text.
 
     Parameters
     ----------
     long
         Whether the vector is longer than a slot.
+    single_copy
+        Whether private memory is copied between processes, so that nothing passes through stages.
     """
     header, *rows = make(collective, size, rank, root=root, long=long)
     facts = list(_facts(Header._make(header))) if long else []
-    return [f"rank {rank}", *facts, *_lines(rows, rank)]
+    return [f"rank {rank}", *facts, *_lines(rows, rank, _hidden(rows) if single_copy else set())]
+
+
+def _hidden(rows: list[Row]) -> set[int]:
+    """Return the rows that say nothing where nothing passes through stages."""
+    hidden = {number for number, row in enumerate(rows) if row[words.OPERATION] == words.SEGMENTS}
+    for number, row in enumerate(rows):
+        if row[words.OPERATION] == words.IF and row[words.FIRST] in _STAGED:
+            hidden |= set(range(number, number + 1 + row[words.ROWS]))
+        elif row[words.OPERATION] == words.IF and row[words.FIRST] == words.NOT_AHEAD:
+            hidden.add(number)  # it holds: there is one segment
+    return hidden
 
 
 def _facts(header: Header) -> Iterator[str]:
@@ -74,12 +92,12 @@ def _who(rank: int) -> str:
     return "all ranks" if rank == words.ALL else f"rank {rank}"
 
 
-def _lines(rows: list[Row], own: int) -> Iterator[str]:
+def _lines(rows: list[Row], own: int, hidden: set[int]) -> Iterator[str]:
     """Yield a line a row, those under a condition or in a loop indented."""
     ends: list[int] = []
     for number, row in enumerate(rows):
         ends = [end for end in ends if number < end]
-        if row[words.OPERATION] == words.AGAIN:
+        if row[words.OPERATION] == words.AGAIN or number in hidden:
             continue
         name = _INSTRUCTIONS[row[words.OPERATION]]
         yield f"  {'  ' * len(ends)}{name:<10}{_operands(row, own)}".rstrip()

@@ -74,7 +74,7 @@ class InFlight(ABC):
 
     @property
     def polls(self) -> int:
-        """How often to call :meth:`advance` before the core is given away."""
+        """Number of calls of :meth:`advance` before the core is given away."""
         return self.channel.polls
 
 

@@ -156,7 +156,7 @@ class Run(InFlight):
 
     @property
     def polls(self) -> int:
-        """How often to advance before the core is given away; compiled code has done so."""
+        """Number of calls of :meth:`advance` before the core is given away; compiled code has looked often enough."""
         return 1 if self.plan.table.address else super().polls
 
     def advance(self) -> bool:
