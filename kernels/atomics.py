@@ -183,6 +183,10 @@ def call_reducer(typingctx, function, out, a, b, count, itemsize):
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 """Let another process have the core."""
+release_interpreter = types.ExternalFunction("PyEval_SaveThread", types.int64())
+"""Let other threads of the interpreter run; return what `take_interpreter` wants."""
+take_interpreter = types.ExternalFunction("PyEval_RestoreThread", types.void(types.int64))
+"""Wait until this thread may use the interpreter again."""
 
 _TRANSFER = types.int64(types.int32, types.int64, types.int64, types.int64, types.int64, types.int64)
 if sys.platform.startswith("linux"):

@@ -8,7 +8,7 @@ table of what to do for each size. For anything else `call` returns OTHER and ha
 long way, which knows every case and every error message.
 """
 
-from .atomics import load, store
+from .atomics import load, release_interpreter, store, take_interpreter
 from .executor import progress, start
 from .jit import helper, short_kernel
 from .job import (
@@ -310,7 +310,10 @@ def _call_by_messages(table, job):
     start(bound)
     if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
+    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
+    state = release_interpreter()
     status = progress(bound, False)
+    take_interpreter(state)
     if status == DONE:
         end_known(table, job, known)
     return status

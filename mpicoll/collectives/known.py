@@ -10,6 +10,7 @@ from mpicoll.collectives.call import AnyTask, Call, Scope
 from mpicoll.collectives.fastlane import Lane, whole
 from mpicoll.collectives.select import AUTO
 from mpicoll.collectives.task import Task
+from mpicoll.kernels.calls import AT_ONCE_NBYTES
 from mpicoll.kernels.job import COLLECTIVES
 from mpicoll.kernels.reduce import native_address
 from mpicoll.kernels.table import KNOWN_LENGTH, STAGED_NBYTES, pack_call
@@ -32,16 +33,19 @@ def learn(scope: Scope, made: Call, task: AnyTask, plan: Plan) -> None:
     if known is None:
         return
     channel.known[channel.front.know(known)] = Lane(plan, plan.inbox, plan.outbox)
-    if len(channel.known) > 2 * KNOWN_LENGTH:
+    if channel.front.remembered > 2 * KNOWN_LENGTH:
         live = channel.front.known()
         channel.known = {number: lane for number, lane in channel.known.items() if number in live}
 
 
 def _describe(task: Task, plan: Plan) -> Known | None:
     """Return a call as compiled code sees it; None for one that it does not know."""
+    if task.channel.size == 1 or (task.count == 0) != (task.collective == "barrier"):
+        return None
     dtype = DTYPE_NUMBERS.get(task.dtype) if task.count else 0
     op = 0 if task.reducer is None else op_number(task.op_name, task.dtype, task.reducer)
     plain = task.compression is None and not task.uneven and len(set(task.counts or ())) <= 1
+    plain &= all(box is None or box.nbytes <= AT_ONCE_NBYTES for box in (plan.inbox, plan.outbox))
     if not plain or dtype is None or op is None or not (whole(task.given) and whole(task.result)):
         return None
     send, recv = (0 if part is None else part.address(task.carrier) for part in (task.given, task.result))
@@ -59,9 +63,10 @@ def _describe(task: Task, plan: Plan) -> Known | None:
 
 def end(channel: Channel, status: int, recvbuf: Any, timeout: float) -> None:
     """Wait for the end of a call that compiled code began with `status`."""
-    lane = channel.known[channel.front.running]
+    lane, number = channel.known[channel.front.running], channel.front.number
+    channel.supervisor.record(number, lane.plan.signature)
     try:
-        Run(channel, lane.plan, channel.front.number, status=status).finish(timeout)
+        Run(channel, lane.plan, number, status=status).finish(timeout)
     finally:
         channel.front.end_known()
     if lane.outbox is not None:

@@ -12,6 +12,7 @@ from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, Pers
 from mpicoll.collectives.task import Task
 from mpicoll.kernels.job import OTHER
 from mpicoll.runtime.agreement import settle
+from mpicoll.runtime.channel import BUSY, Channel
 
 
 def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
@@ -26,8 +27,7 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
     with channel.alone:
         if channel.refusal is not None:
             settle(channel, scope.timeout)
-        if channel.front.running:
-            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+        _refuse_if_running(channel)
         key = fastlane.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
         lane = channel.lanes.get(key) if key is not None else None
         if lane is not None:
@@ -49,6 +49,12 @@ def run(scope: Scope, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, ro
             fastlane.note(channel, key, task, plan)
 
 
+def _refuse_if_running(channel: Channel) -> None:
+    """Raise RuntimeError if compiled code has begun a call in another thread, which has not taken the lock yet."""
+    if channel.front.running:
+        raise RuntimeError(BUSY)
+
+
 def go_on(
     scope: Scope,
     status: int,
@@ -63,7 +69,7 @@ def go_on(
     if status == OTHER:
         run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
         return
-    with scope.channel.alone:
+    with scope.channel.alone.after_others():
         if scope.channel.front.running:
             known.end(scope.channel, status, recvbuf, scope.timeout)
         elif not shared.end(scope.channel, status, scope.timeout):
@@ -75,6 +81,7 @@ def start(scope: Scope, *what: Any) -> Request:
     """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
     scope = scope._replace(means=scope.means._replace(hierarchy=False), may_wait=False)
     with scope.channel.alone:
+        _refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
         task = dense.prepare(scope, Call(*what))
         if isinstance(task, Task) and task.algorithm in select.ON_NODE:
@@ -86,6 +93,7 @@ def keep(scope: Scope, *what: Any) -> PersistentRequest:
     """Set up a persistent call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
     scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:
+        _refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
         task = dense.prepare(scope, Call(*what))
         if isinstance(task, Task) and task.algorithm in select.ON_NODE:

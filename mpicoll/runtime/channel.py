@@ -12,7 +12,8 @@ import secrets
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +85,9 @@ class Arena:
         return self._memory[start : start + nbytes].view(dtype)
 
 
+BUSY = "another collective is being called on this communicator, from a thread or a callback"
+
+
 class Alone:
     """A lock that is not waited for: `with` raises RuntimeError if another thread, or a caller, is in a collective.
 
@@ -101,8 +105,18 @@ class Alone:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+            raise RuntimeError(BUSY)
         self._busy[0] = 1
+
+    @contextmanager
+    def after_others(self) -> Iterator[None]:
+        """Wait for the lock, for a call that compiled code has begun; whoever has it now will be refused."""
+        with self._lock:
+            self._busy[0] = 1
+            try:
+                yield
+            finally:
+                self._busy[0] = 0
 
     def __exit__(self, *error: object) -> None:
         self._busy[0] = 0
@@ -284,6 +298,7 @@ class Channel:
         self._plans.clear()
         self.lanes.clear()
         self.known.clear()
+        self.front.forget_all()
 
     def close(self) -> None:
         """Free everything; collective."""

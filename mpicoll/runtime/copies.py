@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -53,13 +54,14 @@ def _measure(comm: MPI.Intracomm, peers: np.ndarray) -> float:
     single: list[Callable[[], object]] = [
         partial(atomics.fetch, room.ctypes.data, pid, target.ctypes.data, place, _NBYTES)
     ]
-    least = np.full(2, np.inf)
+    works = atomics.fetch(room.ctypes.data, pid, target.ctypes.data, place, _NBYTES)
+    least = np.array([np.inf, np.inf, works])
     for _ in range(_REPEATS):
         for number, steps in enumerate((staged, single)):
             source += 1  # as after a computation, in its owner's caches
             least[number] = min(least[number], sum(_seconds(comm, step) for step in steps))
     comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)  # ranks that were interrupted tell nothing
-    return float(2 * least[1] / least[0])
+    return float(2 * least[1] / least[0]) if least[2] else math.inf
 
 
 def _seconds(comm: MPI.Intracomm, step: Callable[[], object]) -> float:

@@ -137,6 +137,11 @@ class Front:
         """Bytes of the messages of all known calls."""
         return int(self._words[table.SENT_NBYTES])
 
+    @property
+    def remembered(self) -> int:
+        """The number of signatures that are remembered."""
+        return len(self._signatures)
+
     def know(self, known: Known) -> int:
         """Enter a call that was made by messages, perhaps in the place of another one; return its number."""
         first = table.known_entry(known.call, known.elements, known.send, known.recv)
@@ -162,6 +167,10 @@ class Front:
     def forget(self, job: int) -> None:
         """Remove the calls that are made by the plan with this job."""
         self._known[self._known[:, table.KNOWN_JOB] == job, table.KNOWN_CALL] = -1
+
+    def forget_all(self) -> None:
+        """Remove all calls, since their plans are freed."""
+        self._known[:, table.KNOWN_CALL] = -1
 
     def end_known(self) -> None:
         """Let calls be made again after the running one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.mpi.conftest import WORLD
 pytestmark = pytest.mark.mpi(min_size=2)
 SHORT, LONG = 60, 12_000
 TIMEOUT = 5.0
+TURNS = 3000
 
 
 def _communicator() -> Iterator[Intracomm]:
@@ -168,11 +170,23 @@ def test_a_function_called_like_a_predefined_operation(comm: Intracomm, apart: I
 
 def test_more_calls_than_there_are_entries(apart: Intracomm) -> None:
     for _ in range(2):
-        for count in range(1, 4 * KNOWN_LENGTH):
+        for count in range(1, 3 * KNOWN_LENGTH):
             data = np.full(count, apart.rank, np.int32)
             apart.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
             assert (data == apart.size - 1).all()
     assert len(apart.channel.known) <= 2 * KNOWN_LENGTH
+    assert apart.channel.front.remembered <= 2 * KNOWN_LENGTH + 64
+
+
+def test_calls_after_plans_were_released(apart: Intracomm) -> None:
+    """As other exit handlers may make them, when ours has run."""
+    data = np.zeros(SHORT)
+    for _ in range(3):
+        data[:] = 1
+        apart.Allreduce(MPI.IN_PLACE, data)
+        assert (data == apart.size).all()
+        apart.channel.release()
+        assert not apart.channel.known
 
 
 def test_a_wrong_call_is_told(apart: Intracomm) -> None:
@@ -184,6 +198,65 @@ def test_a_wrong_call_is_told(apart: Intracomm) -> None:
         apart.Allreduce(MPI.IN_PLACE, other if apart.rank == 0 else data)
     with pytest.raises(mpicoll.errors.CommunicatorBroken):
         apart.Allreduce(MPI.IN_PLACE, data)
+
+
+def test_a_refusal_is_told(apart: Intracomm) -> None:
+    """To ranks that repeat a known call, before their timeout."""
+    data = np.ones(SHORT)
+    for _ in range(3):
+        apart.Allreduce(MPI.IN_PLACE, data)
+    began = MPI.Wtime()
+    with pytest.raises(TypeError if apart.rank == 0 else mpicoll.errors.RemoteError):
+        apart.Allreduce(MPI.IN_PLACE, "nothing" if apart.rank == 0 else data)
+    assert MPI.Wtime() - began < TIMEOUT / 2 or apart.rank == 0
+
+
+def test_nothing_is_learned_from_empty_arrays(apart: Intracomm) -> None:
+    for kind in (np.int64, np.bool_):
+        apart.Allreduce(MPI.IN_PLACE, np.zeros(0, kind), MPI.LOR)
+    assert not apart.channel.known
+    flags = np.array([False] * SHORT)
+    flags[apart.rank] = True
+    for _ in range(3):
+        result = np.zeros_like(flags)
+        apart.Allreduce(flags, result, MPI.LOR)
+        assert result.sum() == apart.size
+
+
+def test_one_rank_alone() -> None:
+    alone, data = Intracomm(MPI.COMM_SELF.Dup()), np.ones(SHORT)
+    for _ in range(3):
+        result = np.zeros(SHORT)
+        alone.Allgather(data, result)
+        assert (result == 1).all()
+        with pytest.raises(ValueError, match="overlap"):
+            alone.Allgather(data, data)
+
+
+@pytest.mark.skipif(MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="threads may not call the MPI library")
+def test_a_function_of_the_program_in_another_thread(apart: Intracomm) -> None:
+    """The MPI library calls it under a lock of its own, where it waits for the interpreter."""
+
+    def add(given: Any, result: Any, datatype: MPI.Datatype) -> None:
+        np.frombuffer(result, np.int64)[:] += np.frombuffer(given, np.int64)
+
+    operation, other = MPI.Op.Create(add, commute=True), WORLD.Dup()
+
+    def work() -> None:
+        for _ in range(TURNS):
+            numbers = np.ones(8, np.int64)
+            other.Iallreduce(MPI.IN_PLACE, numbers, operation).Wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    data = np.zeros(SHORT)
+    for _ in range(TURNS):
+        data[:] = 1
+        apart.Allreduce(MPI.IN_PLACE, data)
+    thread.join()
+    assert (data == apart.size).all()
+    operation.Free()
+    other.Free()
 
 
 def test_a_late_rank_is_waited_for(apart: Intracomm) -> None:
