@@ -1,29 +1,27 @@
-"""A collective of NumPy arrays on shared memory, from the caller's objects to the result in one call.
+"""Collectives of NumPy arrays, from the caller's objects to the result in one compiled call.
 
 Looking at two arrays from Python costs more than a short allreduce does. `call` therefore gets the objects' addresses
-(`id`) and reads what it needs from them, see `table`.
+(`id`) and reads what it needs from them, see `arguments`. The communicator's table (see `table`) says for each
+collective and length whether it is done on shared memory; otherwise the call is made by messages, if one like it was
+made before (see `known`).
 
-Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, predefined operations, a
-table of what to do for each size. For anything else `call` returns OTHER and has touched nothing; the caller goes the
-long way, which knows every case and every error message.
+Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, predefined operations. For
+anything else `call` returns OTHER and has touched nothing; the caller goes the long way, which knows every case and
+every error message.
 """
 
+from .arguments import describe, find, number_of_dtype
 from .atomics import load, release_interpreter, store, take_interpreter
 from .executor import progress, start
 from .jit import helper, short_kernel
 from .job import (
-    ALLGATHER,
-    ALLREDUCE,
-    ALLTOALL,
     BARRIER,
-    BCAST,
     BOUNDS,
     BY_PARTS,
     CALL,
     COLLECTIVE,
     COUNT,
     DONE,
-    EXSCAN,
     GATHER,
     IDLE,
     ITEMSIZE,
@@ -31,17 +29,11 @@ from .job import (
     OTHER,
     PART_COUNT,
     PLAN,
-    RANK,
-    RECV,
-    REDUCE,
-    REDUCE_SCATTER,
     REDUCER,
     REDUCES,
     ROOT,
     ROOTED,
-    SCAN,
     SCATTER,
-    SEND,
     SIZE,
     STATE,
     TRANSFER,
@@ -59,12 +51,9 @@ from .table import (
     BUSY,
     CHECKED,
     CHOSEN,
-    DTYPE_IDS,
-    DTYPES,
     HISTORY,
     HISTORY_ENTRY,
     HISTORY_LENGTH,
-    IN_PLACE,
     ITEMSIZES,
     JOB,
     KNOWN_IN_HISTORY,
@@ -74,14 +63,9 @@ from .table import (
     NUMBER,
     OP_IDS,
     OPS,
-    READABLE,
     REDUCERS,
-    WRITABLE,
     agreed_entry,
     count_of,
-    data_of,
-    dtype_of,
-    is_plain,
     pack_call,
     plan_entry,
 )
@@ -91,25 +75,6 @@ FOR_SHARED, FOR_SINGLE_COPY = 1, 2
 """Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
 AT_ONCE_NBYTES = 256 << 10
 """Longer vectors are only begun here, so that other threads can run meanwhile."""
-
-
-@helper
-def _find(table, first, number, wanted):
-    """Return where among the `number` words from `first` on `wanted` stands; -1: nowhere."""
-    for candidate in range(number):
-        if get(table, first + candidate) == wanted:
-            return candidate
-    return -1
-
-
-@helper
-def _dtype(table, array):
-    return _find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
-
-
-@helper
-def _are_apart(a, a_nbytes, b, b_nbytes):
-    return a + a_nbytes <= b or b + b_nbytes <= a
 
 
 @helper
@@ -125,73 +90,6 @@ def _offsets(job, part):
 
 
 @helper
-def _two_arrays(table, send, recv, send_parts, recv_parts):
-    """Say whether two arrays have one element type, counts in this relation, and no element in common."""
-    if not is_plain(table, send, READABLE) or not is_plain(table, recv, WRITABLE):
-        return False
-    if dtype_of(table, send) != dtype_of(table, recv):
-        return False
-    send_count, recv_count = count_of(table, send), count_of(table, recv)
-    if send_count * recv_parts != recv_count * send_parts:
-        return False
-    number = _dtype(table, send)
-    itemsize = get(table, ITEMSIZES + number) if number >= 0 else 0
-    send_data, recv_data = data_of(table, send), data_of(table, recv)
-    if send_parts == recv_parts and send_data == recv_data:
-        return True
-    return _are_apart(send_data, send_count * itemsize, recv_data, recv_count * itemsize)
-
-
-@helper
-def _describe(table, job, collective, send, recv, root):
-    """Write the addresses to the job; return the array that says count and type, 0 if this is not a plain call."""
-    size, rank = get(job, SIZE), get(job, RANK)
-    in_place = send == get(table, IN_PLACE)
-    if collective in (GATHER, SCATTER):
-        return _describe_rooted(table, job, collective, send, recv, rank == root)
-    if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
-        if not is_plain(table, recv, WRITABLE):
-            return 0
-        put(job, SEND, data_of(table, recv))
-        put(job, RECV, data_of(table, recv))
-        return recv
-    if collective == REDUCE and rank != root:
-        if not is_plain(table, send, READABLE):
-            return 0
-        put(job, SEND, data_of(table, send))
-        put(job, RECV, 0)
-        return send
-    send_parts = size if collective == REDUCE_SCATTER else 1
-    recv_parts = size if collective == ALLGATHER else 1
-    if not _two_arrays(table, send, recv, send_parts, recv_parts):
-        return 0
-    put(job, SEND, data_of(table, send))
-    put(job, RECV, data_of(table, recv))
-    if data_of(table, send) == data_of(table, recv) and collective in (ALLTOALL, SCAN, EXSCAN):
-        return 0  # others would still read what the result overwrites
-    return send if collective == REDUCE_SCATTER else recv
-
-
-@helper
-def _describe_rooted(table, job, collective, send, recv, at_root):
-    """Do so for gather and scatter; the array is the one of one part."""
-    size = get(job, SIZE)
-    part, whole = (send, recv) if collective == GATHER else (recv, send)
-    if at_root:
-        send_parts = size if collective == SCATTER else 1
-        if not _two_arrays(table, send, recv, send_parts, size + 1 - send_parts):
-            return 0
-        if data_of(table, send) == data_of(table, recv):
-            return 0
-    elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
-        return 0
-    own, other = data_of(table, part), data_of(table, whole) if at_root else 0
-    put(job, SEND, own if collective == GATHER else other)
-    put(job, RECV, other if collective == GATHER else own)
-    return part
-
-
-@helper
 def _bit_length(number):
     bits = 0
     while number:
@@ -201,13 +99,13 @@ def _bit_length(number):
 
 
 @helper
-def _prepare(table, wanted, job, collective, main, op, root):
+def _prepare(table, wanted, blocking, job, collective, main, op, root):
     """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
-    count, dtype = count_of(table, main), _dtype(table, main)
+    count, dtype = count_of(table, main), number_of_dtype(table, main)
     if collective in (GATHER, SCATTER):
         count *= get(job, SIZE)
     reduces = collective in REDUCES
-    operation = _find(table, OP_IDS, get(table, OPS), op) if reduces else 0
+    operation = find(table, OP_IDS, get(table, OPS), op) if reduces else 0
     if count == 0 or dtype < 0 or operation < 0:
         return -1
     itemsize = get(table, ITEMSIZES + dtype)
@@ -217,6 +115,8 @@ def _prepare(table, wanted, job, collective, main, op, root):
     chosen = wanted
     if wanted == 0:
         chosen = get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize))
+        if chosen and not blocking:
+            chosen = get(table, SHARED_METHOD) + 1  # nonblocking calls go on piece by piece
     if collective in BY_PARTS:
         size = get(job, SIZE)
         if count % size:
@@ -266,7 +166,7 @@ def _wanted(table):
 
 
 @helper
-def _look(table, job, collective, send, recv, op, root):
+def _recognize(table, blocking, job, collective, send, recv, op, root):
     """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
     wanted = _wanted(table)
     table -= table & 7
@@ -281,8 +181,8 @@ def _look(table, job, collective, send, recv, op, root):
         if wanted not in (0, get(table, SHARED_METHOD) + 1):
             return -1  # there is no barrier by single copies
         return wanted if wanted else get(table, CHOSEN)
-    main = _describe(table, job, collective, send, recv, root)
-    return -1 if main == 0 else _prepare(table, wanted, job, collective, main, op, root)
+    main = describe(table, job, collective, send, recv, root)
+    return -1 if main == 0 else _prepare(table, wanted, blocking, job, collective, main, op, root)
 
 
 @helper
@@ -335,7 +235,7 @@ def call(table, collective, send, recv, op, root):
     """
     own = table - (table & 7)
     job = get(own, JOB)
-    chosen = _look(table, job, collective, send, recv, op, root)
+    chosen = _recognize(table, True, job, collective, send, recv, op, root)
     if chosen == 0:
         return _call_by_messages(own, job)
     if chosen < 0 or not _begin(own, job, collective, root):
@@ -351,7 +251,7 @@ def call_in(table, job, collective, send, recv, op, root):
 
     Return a status, and take arguments, as `call` does.
     """
-    chosen = _look(table, job, collective, send, recv, op, root)
+    chosen = _recognize(table, False, job, collective, send, recv, op, root)
     if chosen <= 0 or not _begin(table - (table & 7), job, collective, root):
         return OTHER
     return progress(job, not is_short(job))

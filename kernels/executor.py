@@ -193,7 +193,7 @@ def progress(job, only_start):
                 row += ROW_NBYTES * load(row + 8 * ROWS)
         elif what == RESOLVE:
             if not resolve(job):
-                return _end(job, FALLBACK)
+                return _end(job, _leave(job, row, FALLBACK))
         elif what == AT_WORK:
             status = DONE if go_to_work(job, who) else MISMATCH
         elif what == DONE_ROW:

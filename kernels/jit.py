@@ -46,6 +46,7 @@ _SHARED_FILES = (
 )
 """Used by any kernel."""
 _PLAN_FILES = (
+    "arguments.py",
     "executor.py",
     "job.py",
     "known.py",

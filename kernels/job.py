@@ -99,6 +99,8 @@ size + 1 offsets of equal parts."""
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
+UNREADABLE = -1
+"""In a record in the place of an address: memory that the system does not copy between processes."""
 RECORD_AT_WORK = 8
 """Of a long operation: its sequence number while its rank may touch buffers of others, else 0; in a second cache line,
 since the first is what others poll."""

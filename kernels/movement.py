@@ -2,9 +2,24 @@
 
 from .atomics import call_reducer, copy, load, read_process, write_process
 from .jit import helper, inline_helper
-from .job import DONE, ITEMSIZE, LOST, PID, RAISED, REDUCER, SCRATCH, TILE_NBYTES, get, peer_word
-from .operands import is_staged_output, place, range_of, remote_address
-from .plan import DELIVER, FROM, FROM_FIRST, FROM_INDEX, FROM_LAST, FROM_RANK, KIND, SLOT, TO, TO_INDEX, TO_RANK
+from .job import (
+    DONE,
+    ITEMSIZE,
+    LOST,
+    METHOD,
+    PID,
+    RAISED,
+    RANK,
+    REDUCER,
+    SCRATCH,
+    TILE_NBYTES,
+    TRANSFER,
+    UNREADABLE,
+    get,
+    peer_word,
+)
+from .operands import in_arena, is_staged_output, place, range_of, remote_address
+from .plan import ALL, DELIVER, FROM, FROM_FIRST, FROM_INDEX, FROM_LAST, FROM_RANK, KIND, SLOT, TO, TO_INDEX, TO_RANK
 
 
 @inline_helper
@@ -23,6 +38,19 @@ def copy_range(job, row, what):
 def _vectors(job):
     """Return room for what system calls are told."""
     return get(job, SCRATCH) + 2 * TILE_NBYTES
+
+
+@helper
+def shown_address(job, word, users):
+    """Return the address of an own buffer as `users`, a rank or ALL, may see it.
+
+    The system copies no memory of devices, for instance: better found out before the others rely on it.
+    """
+    address, rank = get(job, word), get(job, RANK)
+    if get(job, METHOD) != TRANSFER or users not in (ALL, rank) or address == 0 or in_arena(job, rank, address):
+        return address
+    works = read_process(_vectors(job), peer_word(job, rank, PID), get(job, SCRATCH), address, 1)
+    return address if works else UNREADABLE
 
 
 @inline_helper

@@ -48,6 +48,7 @@ from .job import (
     TILE_START,
     TILE_STOP,
     TRANSFER,
+    UNREADABLE,
     WORKED,
     get,
     part_of,
@@ -203,20 +204,25 @@ def _base(job, rank, which):
 def resolve(job):
     """Find out how each published buffer is reached; return False if one of them cannot be."""
     read, written, own = header(job, READ), header(job, WRITTEN), get(job, RANK)
-    private = others_staged = False
+    private = others_staged = unreadable = False
     for rank in range(get(job, SIZE)):
         if read in (ALL, rank):
-            private |= _resolve_buffer(job, rank, 0, published(job, rank, RECORD_SEND), SEND_PART)
-        if written in (ALL, rank) and _resolve_buffer(job, rank, 1, published(job, rank, RECORD_RECV), RECV_PART):
-            private = True
-            others_staged |= rank != own
+            address = published(job, rank, RECORD_SEND)
+            private |= _resolve_buffer(job, rank, 0, address, SEND_PART)
+            unreadable |= address == UNREADABLE
+        if written in (ALL, rank):
+            address = published(job, rank, RECORD_RECV)
+            unreadable |= address == UNREADABLE
+            if _resolve_buffer(job, rank, 1, address, RECV_PART):
+                private = True
+                others_staged |= rank != own
     method = get(job, METHOD)
     if not private:
         put(job, STAGED, 0)
     put(job, OTHERS_STAGED, others_staged and method == STAGE)
     tile_nbytes = TILE_NBYTES if private and method == TRANSFER else _NEAR_TILE_NBYTES
     put(job, TILE_COUNT, max(1, tile_nbytes // get(job, ITEMSIZE)))
-    return not private or method != NOTHING
+    return not unreadable and (not private or method != NOTHING)
 
 
 @helper

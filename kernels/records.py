@@ -33,7 +33,9 @@ from .job import (
     put,
     record_of,
 )
-from .plan import ALL
+from .movement import shown_address
+from .operands import header
+from .plan import ALL, READ, WRITTEN
 
 
 @helper
@@ -101,8 +103,8 @@ def enter(job, is_long):
     store(record + 8 * RECORD_CALL, get(job, CALL))
     store(record + 8 * RECORD_COUNT, get(job, COUNT))
     if is_long:
-        store(record + 8 * RECORD_SEND, get(job, SEND))
-        store(record + 8 * RECORD_RECV, get(job, RECV))
+        store(record + 8 * RECORD_SEND, shown_address(job, SEND, header(job, READ)))
+        store(record + 8 * RECORD_RECV, shown_address(job, RECV, header(job, WRITTEN)))
         store_release(record + 8 * RECORD_AT_WORK, 0)
         put(job, STAGED, get(job, METHOD) == STAGE)
     return DONE

@@ -3,7 +3,9 @@
 Checking arguments and choosing an algorithm costs several microseconds of Python, more than a short message takes.
 When the same call comes again (same collective, element type, count, op, root, algorithm, and for long vectors the
 same addresses), everything was decided the first time; what remains is to see that the arrays are still plain
-contiguous ones. Only whole NumPy arrays travel here, everything else takes the long way.
+contiguous ones. Only whole NumPy arrays travel here, everything else takes the long way. With default arguments
+compiled code does the same in a tenth of the time, see `known`; what is left for here is a call with ``algorithm=``,
+``compression=`` or an operation of the user's.
 """
 
 from __future__ import annotations

@@ -73,13 +73,19 @@ def go_on(
         if scope.channel.front.running:
             known.end(scope.channel, status, recvbuf, scope.timeout)
         elif not shared.end(scope.channel, status, scope.timeout):
-            made = Call(collective, sendbuf, recvbuf, op, root)
-            dense.prepare(scope.by_messages(), made).run(scope.timeout)
+            _make_in_another_way(scope, Call(collective, sendbuf, recvbuf, op, root))
+
+
+def _make_in_another_way(scope: Scope, made: Call) -> None:
+    """Make a call for which not all memory is within reach: through stages where there are some, else by messages."""
+    task = dense.prepare(scope, made._replace(algorithm=select.SHARED)) if scope.means.copy_ratio else None
+    if not isinstance(task, Task) or not shared.run(task, scope.timeout):
+        dense.prepare(scope.by_messages(), made).run(scope.timeout)
 
 
 def start(scope: Scope, *what: Any) -> Request:
     """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
-    scope = scope._replace(means=scope.means._replace(hierarchy=False), may_wait=False)
+    scope = scope._replace(means=scope.means._replace(hierarchy=False, may_block=False), may_wait=False)
     with scope.channel.alone:
         _refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
@@ -91,6 +97,7 @@ def start(scope: Scope, *what: Any) -> Request:
 
 def keep(scope: Scope, *what: Any) -> PersistentRequest:
     """Set up a persistent call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
+    scope = scope._replace(means=scope.means._replace(may_block=False))
     scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:
         _refuse_if_running(scope.channel)

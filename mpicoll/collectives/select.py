@@ -111,6 +111,8 @@ class Means(NamedTuple):
         For which collectives it is.
     copy_ratio
         What a copy between processes takes, in units of a copy in shared memory; 0 if there are none.
+    may_block
+        Whether a call may copy a long vector at once; nonblocking ones go on in between.
     hierarchy
         Whether there are several nodes with several ranks.
     blocked, even
@@ -133,6 +135,7 @@ class Means(NamedTuple):
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
     copy_ratio: float = 0.0
+    may_block: bool = True
 
     def without_memory(self) -> Means:
         """Return what is possible with messages only."""
@@ -201,7 +204,7 @@ def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
     others read. On 2 and 8 ranks of two cores this chose the faster way in all cases from 1 MB on but some in which
     they differ by less than a tenth (``python -m bench.collectives --algorithms shared single_copy``).
     """
-    if means.copy_ratio == 0 or nbytes < SINGLE_COPY_NBYTES:
+    if means.copy_ratio == 0 or not means.may_block or nbytes < SINGLE_COPY_NBYTES:
         return False
     part, others, ratio = 1 / means.size, 1 - 1 / means.size, means.copy_ratio
     costs = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ class Operation(NamedTuple):
 def run(task: Task, timeout: float) -> bool:
     """Do it and wait for the end; return False if nothing was done, because not all memory is within reach.
 
+    What the system does not copy between processes is copied through stages.
+
     Raises
     ------
     MismatchError, RemoteError, CollectiveTimeout
@@ -70,9 +73,10 @@ def run(task: Task, timeout: float) -> bool:
     fill(node.blocking, task, operation)
     status = begin(node.blocking.ctypes.data)
     flight = NodeRun(channel, node.blocking, number, status, task.op_name)
+    flight.may_fall_back = True
     flight.finish(timeout)
     if flight.falls_back:
-        return False
+        return task.algorithm == select.SINGLE_COPY and run(replace(task, algorithm=select.SHARED), timeout)
     _unload(task, operation.aside)
     return True
 
@@ -92,6 +96,7 @@ def end(channel: Channel, status: int, timeout: float) -> bool:
     """Wait for the end of a blocking call that `calls.call` began with `status`; False as for :func:`run`."""
     assert channel.node is not None
     flight = NodeRun(channel, channel.node.blocking, channel.front.number, status)
+    flight.may_fall_back = True
     flight.finish(timeout)
     return not flight.falls_back
 

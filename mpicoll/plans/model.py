@@ -24,7 +24,7 @@ STAGE_NBYTES, SLOT_NBYTES = 512, 256
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
 """Lengths of a buffer, and of all plans of a rank."""
 BY_PARTS = tuple(name for name in COLLECTIVES if ROWS[name].by_parts)
-_MODULES = ("job", "plan", "records", "operands", "movement", "executor", "withdrawal")
+_MODULES = ("job", "plan", "operands", "movement", "records", "executor", "withdrawal")
 
 
 def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:

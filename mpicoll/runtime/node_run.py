@@ -33,16 +33,18 @@ class NodeRun(InFlight):
 
     Attributes
     ----------
+    may_fall_back
+        Whether the caller makes the call in another way if not all memory is within reach.
     falls_back
         True after the end if nothing was done, because not all memory is within reach; so it is on all ranks.
     """
 
-    __slots__ = ("_job", "_op_name", "_status", "falls_back")
+    __slots__ = ("_job", "_op_name", "_status", "falls_back", "may_fall_back")
 
     def __init__(self, channel: Channel, job: np.ndarray, number: int, status: int, op_name: str = "") -> None:
         super().__init__(channel, number)
         self._job, self._status, self._op_name = job, status, op_name
-        self.falls_back = False
+        self.may_fall_back = self.falls_back = False
 
     def advance(self) -> bool:
         """Go on as far as the others have come, waiting some microseconds.
@@ -54,7 +56,7 @@ class NodeRun(InFlight):
         OperationError
             If the operation's function raised an exception here.
         RemoteError
-            If another process is gone.
+            If another process is gone, or its memory not within reach of a call that cannot be made in another way.
         """
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
@@ -66,6 +68,11 @@ class NodeRun(InFlight):
         if status == words.RAISED:
             raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
         self.falls_back = status == words.FALLBACK
+        if self.falls_back and not self.may_fall_back:
+            raise RemoteError(
+                f"collective {self.number}: the system does not copy the memory of all ranks between processes; "
+                "MPICOLL_TRANSFER=off does without"
+            )
         return status in (words.DONE, words.FALLBACK)
 
     def _seen(self) -> list[list[int]]:

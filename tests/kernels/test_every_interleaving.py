@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 
 from mpicoll.plans.memory import Memory
-from mpicoll.plans.model import PLANS_NBYTES, Edits, Operation, Ranks
+from mpicoll.plans.model import BUFFER_NBYTES, PLANS_NBYTES, Edits, Operation, Ranks
 from mpicoll.plans.verify import (
     METHODS,
     SEGMENTS,
@@ -71,6 +72,41 @@ def test_communicators_with_processes_in_common(members: list[list[int]], method
     for _ in range(200 if extent.ALL else 12):
         which = numbers.choices(range(len(members)), k=4)
         prove_communicators(members, [(number, numbers.choice(operations[number])) for number in which], method)
+
+
+class Devices(Memory):
+    """Memory of which the system copies a part only."""
+
+    refused: range = range(0)
+
+    def read_process(self, vectors: int, pid: int, local: int, remote: int, nbytes: int) -> bool:
+        return remote not in self.refused and super().read_process(vectors, pid, local, remote, nbytes)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "barrier"])
+def test_all_ranks_see_that_memory_cannot_be_copied(kind: str, rank: int) -> None:
+    """All make the call in another way, and go on with the next one."""
+    memory = Devices(3, 3 * (PLANS_NBYTES + (3 << 18)))
+    ranks, one = Ranks(memory, "TRANSFER"), operation(3, kind, SEGMENTS, rank)
+    sent = ranks.buffers[rank][one.places[rank][kind == "bcast"]]
+    memory.refused = range(sent, sent + BUFFER_NBYTES)
+
+    def program(own: int) -> Iterator[int]:
+        for each in (one, operation(3, "allreduce", SEGMENTS, memory="shared")):
+            status = ranks.start(own, each)
+            while status == ranks.words.WAITING:
+                yield -1
+                status = ranks.advance(own)
+            yield status
+
+    programs, ended = [program(own) for own in range(3)], [[] for _ in range(3)]
+    for _ in range(1000):
+        for own, each in enumerate(programs):
+            memory.rank = own
+            status = next(each, -1)
+            ended[own] += [status] * (status >= 0)
+    assert ended == [[ranks.words.FALLBACK, ranks.words.DONE]] * 3
 
 
 def test_scratch_memory_of_two_plans() -> None:

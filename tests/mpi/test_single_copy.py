@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
+import os
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +17,14 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.select import Means
-from mpicoll.errors import MismatchError
+from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.job import COLLECTIVES
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=2)
 COUNT = 90_001
+_MEMFD_SECRET = 447
+"""The number of a system call of Linux on these machines."""
 MEMORY = ("private", "shared", "by turns")
 
 
@@ -101,6 +107,43 @@ def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
         request.Wait()
         assert (result == wanted).all()
     request.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["single_copy", None])
+def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, algorithm: str | None) -> None:
+    count, rank = select.SINGLE_COPY_NBYTES // 4, single.rank
+    data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
+    seen = np.array([data.size])
+    single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
+    if seen[0] == 0:
+        pytest.skip("this system has no secret memory")
+    for turn in range(3):
+        data[:] = rank + turn
+        result[:] = 0
+        single.Allreduce(data, result, algorithm=algorithm)
+        assert (result == single.size * turn + single.size * (single.size - 1) // 2).all()
+        single.Bcast(data, 1, algorithm=algorithm)
+        assert (data == 1 + turn).all()
+        single.Iallreduce(data, result).Wait()
+        assert (result == single.size * (1 + turn)).all()
+    if algorithm:
+        with pytest.raises(RemoteError, match="MPICOLL_TRANSFER=off"):
+            Intracomm(WORLD.Dup(), timeout=TIMEOUT).Iallreduce(data, result, algorithm=algorithm).Wait()
+
+
+def _secret(nbytes: int) -> np.ndarray:
+    """Return memory that not even the system reads for others; empty where there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = libc.syscall(_MEMFD_SECRET, 0) if platform.machine() in ("x86_64", "aarch64") else -1
+    if opened < 0:
+        return np.empty(0)
+    os.ftruncate(opened, nbytes)
+    try:
+        return np.frombuffer(mmap.mmap(opened, nbytes), np.float64)
+    except OSError:  # more than may be locked
+        return np.empty(0)
+    finally:
+        os.close(opened)
 
 
 def test_ranks_that_ask_for_different_ways_are_told(single: Intracomm) -> None:
