@@ -4,7 +4,7 @@ Checking arguments and choosing an algorithm costs several microseconds of Pytho
 When the same call comes again (same collective, element type, count, op, root, algorithm, and for long vectors the
 same addresses), everything was decided the first time; what remains is to see that the arrays are still plain
 contiguous ones. Only whole NumPy arrays travel here, everything else takes the long way. With default arguments
-compiled code does the same in a tenth of the time, see `known`; what is left for here is a call with ``algorithm=``,
+compiled code does the same without the interpreter, see `known`; what is left for here is a call with ``algorithm=``,
 ``compression=`` or an operation of the user's.
 """
 
