@@ -50,7 +50,8 @@ class Table:
     Attributes
     ----------
     steps
-        Per row what does the same from Python; it returns False if it has to be called again.
+        Per row what does the same from Python, holding the memory that the row refers to; it returns False if it has
+        to be called again.
     address
         Of the job; 0 if the MPI library cannot be called by address.
     """
@@ -59,7 +60,6 @@ class Table:
         self.steps: list[Step] = [lambda: None]
         self._functions = functions()
         self._rows = [_row(0)]
-        self._kept: list[Any] = []
         self._requests: dict[int, np.ndarray] = {}
         self._flag = np.zeros(2, np.int32)
         self._statuses = np.empty(0, np.uint8)
@@ -98,7 +98,6 @@ class Table:
             count, itemsize = arguments[0].size, arguments[0].itemsize
             row = _row(kind, count=count, itemsize=itemsize, function=address, **dict(places))
         function = call.function
-        self._kept.append(arguments)
         self._add(row, lambda: function(*arguments))
 
     def close(self) -> None:

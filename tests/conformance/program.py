@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.kernels.warmup import compile_shared
 from tests.conformance.scope import left_out
 
 RANK = MPI.COMM_WORLD.rank
@@ -72,7 +73,11 @@ def _note(text: str) -> None:
 
 
 def _import(names: list[str]) -> list[ModuleType]:
-    """Import modules of tests as mpi4py's own runner does: without arrays on devices."""
+    """Import modules of tests as mpi4py's own runner does: without arrays on devices.
+
+    One of them makes a call while it is imported, for which compiled code has to be loaded already.
+    """
+    compile_shared()
     hidden = {name: sys.modules.get(name) for name in ("cupy", "numba")}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: it cannot be imported
     try:
