@@ -11,12 +11,15 @@ from typing import NamedTuple
 from bench import intervals, layout
 from bench.intervals import Key
 from bench.records import ASIDE, COPY, ERROR, NATIVE, NUMPY, PAYLOAD, PLAN, SINGLE, Case, Result, Run, baseline
+from mpicoll.collectives.select import HIERARCHY, ON_NODE
+from mpicoll.schedules import ALGORITHMS
 from mpicoll.schedules.cost import bus_factor
 
 SHARES = ("of_copy", "of_read")
 """Details that the long table shows: bytes touched a second over those of a copy, and a reading pass over the time."""
 Contenders = Mapping[str, Sequence[Result]]
 _PERCENTILES = "50/90/99%"
+_OWN = {*ON_NODE, HIERARCHY, *(name for algorithms in ALGORITHMS.values() for name in algorithms)}
 
 
 class Title(NamedTuple):
@@ -160,10 +163,20 @@ def _extra_columns(base: str, rows: Mapping[int, Contenders]) -> dict[str, Calla
         return next((str(results[0].detail["choice"]) for results in row.values() if "choice" in results[0].detail), "")
 
     columns = {"bound": bound, "busbw GB/s": busbw, "overlap": overlap, "auto takes": choice}
+    columns["auto over fastest"] = partial(_over_fastest, base)
     columns |= {f"{name} us {_PERCENTILES}": partial(_percentiles, name) for name in (base, "auto", PLAN)}
     if base == NUMPY:
         columns = {"copy": copied}
     return {name: show for name, show in columns.items() if any(show(row) for row in rows.values())}
+
+
+def _over_fastest(base: str, row: Contenders) -> str:
+    """Return the time of ``auto`` over that of the fastest of our algorithms, and its name."""
+    names = [name for name in row if name in _OWN]
+    if "auto" not in row or len(names) < 2:
+        return ""
+    fastest = min(names, key=lambda name: intervals.median(row[name]))
+    return f"{_ratio(row, 'auto', fastest):.2f} {_label(fastest)}"
 
 
 def _percentiles(name: str, row: Contenders) -> str:

@@ -1,4 +1,4 @@
-"""Time contenders in turn, back to back or one call at a time.
+"""Time contenders in turns drawn by lot, back to back or one call at a time.
 
 *Back to back*, a sample is a batch of calls between two barriers, long enough for the clock. *Single*, a sample is one
 call by itself, as in a program that computes in between: all ranks begin it at the same moment of the clock that they
@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.records import BACK_TO_BACK
-from mpicoll.measure import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS
+from mpicoll.measure import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS, turns
 from mpicoll.runtime.waiting import cores_on_node
 
 DELAY_SECONDS = 50e-6
@@ -188,9 +188,9 @@ def _batches(
     wanted = seconds / sum(calls[name] * whole for name, (_, whole) in costs.items())
     count = int(_agreed(comm, min(MAX_SAMPLES, max(MIN_SAMPLES, wanted))))
     samples = {name: np.empty(count) for name in contenders}
-    for number in range(count):
-        for name, one in contenders.items():
-            samples[name][number] = _batch(comm, one, calls[name])[0]
+    for number, names in enumerate(turns(contenders, count)):
+        for name in names:
+            samples[name][number] = _batch(comm, contenders[name], calls[name])[0]
     return {name: Timing(_slowest(comm, values), calls[name]) for name, values in samples.items()}
 
 
@@ -207,9 +207,9 @@ def _singles(
     each = sum(whole + agreement for _, whole in costs.values()) * (turn + uncounted) / turn
     count = int(_agreed(comm, min(MAX_SINGLE, max(MIN_SAMPLES, seconds / each))))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    for _ in range(-(-count // turn)):
-        for name, one in contenders.items():
-            found[name] += _turn(start, one, turn, uncounted)
+    for names in turns(contenders, -(-count // turn)):
+        for name in names:
+            found[name] += _turn(start, contenders[name], turn, uncounted)
     return {name: _timing(comm, start, np.array(values)) for name, values in found.items()}
 
 

@@ -1,13 +1,15 @@
 """Time contenders against each other in one run.
 
 A sample is a batch of calls on all ranks between two barriers; its time is that of the slowest rank, divided by the
-number of calls. Contenders take turns, sample by sample, so that whatever else the machine does hits all alike.
+number of calls. Contenders take turns, sample by sample, so that whatever else the machine does hits all alike; their
+order is drawn anew for each turn, since who follows another finds its buffers in the caches.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +47,14 @@ def _batch(comm: MPI.Intracomm, call: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - begin) / calls
 
 
+def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Yield `count` orders of the names, drawn at random but the same on all ranks and in every run."""
+    order, lot = list(names), random.Random(0)
+    for _ in range(count):
+        lot.shuffle(order)
+        yield list(order)
+
+
 def compare(
     comm: MPI.Intracomm,
     contenders: Mapping[str, Callable[[], None]],
@@ -67,9 +77,9 @@ def compare(
     wanted = seconds / sum(estimates.values())
     count = int(_agreed(comm, min(MAX_SAMPLES, max(MIN_SAMPLES, wanted))))
     samples = {name: np.empty(count) for name in contenders}
-    for number in range(count):
-        for name, call in contenders.items():
-            samples[name][number] = _batch(comm, call, calls[name])
+    for number, names in enumerate(turns(contenders, count)):
+        for name in names:
+            samples[name][number] = _batch(comm, contenders[name], calls[name])
     for values in samples.values():
         comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
     return {name: Timing(values, calls[name]) for name, values in samples.items()}

@@ -74,7 +74,11 @@ def test_tables_show_ratios_and_what_is_wrong() -> None:
     ((title, rows),) = table.group(runs).items()
     assert (title.benchmark, title.size) == ("allreduce", 2)
     header, *lines = table.cells(rows)
-    assert header == ["size", "native us", "auto", "plan", "ring", "tree", "busbw GB/s", "auto takes", "wrong"]
+    extra = ["busbw GB/s", "auto takes", "auto over fastest"]
+    assert header == ["size", "native us", "auto", "plan", "ring", "tree", *extra, "wrong"]
+    time, name = lines[0][-2].split()
+    assert name == "tree"
+    assert float(time) == pytest.approx(0.5 / 1.2, rel=0.1)
     assert len(lines) == len(synthetic.SIZES) + 2
     assert lines[0][0] == "8 B"
     assert lines[-2][0] == "geometric mean"

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from bench import timing
 from bench.records import BACK_TO_BACK, SINGLE
 from bench.timing import Contender
+from mpicoll import measure
 from mpicoll.runtime.waiting import NodeCores
 
 CALL, BEFORE, LOOK = 1e-3, 7e-3, 1e-7
@@ -70,7 +71,14 @@ def test_contenders_take_turns_and_the_first_call_of_a_turn_does_not_count(clock
     )
     assert found["a"].samples.size == found["b"].samples.size
     turns = found["a"].samples.size // 4
-    assert log[-10 * turns :] == (["a"] * 5 + ["b"] * 5) * turns
+    orders = measure.turns(names, turns)
+    assert log[-10 * turns :] == [name for order in orders for name in order for _ in range(5)]
+
+
+def test_each_turn_has_an_order_of_its_own() -> None:
+    orders = list(measure.turns("abc", 60))
+    assert {"".join(order) for order in orders} == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert orders == list(measure.turns("abc", 60)), "ranks would call different contenders"
 
 
 def test_long_calls_are_not_made_twice_for_a_sample(clock: Clock) -> None:
