@@ -32,11 +32,7 @@ def install() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous(kind, error, trace)
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed; the job ends\n")
-                sys.stdout.flush()
-                sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
+            _abort(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed; the job ends\n")
 
     sys.excepthook = hook
 
@@ -44,10 +40,14 @@ def install() -> None:
 def end_job(error: BaseException) -> NoReturn:
     """Print `error` and end all ranks: for where it cannot be raised, inside a call of the MPI library."""
     rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
+    _abort(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
+    os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
+
+
+def _abort(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
+        sys.stderr.write(text)
         sys.stdout.flush()
         sys.stderr.flush()
     time.sleep(_FLUSH_SECONDS)
     MPI.COMM_WORLD.Abort(1)
-    os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
