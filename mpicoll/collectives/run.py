@@ -78,7 +78,7 @@ def go_on(
 
 def _make_in_another_way(scope: Scope, made: Call) -> None:
     """Make a call for which not all memory is within reach: through stages where there are some, else by messages."""
-    task = dense.prepare(scope, made._replace(algorithm=select.SHARED)) if scope.means.copy_ratio else None
+    task = dense.prepare(scope, made._replace(algorithm=select.SHARED)) if scope.means.copies else None
     if not isinstance(task, Task) or not shared.run(task, scope.timeout):
         dense.prepare(scope.by_messages(), made).run(scope.timeout)
 

@@ -16,12 +16,11 @@ from mpicoll.schedules import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
     from mpicoll.runtime.channel import Channel
+    from mpicoll.runtime.copies import Ratios
 
 SEGMENT_NBYTES = 256 << 10
 """A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
-SINGLE_COPY_NBYTES = 512 << 10
-"""Shorter vectors go through stages: a system call takes as long as some ten kilobytes."""
 _STAGED = 1.25
 """What stages take beyond their copies: ranks wait for each other after each segment."""
 _HIERARCHY_SEGMENT_NBYTES = 1 << 20
@@ -109,8 +108,8 @@ class Means(NamedTuple):
         Up to which length ``"shared"`` is possible; -1 if it is not.
     in_memory
         For which collectives it is.
-    copy_ratio
-        What a copy between processes takes, in units of a copy in shared memory; 0 if there are none.
+    copies
+        Speed of copies between processes, compared with those in shared memory; None if not both are possible.
     may_block
         Whether a call may copy a long vector at once; nonblocking ones go on in between.
     hierarchy
@@ -134,12 +133,12 @@ class Means(NamedTuple):
     apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
-    copy_ratio: float = 0.0
+    copies: Ratios | None = None
     may_block: bool = True
 
     def without_memory(self) -> Means:
         """Return what is possible with messages only."""
-        return self._replace(shared_nbytes=-1, copy_ratio=0.0, hierarchy=False)
+        return self._replace(shared_nbytes=-1, copies=None, hierarchy=False)
 
     def allow(self, collective: str, name: str, nbytes: int, commutative: bool) -> bool:
         """Say whether an algorithm can do this."""
@@ -148,7 +147,7 @@ class Means(NamedTuple):
         if name == SHARED:
             return collective in self.in_memory and nbytes <= self.shared_nbytes
         if name == SINGLE_COPY:
-            return collective in self.in_memory and collective != "barrier" and self.copy_ratio > 0
+            return collective in self.in_memory and collective != "barrier" and self.copies is not None
         in_order = commutative or collective not in ORDERED
         if name == HIERARCHY:
             if collective in BY_PARTS:
@@ -163,8 +162,8 @@ def means_of(channel: Channel) -> Means:
     from mpicoll.kernels.job import COLLECTIVES
 
     cluster = channel.cluster
-    ratio = channel.node.copy_ratio if channel.node is not None else 0.0
-    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copy_ratio=ratio)
+    copies = channel.node.copies if channel.node is not None else None
+    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copies=copies)
     if cluster is None:
         return means
     return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even, crowded=cluster.crowded)
@@ -201,17 +200,17 @@ def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
     """Say whether private memory is better copied by the system; costs are in copies of the whole vector.
 
     Through stages, a rank copies its input to its stage and its result from others'; a root in scatter copies what all
-    others read. On 2 and 8 ranks of two cores this chose the faster way in all cases from 1 MB on but some in which
-    they differ by less than a tenth (``python -m bench.collectives --algorithms shared single_copy``).
+    others read. The column ``auto over fastest`` of ``python -m bench.collectives`` shows where this errs.
     """
-    if means.copy_ratio == 0 or not means.may_block or nbytes < SINGLE_COPY_NBYTES:
+    if means.copies is None or not means.may_block:
         return False
-    part, others, ratio = 1 / means.size, 1 - 1 / means.size, means.copy_ratio
+    part, others = 1 / means.size, 1 - 1 / means.size
+    ratio, same_source = means.copies.at(nbytes)
     costs = {
         "allreduce": (_STAGED * (others + 1), 2 * others * ratio),
         "reduce": (_STAGED * (others + 1), ratio),
         "reduce_scatter": (_STAGED * others, others * ratio),
-        "bcast": (_STAGED * (part + 1), ratio),
+        "bcast": (_STAGED * (part + 1), same_source),
         "allgather": (part + 1, part + others * ratio),
         "gather": (part + 1, part + others * ratio),
         "scatter": (_STAGED, part * ratio),

@@ -209,6 +209,6 @@ class BlockingCollectives(Derived):
         means = self._scope.means
         if algorithm == select.SHARED and means.shared_nbytes == math.inf and self._auto_table:
             return self._auto_table + FOR_SHARED
-        if algorithm == select.SINGLE_COPY and means.copy_ratio and self._auto_table:
+        if algorithm == select.SINGLE_COPY and means.copies and self._auto_table:
             return self._auto_table + FOR_SINGLE_COPY
         return 0

@@ -72,8 +72,8 @@ class Node:
         How private memory is reached, see :mod:`mpicoll.kernels.operands`.
     arenas
         Whether every rank sees every other's arena.
-    copy_ratio
-        What a copy between processes takes, in units of a copy in arenas; 0 if only one of them is possible.
+    copies
+        Speed of copies between processes, compared with those in arenas; None if only one of them is possible.
     """
 
     def __init__(self, comm: MPI.Intracomm, crowded: bool) -> None:
@@ -94,7 +94,7 @@ class Node:
         self.method = words.STAGE if self.arenas else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
         self._base = self._common_memory(comm)
-        self.copy_ratio = copies.ratio(comm, self._peers) if self.reach and self.arenas else 0.0
+        self.copies = copies.ratios(comm, self._peers) if self.reach and self.arenas else None
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._turns: list[Turn] = []

@@ -624,7 +624,7 @@ def test_choices_can_be_asked_for(comm: Intracomm, collective: str) -> None:
     names = comm.algorithms(collective)
     together = comm._scope.channel.node is not None
     node = comm.channel.node
-    single = node is not None and node.copy_ratio > 0 and collective != "barrier"
+    single = node is not None and node.copies is not None and collective != "barrier"
     assert names == (*["shared"] * together, *["single_copy"] * single, *ALGORITHMS[collective], "native")
     assert (comm.choice(collective, 8) == "shared") == together
     for nbytes in (0, 8, 1 << 14, 1 << 20, 1 << 30):

@@ -19,6 +19,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.select import Means
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.job import COLLECTIVES
+from mpicoll.runtime.copies import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -30,7 +31,7 @@ MEMORY = ("private", "shared", "by turns")
 
 @pytest.fixture
 def single(comm: Intracomm) -> Intracomm:
-    if comm.channel.node is None or comm.channel.node.copy_ratio == 0:
+    if comm.channel.node is None or comm.channel.node.copies is None:
         pytest.skip("processes do not copy from each other here")
     return comm
 
@@ -111,7 +112,7 @@ def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
 
 @pytest.mark.parametrize("algorithm", ["single_copy", None])
 def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, algorithm: str | None) -> None:
-    count, rank = select.SINGLE_COPY_NBYTES // 4, single.rank
+    count, rank = LENGTHS[0] // 4, single.rank
     data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
     seen = np.array([data.size])
     single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
@@ -169,19 +170,30 @@ def test_where_processes_may_not_copy(monkeypatch: pytest.MonkeyPatch, verdicts:
 
 def test_the_choice_is_made_from_what_was_measured() -> None:
     for size in (2, 3, 8, 64):
-        fast, slow = (Means(size, math.inf, in_memory=COLLECTIVES, copy_ratio=ratio) for ratio in (0.9, 1000.0))
-        none = fast._replace(copy_ratio=0.0)
+        every = (Ratios((ratio,) * 3, (ratio,) * 3) for ratio in (0.9, 1000.0))
+        fast, slow = (Means(size, math.inf, in_memory=COLLECTIVES, copies=copies) for copies in every)
+        none = fast._replace(copies=None)
         for collective in COLLECTIVES:
             chosen = [select.choose(collective, 1 << 20, means) for means in (fast, slow, none)]
             moved = collective not in ("barrier", "scan", "exscan")
             assert chosen == ["single_copy" if moved else "shared", "shared", "shared"], (collective, size)
-            assert select.choose(collective, select.SINGLE_COPY_NBYTES - 1, fast) == "shared"
+            assert select.choose(collective, LENGTHS[0] - 1, fast) == "shared"
 
 
 def test_all_ranks_have_the_same_measurement(single: Intracomm) -> None:
     node = single.channel.node
     assert node is not None
-    seen = np.zeros(single.size)
-    single.Allgather(np.array([node.copy_ratio]), seen)
-    assert (seen == node.copy_ratio).all()
-    assert 0 < node.copy_ratio < math.inf
+    own = np.array(node.copies)
+    seen = np.zeros((single.size, *own.shape))
+    single.Allgather(own, seen)
+    assert (seen == own).all()
+    assert own.min() > 0
+    assert own.max() < math.inf
+
+
+def test_a_bcast_is_judged_by_copies_from_one_source() -> None:
+    crowded_pages = Ratios((0.9, 0.9, 0.9), (5.0, 5.0, 0.9))
+    means = Means(8, math.inf, in_memory=COLLECTIVES, copies=crowded_pages)
+    assert select.choose("bcast", LENGTHS[2] - 1, means) == "shared"
+    assert select.choose("bcast", LENGTHS[2], means) == "single_copy"
+    assert select.choose("allreduce", LENGTHS[0], means) == "single_copy"
