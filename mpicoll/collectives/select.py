@@ -211,7 +211,7 @@ def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
         "reduce": (_STAGED * (others + 1), ratio),
         "reduce_scatter": (_STAGED * others, others * ratio),
         "bcast": (_STAGED * (part + 1), same_source),
-        "allgather": (part + 1, part + others * ratio),
+        "allgather": (_STAGED * (part + 1), part + others * ratio),
         "gather": (part + 1, part + others * ratio),
         "scatter": (_STAGED, part * ratio),
         "alltoall": (_STAGED * (others + 1), part + others * ratio),
