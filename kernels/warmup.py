@@ -50,6 +50,7 @@ def compile_shared() -> None:
         (calls.call, (word,) * 6),
         (calls.call_in, (word,) * 7),
         (executor.begin, (word,)),
+        (executor.begin_messages, (word,)),
         (executor.advance, (word,)),
         (withdrawal.withdraw, (word,)),
         (withdrawal.at_work, (word,)),

@@ -12,6 +12,8 @@ from mpi4py import MPI
 
 from mpicoll.collectives.task import NativeTask, Task, fresh_memory
 from mpicoll.compression import ErrorFeedback
+from mpicoll.kernels import executor
+from mpicoll.kernels.job import DONE, OTHER, WAITING
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import take_slot
 from mpicoll.runtime.channel import Channel
@@ -147,6 +149,29 @@ def _fill(status: MPI.Status | None) -> None:
         status.Set_cancelled(False)
 
 
+class JobRequest(Request):
+    """A request whose operation is in a job of compiled code."""
+
+    _address: int
+    _tries = 1
+    """How often a wait looks at its own operation only, before it drives all that is on its way."""
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until the result is there; see :meth:`Request.Wait`."""
+        if self._flight is None:
+            if self._error is not None:
+                self._raise_late()
+            return True if status is None else super().Wait(status)
+        for _ in range(self._tries):
+            if engine.advance_alone(self, self._go_on):
+                self._complete()
+                return True if status is None else super().Wait(status)
+        return super().Wait(status)
+
+    def _go_on(self) -> bool:
+        return bool(executor.advance(self._address) == DONE)
+
+
 class CollectiveRequest(Request):
     """The request of one nonblocking call."""
 
@@ -203,52 +228,99 @@ class PersistentRequest(Request):
         self.Free()
 
 
-class MessageRequest(PersistentRequest):
-    """A persistent collective by messages, or by the MPI library."""
+class MessageRequest(JobRequest, PersistentRequest):
+    """A persistent collective by messages: everything is in its plan, and starting it is one call."""
 
-    def __init__(self, task: Task | NativeTask, timeout: float) -> None:
+    def __init__(self, task: Task, timeout: float) -> None:
         super().__init__(timeout)
-        self._task: Task | NativeTask | None = task
-        self._plan: Plan | None = None
-        if isinstance(task, Task):
-            channel, signature = task.channel, task.signature()
-            self._number = channel.enter(signature)
-            task.check(signature, self._number, timeout)
-            self._slot = take_slot(channel, signature, self._number, timeout)
-            task.persistent = True
-            self._plan = task.plan(self._slot, fresh_memory)
-            channel.occupants[self._slot] = self
+        channel, signature = task.channel, task.signature()
+        # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.
+        self._number = channel.enter(signature)
+        task.check(signature, self._number, timeout)
+        self._slot = take_slot(channel, signature, self._number, timeout)
+        task.persistent = True
+        self._task: Task | None = task
+        self._channel, self._plan = channel, task.plan(self._slot, fresh_memory)
+        self._plain = self._plan.table.is_compiled and all(
+            part is None or part.buffer.destination is None for part in (task.given, task.result)
+        )
+        self._address = self._plan.table.address if self._plain else 0
+        channel.occupants[self._slot] = self
 
     def Start(self) -> None:
         """Begin."""
+        status = OTHER
+        if self._channel.broken is None:
+            status = executor.begin_messages(self._address)
+        if status == OTHER:
+            self._start_the_long_way()
+            return
+        self._channel.sent_nbytes += self._plan.sent_nbytes
+        if status != DONE:
+            self._flight = Run(self._channel, self._plan, self._number, patient=False, status=status)
+            if status == WAITING or not self.step():
+                engine.add(self)
+
+    def _start_the_long_way(self) -> None:
         task = self._task
         if task is None:
             raise RuntimeError("persistent request: it was freed")
-        if self._flight is not None:
+        self._channel.ensure_usable()
+        if self._plain or self._flight is not None:
             raise RuntimeError("persistent request: started again before it was complete")
-        if isinstance(task, NativeTask):
-            self._begin(task.start(self._timeout))
-            return
-        assert self._plan is not None
-        task.channel.ensure_usable()
         if isinstance(task.compression, ErrorFeedback):
             task.compression.check(task.count)
         task.refresh()
-        task.load(self._plan)
-        # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.
-        self._begin(Run(task.channel, self._plan, self._number, patient=False))
+        self._begin(Run(self._channel, self._plan, self._number, patient=False))
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:
+        """Wait until the result is there; see :meth:`Request.Wait`."""
+        if not self._plain:
+            return Request.Wait(self, status)
+        flight = self._flight
+        if flight is not None and engine.pending() == 1:
+            flight.be_patient()
+        return super().Wait(status)
+
+    def _go_on(self) -> bool:
+        status = executor.advance(self._address)
+        if status not in (DONE, WAITING):
+            self._plan.table.resume(status)
+        return bool(status == DONE)
 
     def Free(self) -> None:
         """Free it; local."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
-        if self._plan is not None and isinstance(self._task, Task):
-            self._task.channel.occupants.pop(self._slot, None)
-            if self._task.channel.broken is None:
+        if self._task is not None:
+            self._channel.occupants.pop(self._slot, None)
+            if self._channel.broken is None:
                 self._plan.free()
-        self._task = self._plan = None
+        self._task, self._address = None, 0
 
     def _complete(self) -> None:
-        if isinstance(self._task, Task) and self._plan is not None:
+        if self._task is not None and not self._plain:
             self._task.unload(self._plan)
         super()._complete()
+
+
+class NativeRequest(PersistentRequest):
+    """A persistent collective by the MPI library."""
+
+    def __init__(self, task: NativeTask, timeout: float) -> None:
+        super().__init__(timeout)
+        self._task: NativeTask | None = task
+
+    def Start(self) -> None:
+        """Begin."""
+        if self._task is None:
+            raise RuntimeError("persistent request: it was freed")
+        if self._flight is not None:
+            raise RuntimeError("persistent request: started again before it was complete")
+        self._begin(self._task.start(self._timeout))
+
+    def Free(self) -> None:
+        """Free it; local."""
+        if self._flight is not None:
+            raise RuntimeError("persistent request: freed before it was complete")
+        self._task = None

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import dense, fastlane, hierarchy, known, select, shared
 from mpicoll.collectives.call import AnyOp, Call, Scope
-from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, NativeRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Task
 from mpicoll.kernels.job import OTHER
 from mpicoll.runtime.agreement import settle
@@ -108,4 +108,4 @@ def keep(scope: Scope, *what: Any) -> PersistentRequest:
             if lane.number >= 0:
                 return shared.SharedRequest(task, lane, scope.timeout)
             task = dense.prepare(scope.by_messages(), Call(*what)._replace(algorithm=None))
-        return MessageRequest(task, scope.timeout)
+        return MessageRequest(task, scope.timeout) if isinstance(task, Task) else NativeRequest(task, scope.timeout)

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from mpicoll.collectives import select
 from mpicoll.collectives.call import Scope
-from mpicoll.collectives.requests import PersistentRequest, Request
+from mpicoll.collectives.requests import JobRequest, PersistentRequest, Request
 from mpicoll.collectives.task import Part, Task
-from mpicoll.kernels import calls, executor
+from mpicoll.kernels import calls
 from mpicoll.kernels import job as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels import table as table_words
@@ -176,30 +176,7 @@ def _unload(task: Task, aside: np.ndarray | None) -> None:
         task.result.buffer.give_back()
 
 
-class OnNode(Request):
-    """A request whose operation is in a job."""
-
-    _address: int
-    _tries = 1
-    """How often a wait looks at its own operation only, before it drives all that is on its way."""
-
-    def Wait(self, status: MPI.Status | None = None) -> bool:
-        """Wait until the result is there; see :meth:`Request.Wait`."""
-        if self._flight is None:
-            if self._error is not None:
-                self._raise_late()
-            return True if status is None else super().Wait(status)
-        for _ in range(self._tries):
-            if engine.advance_alone(self, self._go_on):
-                self._complete()
-                return True if status is None else super().Wait(status)
-        return super().Wait(status)
-
-    def _go_on(self) -> bool:
-        return bool(executor.advance(self._address) == DONE)
-
-
-class QuickRequest(OnNode):
+class QuickRequest(JobRequest):
     """The request of a nonblocking call that one compiled function has begun."""
 
     _tries = 20  # short ones: see `Node._turn`
@@ -274,7 +251,7 @@ class Lane(NamedTuple):
     near: bool
 
 
-class SharedRequest(OnNode, PersistentRequest):
+class SharedRequest(JobRequest, PersistentRequest):
     """A persistent collective on shared memory: everything is in its job, starting it is one call."""
 
     def __init__(self, task: Task, lane: Lane, timeout: float) -> None:

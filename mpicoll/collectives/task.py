@@ -7,6 +7,7 @@ again for any buffers of the same length. Long ones are worked on where they are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from mpicoll.kernels.table import STAGED_NBYTES
 from mpicoll.runtime.agreement import agree
 from mpicoll.runtime.buffers import Buffer, view_at
 from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.lowering import lower
+from mpicoll.runtime.lowering import Call, Stage, lower
 from mpicoll.runtime.native import Arguments, NativeRun, call_blocking
 from mpicoll.runtime.ops import Reducer
 from mpicoll.runtime.p2p import Plan, Run
@@ -123,7 +124,20 @@ class Task:
             schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
             vector, inbox, outbox = bind(self, schedule, staged, allocate)
             stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, self.carrier))
+        if self.persistent:
+            stages, inbox, outbox = self._with_copies(stages, inbox, outbox), None, None
         return Plan(channel, stages, signature, channel.tags.tag(tag_slot, signature), inbox=inbox, outbox=outbox)
+
+    def _with_copies(
+        self, stages: Sequence[Stage], inbox: np.ndarray | None, outbox: np.ndarray | None
+    ) -> tuple[Stage, ...]:
+        """Return stages that also copy the data in and the result out: the caller's memory stays the same."""
+        before, after = [], []
+        if inbox is not None and self.given is not None:
+            before = [Call(np.copyto, (inbox, self.given.view(self.carrier)))]
+        if outbox is not None and self.result is not None:
+            after = [Call(np.copyto, (self.result.view(self.carrier), outbox))]
+        return (Stage(None, tuple(before), None), *stages, Stage(None, tuple(after), None))
 
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, from the last calls if possible."""
