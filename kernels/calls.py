@@ -35,9 +35,11 @@ from .job import (
     ROOTED,
     SCATTER,
     SIZE,
+    SPINS,
     STATE,
     TRANSFER,
     WAITING,
+    YIELDS,
     get,
     is_short,
     offsets_word,
@@ -255,3 +257,18 @@ def call_in(table, job, collective, send, recv, op, root):
     if chosen <= 0 or not _begin(table - (table & 7), job, collective, root):
         return OTHER
     return progress(job, not is_short(job))
+
+
+@short_kernel
+def begin_messages(job):
+    """Begin a plan of messages; return a status, OTHER if its last run has not ended, and for address 0."""
+    if job == 0 or get(job, STATE) != IDLE:
+        return OTHER
+    start(job)
+    put(job, SPINS, 1)
+    put(job, YIELDS, 0)
+    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
+    state = release_interpreter()
+    status = progress(job, False)
+    take_interpreter(state)
+    return status

@@ -26,7 +26,7 @@ How a rank gives up is in `withdrawal.py`. `tests/kernels/test_every_interleavin
 on simulated memory, and proves them free of races.
 """
 
-from .atomics import load, release_interpreter, take_interpreter
+from .atomics import load
 from .jit import helper, kernel, short_kernel
 from .job import (
     AT_SEGMENT,
@@ -229,21 +229,6 @@ def begin(job):
     status = progress(job, not is_short(job))
     put(job, SPINS, spins)
     put(job, YIELDS, yields)
-    return status
-
-
-@short_kernel
-def begin_messages(job):
-    """Begin a plan of messages; return a status, OTHER if its last run has not ended, and for address 0."""
-    if job == 0 or get(job, STATE) != IDLE:
-        return OTHER
-    start(job)
-    put(job, SPINS, 1)
-    put(job, YIELDS, 0)
-    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
-    state = release_interpreter()
-    status = progress(job, False)
-    take_interpreter(state)
     return status
 
 

@@ -49,8 +49,8 @@ def compile_shared() -> None:
     for function, arguments in (
         (calls.call, (word,) * 6),
         (calls.call_in, (word,) * 7),
+        (calls.begin_messages, (word,)),
         (executor.begin, (word,)),
-        (executor.begin_messages, (word,)),
         (executor.advance, (word,)),
         (withdrawal.withdraw, (word,)),
         (withdrawal.at_work, (word,)),

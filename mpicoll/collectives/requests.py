@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives.task import NativeTask, Task, fresh_memory
 from mpicoll.compression import ErrorFeedback
-from mpicoll.kernels import executor
+from mpicoll.kernels import calls, executor
 from mpicoll.kernels.job import DONE, OTHER, WAITING
 from mpicoll.runtime import engine
 from mpicoll.runtime.agreement import take_slot
@@ -251,7 +251,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         """Begin."""
         status = OTHER
         if self._channel.broken is None:
-            status = executor.begin_messages(self._address)
+            status = calls.begin_messages(self._address)
         if status == OTHER:
             self._start_the_long_way()
             return
