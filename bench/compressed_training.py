@@ -91,15 +91,15 @@ def clouds() -> Dataset:
     """Return the harder task, the same for all seeds."""
     import numpy as np
 
-    from mpicoll.train.data import ArraySamples, Dataset
+    from mpicoll.train.data import ArraySamples, stored
 
     random = np.random.default_rng(77)
     centres = random.standard_normal((_CLASSES * _CLOUDS, _FEATURES)) * _DISTANCE / np.sqrt(2 * _FEATURES)
     cloud = random.integers(0, len(centres), _TRAIN + _TEST)
     x = (centres[cloud] + random.standard_normal((len(cloud), _FEATURES))).astype(np.float32)
     y = (cloud % _CLASSES).astype(np.int64)
-    train, test = (ArraySamples(x[part], y[part], 1.0) for part in (slice(_TRAIN), slice(_TRAIN, None)))
-    return Dataset(train, test, _FEATURES, _CLASSES, None)
+    parts = ArraySamples(x[:_TRAIN], y[:_TRAIN], 1.0), ArraySamples(x[_TRAIN:], y[_TRAIN:], 1.0)
+    return stored(parts, _FEATURES, _CLASSES, "float32")
 
 
 def _config(task: str, variant: Variant, seed: int, arguments: argparse.Namespace) -> TrainConfig:

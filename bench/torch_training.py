@@ -49,7 +49,7 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
         if step % per_epoch == 0:
             order = epoch_order(dataset.train.count, config.seed, step // per_epoch)
         indices, count = batch_of_rank(order, step % per_epoch, config.batch, comm.Get_size(), comm.Get_rank())
-        x, y = _batch(dataset.train, indices, dataset.feature_count)
+        x, y = _batch(dataset.train, indices)
         optimizer.zero_grad(set_to_none=False)
         loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
         (loss * (comm.Get_size() / count)).backward()  # gradients are averaged over ranks
@@ -93,17 +93,16 @@ def _distributed(model: Any, comm: MPI.Intracomm) -> Any:
     return torch.nn.parallel.DistributedDataParallel(model)
 
 
-def _batch(samples: Samples, indices: np.ndarray, features: int) -> tuple[Any, Any]:
+def _batch(samples: Samples, indices: np.ndarray) -> tuple[Any, Any]:
     import torch
 
-    x, y = np.empty((len(indices), features), np.float32), np.empty(len(indices), np.int64)
-    samples.fill(indices, x, y)
+    x, y = samples.batch(indices)
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 def _accuracy(model: Any, dataset: Dataset) -> float:
     import torch
 
-    x, y = _batch(dataset.test, np.arange(dataset.test.count), dataset.feature_count)
+    x, y = _batch(dataset.test, np.arange(dataset.test.count))
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())

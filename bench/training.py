@@ -35,7 +35,7 @@ from mpicoll.train.config import TrainConfig
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpicoll.train.loop import Trainer
+    from mpicoll.train.loop import SynchronousLoop
 
 PROGRAM = "bench.training"
 TORCH = "PyTorch DDP"
@@ -88,26 +88,26 @@ class Watch:
         self.seconds_to_goal: float | None = None
         self._warm_seconds, self._warm_samples = 0.0, 0
 
-    def after_step(self, trainer: Trainer, steps: int) -> None:
+    def after_step(self, trainer: SynchronousLoop, steps: int) -> None:
         """Forget what the warm-up took when it is over."""
         if steps == WARMUP_STEPS:
             self._warm_seconds, self._warm_samples = trainer.clock.stepping, trainer.samples_seen
 
-    def seconds(self, trainer: Trainer) -> float:
+    def seconds(self, trainer: SynchronousLoop) -> float:
         """Return the seconds of this rank's steps since the warm-up."""
         return trainer.clock.stepping - self._warm_seconds
 
-    def samples(self, trainer: Trainer) -> int:
+    def samples(self, trainer: SynchronousLoop) -> int:
         """Return the samples of all ranks since the warm-up."""
         return trainer.samples_seen - self._warm_samples
 
-    def after_epoch(self, trainer: Trainer, steps: int) -> None:
+    def after_epoch(self, trainer: SynchronousLoop, steps: int) -> None:
         """Note when the goal is reached."""
         tested = trainer.evaluate()
         if tested is not None and tested[1] >= GOAL and self.seconds_to_goal is None:
             self.seconds_to_goal = self.seconds(trainer)
 
-    def save(self, trainer: Trainer, steps: int) -> None:
+    def save(self, trainer: SynchronousLoop, steps: int) -> None:
         """Nothing is saved."""
 
 

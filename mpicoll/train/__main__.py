@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpicoll.environment import launched_rank, launcher_mismatch
-from mpicoll.errors import MpicollError, UnknownAlgorithm
-from mpicoll.train.config import NOOP, TrainConfig
+from mpicoll.errors import MpicollError
+from mpicoll.train.config import TrainConfig
 from mpicoll.train.environment import limit_threads
-from mpicoll.train.failures import TrainingError, UsageError
+from mpicoll.train.failures import TrainingError
 from mpicoll.train.options import HelpRequested, parse
 from mpicoll.train.report import complain, say
 
@@ -63,27 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: TrainConfig, world: MPI.Intracomm) -> int:
+    from mpicoll.train.assemble import make_communicator
     from mpicoll.train.run import run
 
     run(config, make_communicator(config, world))
     return 0
-
-
-def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> MPI.Intracomm:
-    """Return the communicator that everything in a run goes through.
-
-    Raises
-    ------
-    UsageError
-        If the algorithm is unknown.
-    """
-    from mpicoll import Intracomm
-
-    try:
-        algorithm = "auto" if config.algorithm == NOOP else config.algorithm
-        return Intracomm(world, algorithm=algorithm, timeout=config.timeout)
-    except UnknownAlgorithm as error:
-        raise UsageError(f"--{error}") from None
 
 
 def _refuse(message: str, status: int, rank: int) -> int:

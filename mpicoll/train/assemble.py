@@ -6,13 +6,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import ErrorFeedback, Intracomm
+from mpicoll.errors import UnknownAlgorithm
 from mpicoll.train.agreement import wait_politely
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.data import Dataset
 from mpicoll.train.engine import Engine, OneAfterTheOther
-from mpicoll.train.failures import DataError
-from mpicoll.train.loop import Trainer
+from mpicoll.train.failures import DataError, UsageError
+from mpicoll.train.loop import SynchronousLoop
 from mpicoll.train.mesh import Mesh
 from mpicoll.train.models import Flat, Model, convolutional, perceptron
 from mpicoll.train.modes.local import LocalSteps
@@ -24,13 +25,13 @@ from mpicoll.train.sharded import Sharded
 from mpicoll.train.strategy import Replicated, Strategy
 
 
-def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock) -> Trainer:
+def make_trainer(config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock) -> SynchronousLoop:
     """Return this rank's trainer. Collective over the mesh."""
     whole = model.initial(config.seed)
     mesh.world.Bcast(whole)
     portion = Portion(model, mesh, dataset.feature_count)
     strategy = _make_strategy(config, mesh, portion, portion.cut(whole))
-    return Trainer(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, clock)
+    return SynchronousLoop(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, clock)
 
 
 def _make_engine(config: TrainConfig, mesh: Mesh, portion: Portion) -> Engine:
@@ -70,6 +71,21 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
 
 
+def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
+    """Return the communicator that everything in a run goes through.
+
+    Raises
+    ------
+    UsageError
+        If the algorithm is unknown.
+    """
+    try:
+        algorithm = "auto" if config.algorithm == NOOP else config.algorithm
+        return Intracomm(world, algorithm=algorithm, timeout=config.timeout)
+    except UnknownAlgorithm as error:
+        raise UsageError(f"--{error}") from None
+
+
 def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compression: str | None) -> None:
     """Load the model's kernels on every rank, before the first step: a kernel not yet compiled takes seconds.
 
@@ -80,10 +96,11 @@ def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, compres
 
 
 def _touch_kernels(model: Model, dataset: Dataset, compression: str | None) -> None:
-    x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
     parameters = model.initial(0)
     gradient = np.zeros_like(parameters)
-    model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
+    if dataset.feature_count:  # a model of the user's own has no kernels of ours
+        x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
+        model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y)
     MomentumSGD(parameters, momentum=0).step(gradient, 0.0)
     if compression is not None:
         feedback = ErrorFeedback(compression)

@@ -60,36 +60,22 @@ class Course:
 
 
 class Reader:
-    """Training samples of one rank, in memory that is used again.
+    """Training samples of one rank."""
 
-    Parameters
-    ----------
-    size
-        Ranks that share out a batch.
-    """
-
-    def __init__(self, config: TrainConfig, dataset: Dataset, size: int) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._train, self._parts = dataset.train, config.accumulate * config.microbatches
-        rows = max(part(min(config.step_batch, dataset.train.count), size, 0)[1], 1)
-        self._x = np.empty((rows, dataset.feature_count), config.dtype)
-        self._y = np.empty(rows, np.int64)
 
     def parts(self, indices: np.ndarray) -> list[Part]:
         """Return samples, cut as the options say; parts may be empty."""
-        x, y = self._x[: len(indices)], self._y[: len(indices)]
-        self._train.fill(indices, x, y)
+        x, y = self._train.batch(indices)
         cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
         return [(x[cut], y[cut]) for cut in cuts]
 
 
-def shares_for_evaluation(
-    samples: Samples, features: int, dtype: str, size: int, rank: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[Part]:
     """Yield features and labels of a rank's share, some at a time; as often on all ranks, perhaps without rows."""
     start, stop = part(samples.count, size, rank)
-    x, y = np.empty((_EVALUATION_ROWS, features), dtype), np.empty(_EVALUATION_ROWS, np.int64)
     batches = -(-part(samples.count, size, 0)[1] // _EVALUATION_ROWS)
     for first in itertools.islice(itertools.count(start, _EVALUATION_ROWS), batches):
         indices = np.arange(min(first, stop), min(first + _EVALUATION_ROWS, stop))
-        samples.fill(indices, x[: len(indices)], y[: len(indices)])
-        yield x[: len(indices)], y[: len(indices)]
+        yield samples.batch(indices)

@@ -38,6 +38,60 @@ class Samples(Protocol):
 
     count: int
 
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Return features and labels of the samples `indices`, as many rows; good until the next call."""
+
+
+class OwnSamples:
+    """Samples of a data set of the user's own, which has ``len`` and ``batch(indices)``; see :class:`Samples`."""
+
+    def __init__(self, data: Any) -> None:
+        self._data, self.count = data, 0 if data is None else len(data)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """See :class:`Samples`.
+
+        Raises
+        ------
+        DataError
+            If the numbers of rows are not that of the indices.
+        """
+        x, y = self._data.batch(indices)
+        if not len(x) == len(y) == len(indices):
+            raise DataError(f"data: batch gives {len(x)} and {len(y)} rows for {len(indices)} indices")
+        return x, y
+
+
+class StoredSamples:
+    """Samples that are written to memory which is used again; see :class:`Samples`.
+
+    Parameters
+    ----------
+    features
+        Length of a row of features.
+    dtype
+        Of the features: float32 or float64.
+    """
+
+    def __init__(self, source: Fillable, features: int, dtype: str) -> None:
+        self._source, self.count = source, source.count
+        self._x, self._y = np.empty((0, features), dtype), np.empty(0, np.int64)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`Samples`."""
+        if len(indices) > len(self._y):
+            self._x = np.empty((len(indices), self._x.shape[1]), self._x.dtype)
+            self._y = np.empty(len(indices), np.int64)
+        x, y = self._x[: len(indices)], self._y[: len(indices)]
+        self._source.fill(indices, x, y)
+        return x, y
+
+
+class Fillable(Protocol):
+    """Source of samples that writes them to given memory."""
+
+    count: int
+
     def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         """Write the features and labels of the samples `indices`.
 
@@ -67,7 +121,7 @@ class ArraySamples:
         self.count = len(x) if rows is None else len(rows)
 
     def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-        """See :class:`Samples`."""
+        """See :class:`Fillable`."""
         rows = indices if self._rows is None else self._rows[indices]
         np.multiply(self._x[rows].reshape(x.shape), x.dtype.type(self._scale), out=x, casting="unsafe")
         y[:] = self._y[rows]
@@ -109,6 +163,24 @@ def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
     else:
         arrays, scale = _read_and_broadcast(config.dataset, comm)
     return _from_arrays(arrays, scale, config)
+
+
+def check_same_data(comm: MPI.Intracomm, facts: object) -> None:
+    """Refuse data and models that differ between ranks. Collective.
+
+    Parameters
+    ----------
+    facts
+        What must be equal; its ``repr`` is compared.
+
+    Raises
+    ------
+    DataError
+        On every rank.
+    """
+    if differing := differing_ranks(comm, hashlib.sha256(repr(facts).encode()).digest()):
+        ranks = ", ".join(map(str, differing))
+        raise DataError(f"rank {ranks}: number of samples or shapes of parameters differ from those of other ranks")
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -212,8 +284,8 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
 
 def _from_arrays(arrays: dict[str, np.ndarray], scale: float, config: TrainConfig) -> Dataset:
     classes = 1 + max(int(array.max()) for name, array in arrays.items() if name.startswith("y"))
-    train: Samples
-    test: Samples
+    train: Fillable
+    test: Fillable
     if "x" in arrays:
         x, y = arrays["x"], arrays["y"]
         held_out = _test_count(len(x), config)
@@ -224,7 +296,15 @@ def _from_arrays(arrays: dict[str, np.ndarray], scale: float, config: TrainConfi
         x = arrays["x_train"]
         train = ArraySamples(x, arrays["y_train"], scale)
         test = ArraySamples(arrays["x_test"], arrays["y_test"], scale)
-    return Dataset(train, test, math.prod(x.shape[1:]), max(2, classes), _image_shape(x.shape[1:]))
+    return stored((train, test), math.prod(x.shape[1:]), max(2, classes), config.dtype, _image_shape(x.shape[1:]))
+
+
+def stored(
+    parts: tuple[Fillable, Fillable], features: int, classes: int, dtype: str, image_shape: ImageShape | None = None
+) -> Dataset:
+    """Return training and test samples as a data set whose features are of `dtype`."""
+    train, test = (StoredSamples(part, features, dtype) for part in parts)
+    return Dataset(train, test, features, classes, image_shape)
 
 
 def _test_count(count: int, config: TrainConfig) -> int:
@@ -246,5 +326,5 @@ def _image_shape(shape: tuple[int, ...]) -> ImageShape | None:
 def _synthetic(spec: Synthetic, config: TrainConfig) -> Dataset:
     held_out = _test_count(spec.count, config)
     make: Any = SyntheticSamples.maker(spec, config.seed)
-    train, test = make(0, spec.count - held_out), make(spec.count - held_out, held_out)
-    return Dataset(train, test, spec.features, spec.classes, _image_shape((spec.features,)))
+    parts = make(0, spec.count - held_out), make(spec.count - held_out, held_out)
+    return stored(parts, spec.features, spec.classes, config.dtype, _image_shape((spec.features,)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from mpicoll.train.models import Model, Storage
 
-Part = tuple[np.ndarray, np.ndarray]
-"""Features, (rows, features), and labels, (rows,) of int64."""
+Part = tuple[Any, Any]
+"""Features, (rows, features), and labels, (rows,) of int64; for a model of the user's own what its data set gives."""
 
 
 class Receiver(Storage, Protocol):

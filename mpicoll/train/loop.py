@@ -21,6 +21,7 @@ from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
 from mpicoll.train.mesh import Mesh
+from mpicoll.train.models import Storage
 from mpicoll.train.monitor import Monitor
 from mpicoll.train.strategy import Strategy, Traffic
 from mpicoll.train.tally import EpochRecord, StepRecord, Tally
@@ -29,17 +30,17 @@ from mpicoll.train.tally import EpochRecord, StepRecord, Tally
 class Saving(Protocol):
     """Callback interface of a training run, which may save it; collective."""
 
-    def after_step(self, trainer: Trainer, steps: int) -> None:
+    def after_step(self, trainer: SynchronousLoop, steps: int) -> None:
         """So many steps are done."""
 
-    def after_epoch(self, trainer: Trainer, steps: int) -> None:
+    def after_epoch(self, trainer: SynchronousLoop, steps: int) -> None:
         """So are they, and with them an epoch."""
 
-    def save(self, trainer: Trainer, steps: int) -> None:
+    def save(self, trainer: SynchronousLoop, steps: int) -> None:
         """They are, and the run ends early."""
 
 
-class Trainer:
+class SynchronousLoop:
     """One rank's part of the model and what it needs to take steps.
 
     Collective over the mesh: construction and every method.
@@ -60,12 +61,17 @@ class Trainer:
         self._config, self._mesh, self._dataset = config, mesh, dataset
         self._engine, self.strategy, self.clock = engine, strategy, clock
         self.course = Course(config, dataset.train.count)
-        self._reader = Reader(config, dataset, mesh.replicas)
+        self._reader = Reader(config, dataset)
         self.tally = Tally(mesh.world)
         self.epochs: list[EpochRecord] = []
         self.gradient_norm = math.nan
         self.seconds_to_first_step = 0.0
         self.first_step, self.samples_seen, self.stopped = 0, 0, False
+
+    @property
+    def storage(self) -> Storage:
+        """Parameter store of the model."""
+        return self.strategy
 
     @property
     def records(self) -> list[StepRecord]:
@@ -231,10 +237,7 @@ class Trainer:
         if samples.count == 0:
             return None
         mesh, sums = self._mesh, np.zeros(2)
-        shares = shares_for_evaluation(
-            samples, self._dataset.feature_count, self._config.dtype, mesh.replicas, mesh.replica
-        )
-        for x, y in shares:
+        for x, y in shares_for_evaluation(samples, mesh.replicas, mesh.replica):
             sums += self._engine.loss(self.strategy, x, y)
         if not mesh.speaks:
             sums[:] = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -33,6 +34,16 @@ class Followed(Protocol):
         """Return a rank for which the others wait."""
 
 
+class Callback:
+    """Base class of callbacks of a :class:`mpicoll.train.Trainer`; called on rank 0."""
+
+    def on_step(self, trainer: Any, record: StepRecord) -> None:
+        """Called with each step whose loss has become known; in synchronous training that is every few steps."""
+
+    def on_epoch(self, trainer: Any, record: EpochRecord) -> None:
+        """Called after an epoch, with its mean loss and accuracy and those over the test samples."""
+
+
 class Monitor:
     """Follows a trainer; says nothing on ranks other than 0.
 
@@ -52,6 +63,12 @@ class Monitor:
         self._bar = Progress(config, total, rank, done)
         self._events, self._told, self._flushed = events, told, time.monotonic()
         self._steps = done
+        self._callbacks: Sequence[Callback] = ()
+        self._trainer: Any = None
+
+    def call(self, callbacks: Sequence[Callback], trainer: Any) -> None:
+        """Call `callbacks` from now on, with `trainer`."""
+        self._callbacks, self._trainer = callbacks, trainer
 
     def after_step(self, trainer: Followed) -> None:
         """Note a step; tell what is new, which is known every few steps."""
@@ -76,10 +93,15 @@ class Monitor:
             if time.monotonic() - self._flushed > _FLUSH_SECONDS:
                 self._events.flush()
                 self._flushed = time.monotonic()
+        for callback in self._callbacks:
+            for record in records[self._told :]:
+                callback.on_step(self._trainer, record)
         self._told = len(records)
 
     def after_epoch(self, record: EpochRecord) -> None:
         """Note an evaluation."""
+        for callback in self._callbacks:
+            callback.on_epoch(self._trainer, record)
         if self._events is not None and record.test_loss is not None and record.test_accuracy is not None:
             self._events.add(record.steps - 1, {"loss/test": record.test_loss, "accuracy/test": record.test_accuracy})
 

@@ -43,7 +43,8 @@ class Portion:
             inputs = divided[first - 1].layer.output[0] if first else inputs
         self._first, self._divided = first, divided[first:stop]
         self.inputs = inputs
-        self.model = Model([layer for layer, *_ in self._divided], whole.dtype)
+        divided_any = mesh.tensor is not None or mesh.pipeline is not None
+        self.model = Model([layer for layer, *_ in self._divided], whole.dtype) if divided_any else whole
         counted = mesh.tensor is None or mesh.tensor.Get_rank() == 0
         arrays = zip(self.model.layout.spans, self._divided, strict=True)
         self._counted = [

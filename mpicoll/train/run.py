@@ -1,4 +1,4 @@
-"""A whole run: load, build, train, evaluate, report. Called by :mod:`mpicoll.train.__main__`."""
+"""A whole run: load, build, train, evaluate, report. The command line and :class:`mpicoll.train.Trainer` call it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -30,22 +30,50 @@ from mpicoll.train.data import Dataset, load
 from mpicoll.train.environment import process_age, threads
 from mpicoll.train.events import EventLog
 from mpicoll.train.failures import UsageError
-from mpicoll.train.loop import Trainer
+from mpicoll.train.loop import SynchronousLoop
 from mpicoll.train.mesh import make_mesh
 from mpicoll.train.models import Model
 from mpicoll.train.modes.assemble import EXCHANGES, check_ranks, make_free_trainer
-from mpicoll.train.modes.loop import FreeTrainer
+from mpicoll.train.modes.loop import AsynchronousLoop
 from mpicoll.train.modes.saving import ChiefSaver
-from mpicoll.train.monitor import Monitor
+from mpicoll.train.monitor import Callback, Monitor
 from mpicoll.train.plot import check_drawable, draw
 from mpicoll.train.saving import Saver
 from mpicoll.train.trace import Trace
 
+Loop = SynchronousLoop | AsynchronousLoop
+Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
 
-def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
+
+def named(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
+    """Return the data set and the model that the options name. Collective."""
+    dataset = load(config, comm)
+    return dataset, build_model(config, dataset)
+
+
+def run(
+    config: TrainConfig,
+    comm: MPI.Intracomm,
+    source: Source = named,
+    *,
+    begun: Callable[[Loop], Any] = lambda loop: loop,
+    ended: Callable[[Loop, Model], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
     """Train as `config` says, print and write what it asks for, and return the results.
 
     Collective over `comm`. The result is the same on every rank, and is what ``--json`` writes.
+
+    Parameters
+    ----------
+    source
+        Returns data set and model; collective.
+    begun
+        Called with the loop before the first step; returns what callbacks get as their trainer.
+    ended
+        Called with the loop and the model after the last step, on all ranks.
+    callbacks
+        Called on rank 0.
 
     Raises
     ------
@@ -58,14 +86,26 @@ def run(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, Any]:
     _check_same_config(config, comm)
     events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
     with contextlib.ExitStack() as stack, np.errstate(all="ignore"):  # a loss that is not finite is found by us
-        running = (_begin_free if config.mode in EXCHANGES else _begin_together)(config, comm, clock, stack)
+        begin = _begin_asynchronous if config.mode in EXCHANGES else _begin_synchronous
+        running = begin(config, comm, clock, stack, source)
         comm.Barrier()
         trace = stack.enter_context(contextlib.closing(Trace(config, comm)))
         clock.seconds["start-up"] = process_age()
-        result = _train(config, comm, running, events)
+        follow = Following(events, callbacks, begun(running.trainer))
+        result = _train(config, comm, running, follow)
+        if ended is not None:
+            ended(running.trainer, running.model)
         trace.write()
     _publish(config, result, running.trainer, rank)
     return result
+
+
+class Following(NamedTuple):
+    """Receivers of progress: event files, and callbacks with the trainer that is given to them."""
+
+    events: EventLog | None
+    callbacks: Sequence[Callback]
+    trainer: Any
 
 
 class Running(NamedTuple):
@@ -81,33 +121,36 @@ class Running(NamedTuple):
         What is trained.
     """
 
-    trainer: Trainer | FreeTrainer
+    trainer: Loop
     train: Callable[[Monitor], None]
     told: int
     model: Model
 
 
-def _begin_together(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack) -> Running:
+def _begin_synchronous(
+    config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack, source: Source
+) -> Running:
     mesh = make_mesh(comm, config)
     saver = stack.enter_context(contextlib.closing(Saver(config, mesh)))
-    dataset, model = _load(config, comm)
+    dataset, model = _load(config, comm, source)
     trainer = make_trainer(config, mesh, dataset, model, clock)
     _tell_of_resuming(config, comm, trainer, saver.resume(trainer), saver.anew)
     return Running(trainer, lambda monitor: trainer.train(monitor, saver), trainer.first_step, model)
 
 
-def _begin_free(config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack) -> Running:
+def _begin_asynchronous(
+    config: TrainConfig, comm: MPI.Intracomm, clock: Clock, stack: contextlib.ExitStack, source: Source
+) -> Running:
     saver = stack.enter_context(contextlib.closing(ChiefSaver(config, comm)))
-    dataset, model = _load(config, comm)
+    dataset, model = _load(config, comm, source)
     found = saver.resume()
     trainer = make_free_trainer(config, comm, dataset, model, clock, saver)
     _tell_of_resuming(config, comm, trainer, found, saver.anew)
     return Running(trainer, lambda monitor: trainer.train(monitor, saver), 0, model)
 
 
-def _load(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
-    dataset = load(config, comm)
-    model = build_model(config, dataset)
+def _load(config: TrainConfig, comm: MPI.Intracomm, source: Source) -> tuple[Dataset, Model]:
+    dataset, model = source(config, comm)
     compile_kernels(model, dataset, comm, config.compression)
     return dataset, model
 
@@ -123,7 +166,7 @@ def _prepare_outputs(config: TrainConfig) -> EventLog | None:
 def _tell_of_resuming(
     config: TrainConfig,
     comm: MPI.Intracomm,
-    trainer: Trainer | FreeTrainer,
+    trainer: Loop,
     found: Checkpoint | None,
     anew: str | None,
 ) -> None:
@@ -140,7 +183,7 @@ def _tell_of_resuming(
 
 
 @contextlib.contextmanager
-def _stopping_on_sigterm(trainer: Trainer | FreeTrainer) -> Iterator[None]:
+def _stopping_on_sigterm(trainer: Loop) -> Iterator[None]:
     """Let SIGTERM end the run after the step at hand; a second one ends the process."""
 
     def stop(number: int, frame: object) -> None:
@@ -163,10 +206,12 @@ def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
         raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
 
 
-def _train(config: TrainConfig, comm: MPI.Intracomm, running: Running, events: EventLog | None) -> dict[str, Any]:
+def _train(config: TrainConfig, comm: MPI.Intracomm, running: Running, follow: Following) -> dict[str, Any]:
     trainer = running.trainer
     steps, rank = trainer.course.total_steps, comm.Get_rank()
-    monitor = Monitor(config, steps, rank, trainer.first_step, running.told, events)
+    monitor = Monitor(config, steps, rank, trainer.first_step, running.told, follow.events)
+    if rank == 0:
+        monitor.call(follow.callbacks, follow.trainer)
     began = time.perf_counter()
     try:
         with _stopping_on_sigterm(trainer):
@@ -202,16 +247,16 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, running: Running, events: E
     }
 
 
-def _train_loss(trainer: Trainer | FreeTrainer) -> float | None:
+def _train_loss(trainer: Loop) -> float | None:
     if trainer.epochs and trainer.epochs[-1].train_loss is not None:
         return trainer.epochs[-1].train_loss
     return trainer.records[-1].loss if trainer.records else None
 
 
-def _last_test(trainer: Trainer | FreeTrainer, comm: MPI.Intracomm) -> tuple[float, float] | None:
+def _last_test(trainer: Loop, comm: MPI.Intracomm) -> tuple[float, float] | None:
     """Return loss and accuracy of the model as it is now. Collective."""
     last = trainer.epochs[-1] if trainer.epochs else None
-    if isinstance(trainer, FreeTrainer):  # the chief knows
+    if isinstance(trainer, AsynchronousLoop):  # the chief knows
         known = np.array([math.nan, math.nan])
         if comm.Get_rank() == 0:
             known[:] = trainer.evaluate() or math.nan
@@ -233,7 +278,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _publish(config: TrainConfig, result: dict[str, Any], trainer: Trainer | FreeTrainer, rank: int) -> None:
+def _publish(config: TrainConfig, result: dict[str, Any], trainer: Loop, rank: int) -> None:
     if rank:
         return
     if config.json:

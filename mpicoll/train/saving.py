@@ -18,7 +18,7 @@ from mpicoll.train.strategy import OWED
 from mpicoll.train.tally import EpochRecord, StepRecord
 
 if TYPE_CHECKING:
-    from mpicoll.train.loop import Trainer
+    from mpicoll.train.loop import SynchronousLoop
 
 _OWN = "own."
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
@@ -80,18 +80,18 @@ class Saver:
         self._config, self._mesh = config, mesh
         self._store = None if config.checkpoint is None else Store(config.checkpoint, mesh.world)
 
-    def after_step(self, trainer: Trainer, steps: int) -> None:
+    def after_step(self, trainer: SynchronousLoop, steps: int) -> None:
         """Save if that many steps are a reason."""
         every = self._config.checkpoint_every
         if every is not None and steps % every == 0:
             self.save(trainer, steps)
 
-    def after_epoch(self, trainer: Trainer, steps: int) -> None:
+    def after_epoch(self, trainer: SynchronousLoop, steps: int) -> None:
         """Save if an epoch is a reason, or this is the end."""
         if self._config.checkpoint_every is None or steps == trainer.course.total_steps:
             self.save(trainer, steps)
 
-    def save(self, trainer: Trainer, steps: int) -> None:
+    def save(self, trainer: SynchronousLoop, steps: int) -> None:
         """Write the state after so many steps.
 
         Raises
@@ -107,7 +107,7 @@ class Saver:
             all_succeed(self._mesh.world, lambda: refuse_what_is_not_finite(_arrays_of(tensors), steps))
             self._store.save(steps, tensors, self._facts(trainer, steps))
 
-    def resume(self, trainer: Trainer) -> Checkpoint | None:
+    def resume(self, trainer: SynchronousLoop) -> Checkpoint | None:
         """Go on from the newest checkpoint, if that is wanted and there is one; return it.
 
         Raises
@@ -136,7 +136,7 @@ class Saver:
         if self._store is not None:
             self._store.close()
 
-    def _shared(self, trainer: Trainer, *, writes: bool) -> Tensors:
+    def _shared(self, trainer: SynchronousLoop, *, writes: bool) -> Tensors:
         """Return what replicas hold together; where a model has several parts, each under names of its own."""
         mesh, tensors = self._mesh, trainer.strategy.tensors()
         places = mesh.world.Get_size() // mesh.replicas
@@ -150,11 +150,11 @@ class Saver:
                 named[f"part{place}.{name}"] = whole if mine else []
         return named
 
-    def _tensors(self, trainer: Trainer) -> Tensors:
+    def _tensors(self, trainer: SynchronousLoop) -> Tensors:
         own = {_OWN + name: PerRank(array) for name, array in trainer.strategy.own_state().items()}
         return {**self._shared(trainer, writes=True), **own, "records": Whole(_table(trainer.records))}
 
-    def _facts(self, trainer: Trainer, steps: int) -> dict[str, Any]:
+    def _facts(self, trainer: SynchronousLoop, steps: int) -> dict[str, Any]:
         return {
             "config": asdict(self._config),
             "step": steps,
@@ -162,7 +162,7 @@ class Saver:
             "epochs": [record._asdict() for record in trainer.epochs],
         }
 
-    def _take_over(self, found: Checkpoint, trainer: Trainer) -> None:
+    def _take_over(self, found: Checkpoint, trainer: SynchronousLoop) -> None:
         """Give this rank what was its own; on another number of ranks, or with other buckets, residuals begin anew."""
         world, strategy = self._mesh.world, trainer.strategy
         names = [name for name in found.per_rank_names if name.startswith(_OWN)]

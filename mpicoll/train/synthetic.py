@@ -49,7 +49,7 @@ class SyntheticSamples:
         return lambda first, count: cls(spec, seed, first, count, centres)
 
     def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-        """See :class:`mpicoll.train.data.Samples`."""
+        """See :class:`mpicoll.train.data.Fillable`."""
         keys = mix(self._key + (indices.astype(np.uint64) + np.uint64(self._first)) * _GOLDEN)
         y[:] = keys % np.uint64(len(self._centres))
         bits = mix(keys[:, None] + self._columns)

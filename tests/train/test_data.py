@@ -12,9 +12,9 @@ def open_set(*options):
 
 
 def everything(samples, features, dtype=np.float32):
-    x, y = np.empty((samples.count, features), dtype), np.empty(samples.count, np.int64)
-    samples.fill(np.arange(samples.count), x, y)
-    return x, y
+    x, y = samples.batch(np.arange(samples.count))
+    assert x.shape == (samples.count, features)
+    return x.astype(dtype), y.copy()
 
 
 def test_digits_are_split_without_overlap_and_scaled():
@@ -94,8 +94,7 @@ def test_fraction_that_leaves_nothing_is_refused():
 def test_synthetic_sample_depends_on_seed_and_number_alone():
     found = open_set("--dataset", "synthetic:1000x20x3")
     x, y = everything(found.train, 20)
-    picked, labels = np.empty((3, 20), np.float32), np.empty(3, np.int64)
-    found.train.fill(np.array([5, 799, 0], np.int32), picked, labels)
+    picked, labels = found.train.batch(np.array([5, 799, 0], np.int32))
     np.testing.assert_array_equal(picked, x[[5, 799, 0]])
     np.testing.assert_array_equal(labels, y[[5, 799, 0]])
     other = everything(open_set("--dataset", "synthetic:1000x20x3", "--seed", "9").train, 20)[0]

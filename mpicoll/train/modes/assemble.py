@@ -13,7 +13,7 @@ from mpicoll.train.engine import OneAfterTheOther
 from mpicoll.train.failures import UsageError
 from mpicoll.train.models import Model
 from mpicoll.train.modes.exchange import Exchange
-from mpicoll.train.modes.loop import FreeTrainer
+from mpicoll.train.modes.loop import AsynchronousLoop
 from mpicoll.train.modes.peers import Gossip, PeerToPeer
 from mpicoll.train.modes.saving import ChiefSaver
 from mpicoll.train.modes.served import Served
@@ -41,7 +41,7 @@ def check_ranks(config: TrainConfig, size: int) -> None:
 
 def make_free_trainer(
     config: TrainConfig, comm: MPI.Intracomm, dataset: Dataset, model: Model, clock: Clock, saver: ChiefSaver
-) -> FreeTrainer:
+) -> AsynchronousLoop:
     """Return this rank's trainer, which goes on from what `saver` has found. Collective over `comm`."""
     replica = model.initial(config.seed)
     comm.Bcast(replica)
@@ -49,6 +49,6 @@ def make_free_trainer(
         replica[:] = saver.state["parameters"]
     exchange = EXCHANGES[config.mode](config, comm, replica, saver.state)
     engine = delayed(OneAfterTheOther(model), config, comm.Get_rank())
-    trainer = FreeTrainer(config, comm, dataset, model, engine, exchange, replica, clock, saver.done)
+    trainer = AsynchronousLoop(config, comm, dataset, model, engine, exchange, replica, clock, saver.done)
     trainer.epochs = list(saver.epochs)
     return trainer

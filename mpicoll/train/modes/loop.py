@@ -21,7 +21,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.engine import Engine
 from mpicoll.train.environment import process_age
 from mpicoll.train.failures import NonFiniteLoss, TrainingError
-from mpicoll.train.models import Flat, Layout, Model
+from mpicoll.train.models import Flat, Layout, Model, Storage
 from mpicoll.train.modes.exchange import Exchange, LeftBehind
 from mpicoll.train.modes.momentum import is_fed_back
 from mpicoll.train.modes.pieces import Piece, Pieces
@@ -59,7 +59,7 @@ class Replica(Flat):
         """See :class:`~mpicoll.train.strategy.Strategy`; what counts how often is decided behind the engine."""
 
 
-class FreeTrainer:
+class AsynchronousLoop:
     """One rank of a run in which nobody takes steps together.
 
     A batch is divided among the workers as in synchronous training, but a worker takes the next share that nobody has
@@ -98,7 +98,7 @@ class FreeTrainer:
         self._first, self._reached = done, done
         if self.is_chief:
             self._counter.draw(done)
-        self._reader = Reader(config, dataset, self.workers)
+        self._reader = Reader(config, dataset)
         self._vector, self._gradient = replica, np.zeros_like(replica)
         self._replica = Replica(model.layout, replica, self._gradient, self._beat)
         self._decayed = [slice(start, stop) for start, stop, decays in model.layout.decayed(0, replica.size) if decays]
@@ -123,6 +123,11 @@ class FreeTrainer:
     def first_step(self) -> int:
         """Steps of the run that had been taken before."""
         return self._first // self.workers
+
+    @property
+    def storage(self) -> Storage:
+        """Parameter store of the model."""
+        return self._replica
 
     @property
     def records(self) -> list[StepRecord]:
@@ -275,7 +280,7 @@ class FreeTrainer:
             if not self.wall_seconds:
                 self.exchange.snapshot()
             sums = np.zeros(2)
-            for x, y in shares_for_evaluation(samples, self._dataset.feature_count, self._config.dtype, 1, 0):
+            for x, y in shares_for_evaluation(samples, 1, 0):
                 sums += self._engine.loss(self._replica, x, y)
         loss, correct = (sums / samples.count).tolist()
         return loss, correct

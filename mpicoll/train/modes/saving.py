@@ -18,7 +18,7 @@ from mpicoll.train.saving import check_same_run, refuse_what_is_not_finite
 from mpicoll.train.tally import EpochRecord
 
 if TYPE_CHECKING:
-    from mpicoll.train.modes.loop import FreeTrainer
+    from mpicoll.train.modes.loop import AsynchronousLoop
 
 
 class ChiefSaver:
@@ -103,13 +103,13 @@ class ChiefSaver:
             return done
         return done // workers_before * workers
 
-    def after(self, trainer: FreeTrainer, number: int) -> None:
+    def after(self, trainer: AsynchronousLoop, number: int) -> None:
         """Save if so many shares are a reason: the steps that were asked for, or an epoch."""
         every = self._config.checkpoint_every or trainer.course.steps_per_epoch
         if self._store is not None and number // trainer.workers // every > self._saved_at // trainer.workers // every:
             self.save(trainer, number)
 
-    def save(self, trainer: FreeTrainer, number: int) -> None:
+    def save(self, trainer: AsynchronousLoop, number: int) -> None:
         """Write the state as it is now.
 
         Raises

@@ -22,7 +22,7 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.data import load
 from mpicoll.train.engine import OneAfterTheOther
 from mpicoll.train.failures import CheckpointFailed, ReplicasDiffer, UsageError
-from mpicoll.train.loop import Trainer
+from mpicoll.train.loop import SynchronousLoop
 from mpicoll.train.mesh import Mesh, make_mesh
 from mpicoll.train.models import Flat, Model, perceptron
 from mpicoll.train.monitor import Monitor
@@ -136,19 +136,19 @@ def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -
     assert found == pytest.approx([sum_of_squares(numbers)] * 2 + [found[2], found[0] - found[2]])
 
 
-def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
+def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[SynchronousLoop, Mesh]:
     mesh, dataset = make_mesh(comm, config), load(config, comm)
     return make_trainer(config, mesh, dataset, build_model(config, dataset), Clock()), mesh
 
 
-def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Trainer, Mesh]:
+def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[SynchronousLoop, Mesh]:
     trainer, mesh = make(comm, config)
     trainer.train(Monitor(config, trainer.course.total_steps, 1), Saver(config, mesh))
     return trainer, mesh
 
 
 @functools.cache
-def train_alone(config: TrainConfig) -> Trainer:
+def train_alone(config: TrainConfig) -> SynchronousLoop:
     return train(Intracomm(MPI.COMM_SELF), config)[0]
 
 

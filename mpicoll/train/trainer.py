@@ -1,0 +1,214 @@
+"""Training of a model of the user's own, from a program: the public face of :mod:`mpicoll.train`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.train.assemble import make_communicator
+from mpicoll.train.checks import DEFAULTS
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.data import Dataset, OwnSamples, check_same_data
+from mpicoll.train.failures import UsageError
+from mpicoll.train.models import Model
+from mpicoll.train.monitor import Callback
+from mpicoll.train.options import parse
+from mpicoll.train.own_model import OwnModel, TrainableModel
+from mpicoll.train.run import Loop, run
+
+STRATEGIES = {
+    "replicated": (),
+    "sharded_optimizer": ("--shard=optimizer",),
+    "sharded_gradients": ("--shard=gradients",),
+    "sharded": ("--shard=parameters",),
+    "local": ("--mode=local",),
+    "parameter_server": ("--mode=ps",),
+    "peer_to_peer": ("--mode=p2p",),
+    "gossip": ("--mode=gossip",),
+}
+"""What ``strategy`` may be, and the options of the command line that say the same."""
+_GIVEN = ("dataset", "labels", "test_fraction", "model", "hidden", "filters", "dtype", "mode", "shard")
+_OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
+OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)
+"""Keyword arguments of :class:`Trainer` that mean what they mean on the command line."""
+
+
+class ArrayDataset:
+    """Data set of arrays in memory; sample i is row i of both.
+
+    Parameters
+    ----------
+    x, y : (n, ...) arrays
+        Features and targets.
+
+    Raises
+    ------
+    ValueError
+        If they have different lengths.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"x: {len(x)} samples do not fit {len(y)} targets in y")
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return features and targets of the samples `indices`."""
+        return self.x[indices], self.y[indices]
+
+
+class EarlyStopping(Callback):
+    """Callback that ends training when the test loss has not improved for some evaluations.
+
+    Parameters
+    ----------
+    patience
+        Evaluations without improvement after which training stops.
+    min_delta
+        Decrease of the loss that counts as an improvement.
+    """
+
+    def __init__(self, patience: int = 3, min_delta: float = 0.0) -> None:
+        self.patience, self.min_delta = patience, min_delta
+        self.best, self.waited = np.inf, 0
+
+    def on_epoch(self, trainer: Trainer, record: Any) -> None:
+        """Compare the test loss with the best one so far."""
+        if record.test_loss is None:
+            return
+        self.waited = 0 if record.test_loss < self.best - self.min_delta else self.waited + 1
+        self.best = min(self.best, record.test_loss)
+        if self.waited >= self.patience:
+            trainer.stop()
+
+
+class Trainer:
+    """Data-parallel training of a model of the user's own, by any of the strategies.
+
+    Every rank makes a trainer with equal arguments and calls :meth:`fit`. Each step takes a batch, of which every rank
+    gets a share, and updates the parameters by stochastic gradient descent.
+
+    Parameters
+    ----------
+    model : TrainableModel
+        ``initial(seed)``, ``forward(parameters, x, y)`` and ``backward(parameters, saved)`` on NumPy arrays.
+    data
+        Training samples: ``len(data)`` of them, and ``data.batch(indices)`` returns ``(x, y)``, of as many rows as
+        there are indices. See :class:`ArrayDataset`. Equal on all ranks.
+    test_data
+        Samples for evaluation after each epoch, of the same kind.
+    comm : MPI.Intracomm, optional
+        The ranks that train; ``MPI.COMM_WORLD`` by default.
+    strategy : str
+        Placement and synchronisation of parameters, gradients and optimizer state: ``"replicated"``;
+        ``"sharded_optimizer"``, ``"sharded_gradients"`` or ``"sharded"`` (ZeRO stages 1 to 3); ``"local"`` (local SGD);
+        ``"parameter_server"``, ``"peer_to_peer"`` or ``"gossip"`` (asynchronous).
+    callbacks : sequence of Callback
+        Called on rank 0.
+    options
+        Those of ``python -m mpicoll.train --help`` with underscores, such as ``epochs=5, batch=64, lr=0.1,
+        compression="int8", checkpoint="folder"``. ``quiet`` is true by default.
+
+    Attributes
+    ----------
+    parameters : list of np.ndarray
+        The trained parameters, after :meth:`fit`, on every rank.
+
+    Raises
+    ------
+    UsageError
+        If options are out of range or contradict each other.
+    TypeError
+        If there is no such option.
+
+    Examples
+    --------
+    >>> trainer = Trainer(model, ArrayDataset(x, y), strategy="sharded", epochs=5, lr=0.1)  # doctest: +SKIP
+    >>> result = trainer.fit()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        data: Any,
+        *,
+        test_data: Any = None,
+        comm: MPI.Intracomm | None = None,
+        strategy: str = "replicated",
+        callbacks: Sequence[Callback] = (),
+        **options: Any,
+    ) -> None:
+        self._model = OwnModel(model, options.get("seed", 0))
+        self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
+        self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
+        self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
+        self._loop: Loop | None = None
+        self.parameters: list[np.ndarray] = []
+
+    def fit(self) -> dict[str, Any]:
+        """Train, and return the results that ``python -m mpicoll.train --json`` writes, equal on all ranks.
+
+        Collective. Among them are ``test_loss``, ``test_accuracy``, ``train_loss``, ``epochs``, ``steps``,
+        ``samples_per_second`` and ``parameters_sha256``.
+
+        Raises
+        ------
+        TrainingError
+            On every rank, such as NonFiniteLoss, DataError or CheckpointFailed.
+        """
+        comm = self._comm if isinstance(self._comm, Intracomm) else make_communicator(self._config, self._comm)
+        return run(self._config, comm, self._load, begun=self._note, ended=self._take, callbacks=self._callbacks)
+
+    def stop(self) -> None:
+        """End training soon, on all ranks; for callbacks and signal handlers."""
+        if self._loop is not None:
+            self._loop.ask_to_stop()
+
+    def _load(self, config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
+        train, test = OwnSamples(self._data), OwnSamples(self._test_data)
+        check_same_data(comm, (train.count, test.count, self._model.shapes, self._model.dtype))
+        return Dataset(train, test, 0, 0, None), self._model
+
+    def _note(self, loop: Loop) -> Trainer:
+        self._loop = loop
+        return self
+
+    def _take(self, loop: Loop, model: Model) -> None:
+        self.parameters = self._model.arrays(loop.storage)
+
+
+def _config(model: TrainableModel, data: Any, strategy: str, dtype: np.dtype, options: dict[str, Any]) -> TrainConfig:
+    """Read options as the command line does, so that the same ones are refused."""
+    if strategy not in STRATEGIES:
+        raise UsageError(f"strategy: {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    for name in options:
+        if name in _OF_LAYERS:
+            raise TypeError(f"{name}: models of one's own have no layers that could be divided")
+        if name not in OPTIONS:
+            raise TypeError(f"{name}: there is no such option; there are {', '.join(OPTIONS)}")
+    written = [text for name, value in options.items() for text in _written(name, value)]
+    try:
+        config = parse([f"--dtype={dtype}", *STRATEGIES[strategy], *written])
+    except UsageError as error:
+        raise UsageError(re.sub(r"--([a-z-]+)", lambda match: match[1].replace("-", "_"), str(error))) from None
+    dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
+    return replace(config, dataset=dataset, model=own, hidden=())
+
+
+def _written(name: str, value: Any) -> list[str]:
+    """Return an option as the command line has it."""
+    option = f"--{name.replace('_', '-')}"
+    if name == "progress":
+        return [] if value else ["--no-progress"]
+    if value is None or value is False or value == ():
+        return []
+    return [option] if value is True else [f"{option}={value}"]

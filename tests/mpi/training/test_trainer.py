@@ -1,0 +1,94 @@
+"""A model of the user's own trains by every strategy, on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.train import DataError, EarlyStopping, Trainer
+from mpicoll.train.trainer import STRATEGIES
+from tests.own_models import Softmax, samples
+
+pytestmark = pytest.mark.mpi
+WORLD = MPI.COMM_WORLD
+OPTIONS: dict[str, Any] = {"epochs": 4, "batch": 40, "lr": 0.05, "warmup": 0}
+
+
+def trained(comm: MPI.Intracomm, **options: Any) -> tuple[Trainer, dict[str, Any]]:
+    made = Trainer(Softmax(), samples(500), test_data=samples(203, seed=5), comm=comm, **{**OPTIONS, **options})
+    return made, made.fit()
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Trainer, dict[str, Any]]:
+    return trained(MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_learns(strategy: str, alone: tuple[Trainer, dict[str, Any]]) -> None:
+    if strategy == "parameter_server" and WORLD.size == 1:
+        pytest.skip("no worker is left")
+    made, result = trained(WORLD, strategy=strategy)
+    assert result["ranks"] == WORLD.size
+    assert result["test_accuracy"] > 0.95
+    everywhere = WORLD.allgather([array.tobytes() for array in made.parameters])
+    assert everywhere.count(everywhere[0]) == WORLD.size
+    if strategy.startswith(("replicated", "sharded")):
+        assert result["test_loss"] == pytest.approx(alone[1]["test_loss"], rel=1e-3)
+        for array, wanted in zip(made.parameters, alone[0].parameters, strict=True):
+            np.testing.assert_allclose(array, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_with_fewer_samples_a_step_than_ranks() -> None:
+    made, result = trained(WORLD, batch=1, steps=20)
+    other, _ = trained(MPI.COMM_SELF, batch=1, steps=20)
+    assert result["steps"] == 20
+    for array, wanted in zip(made.parameters, other.parameters, strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_may_be_compressed() -> None:
+    _, result = trained(WORLD, compression="int8")
+    assert result["test_accuracy"] > 0.95
+
+
+def test_a_communicator_of_ones_own_is_used() -> None:
+    comm = Intracomm(WORLD.Split(WORLD.rank % 2, WORLD.rank))
+    _, result = trained(comm)
+    assert result["ranks"] == comm.size
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = WORLD.bcast(str(tmp_path_factory.mktemp("run")) if WORLD.rank == 0 else None)
+    trained(WORLD, schedule="constant", steps=17, checkpoint=folder, checkpoint_every=17)
+    made, result = trained(WORLD, schedule="constant", checkpoint=folder, resume="yes")
+    whole, _ = trained(WORLD, schedule="constant")
+    assert result["resumed_after"] == 17
+    for array, wanted in zip(made.parameters, whole.parameters, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_all_ranks_stop_early() -> None:
+    class Worse(Softmax):
+        def forward(self, parameters: Any, x: Any, y: Any) -> tuple[float, float, Any]:
+            loss, hits, saved = super().forward(parameters, x, y)
+            return (loss, hits, saved) if len(x) < 41 else (1.0, 0, saved)  # the test loss stays the same
+
+    made = Trainer(
+        Worse(), samples(500), test_data=samples(500, seed=5), epochs=40, batch=40, callbacks=[EarlyStopping(2)]
+    )
+    result = made.fit()
+    assert result["stopped"]
+    assert set(WORLD.allgather(len(result["epochs"]))) == {len(result["epochs"])}
+    assert len(result["epochs"]) < 40
+
+
+def test_data_that_differ_between_ranks_are_refused_on_all() -> None:
+    if WORLD.size == 1:
+        pytest.skip("one rank")
+    with pytest.raises(DataError, match=r"rank 1: number of samples or shapes of parameters differ"):
+        Trainer(Softmax(), samples(300 + (WORLD.rank == 1)), epochs=1).fit()
