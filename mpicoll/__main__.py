@@ -73,6 +73,10 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
 
 
 def _explain(arguments: argparse.Namespace) -> list[str]:
+    if arguments.algorithm is not None:
+        if arguments.name not in ALGORITHMS:
+            raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
+        arguments.collective, arguments.name = arguments.name, arguments.algorithm
     if arguments.name in ("shared", "single_copy"):
         return _explain_shared(arguments)
     algorithm = find_any(arguments.name, arguments.collective)
@@ -144,8 +148,10 @@ def make_parser() -> argparse.ArgumentParser:
     add = command.add_argument
     add(
         "name",
-        help="an algorithm (see: python -m mpicoll algorithms), or shared or single_copy: plans on one node",
+        help="an algorithm (see: python -m mpicoll algorithms), or shared or single_copy: plans on one node; or a "
+        "collective, with --algorithm",
     )
+    add("--algorithm", metavar="NAME", help="the algorithm, where the first argument is a collective")
     add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--root", type=int, default=0, help="root of rooted collectives")
