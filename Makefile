@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -89,6 +89,10 @@ check: $(VENV)/ready  ## ruff and mypy
 format: $(VENV)/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/ready  ## build the documentation site, in build/docs; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 wheel: $(VENV)/ready  ## build the wheel and the source distribution, in dist/
 	rm -rf dist

@@ -40,7 +40,7 @@ def learn(scope: Scope, made: Call, task: AnyTask, plan: Plan) -> None:
 
 def _describe(task: Task, plan: Plan) -> Known | None:
     """Return a call as compiled code sees it; None for one that it does not know."""
-    if task.channel.size == 1 or (task.count == 0) != (task.collective == "barrier"):
+    if (task.count == 0) != (task.collective == "barrier"):
         return None
     dtype = DTYPE_NUMBERS.get(task.dtype) if task.count else 0
     op = 0 if task.reducer is None else op_number(task.op_name, task.dtype, task.reducer)

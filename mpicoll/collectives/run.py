@@ -85,6 +85,9 @@ def _make_in_another_way(scope: Scope, made: Call) -> None:
 
 def start(scope: Scope, *what: Any) -> Request:
     """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call.Call`."""
+    if scope.channel.size == 1:  # there is nobody to wait for
+        run(scope, *Call(*what))
+        return Request(scope.timeout)
     scope = scope._replace(means=scope.means._replace(hierarchy=False, may_block=False), may_wait=False)
     with scope.channel.alone:
         _refuse_if_running(scope.channel)

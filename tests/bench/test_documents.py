@@ -38,6 +38,7 @@ def in_short():
 
 
 @pytest.mark.parametrize("printed", [by_strategy, by_mode, by_compressor, by_compressed_length, in_short])
-def test_the_readme_has_the_columns_that_are_printed(printed):
-    lines = (REPOSITORY / "README.md").read_text().splitlines()
+def test_the_site_has_the_columns_that_are_printed(printed):
+    pages = sorted((REPOSITORY / "docs").rglob("*.md"))
+    lines = [line for page in pages for line in page.read_text().splitlines()]
     assert row_cells(printed().splitlines()[0]) in [row_cells(line) for line in lines if line.startswith("|")]

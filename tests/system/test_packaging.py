@@ -196,27 +196,28 @@ def test_training_begins_in_every_way(environment: Environment, way: str, tmp_pa
     assert "accuracy" in succeeded(done)
 
 
-GIVEN = {
-    "import numpy as np": "",
-    "x, y = comm.empty": "",
-    'comm.Allreduce(x, y, compression="int8")': "gradient, total = np.ones_like(x), np.empty_like(x)",
-    "with mpicoll.ParameterServer": "initial = np.zeros(1000, np.float32); parameters = initial.copy(); "
-    "batches = range(3); gradient = lambda parameters, batch: parameters + batch",
-    "sync = mpicoll.GradientSynchronizer": "batch = range(comm.rank + 1)",
-    "from mpicoll.train.checkpoints": "weights = np.ones(10); momentum = np.ones(5); residual = np.ones(3); "
-    "start, total, step, lr = 5 * comm.rank, 15, 1, 0.1",
+def _examples(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+SITE = {
+    f"{page.relative_to(REPOSITORY / 'docs').with_suffix('')} {number}": example
+    for page in sorted((REPOSITORY / "docs").rglob("*.md"))
+    for number, example in enumerate(_examples(page.read_text()))
+    if "import mpicoll" in example or "from mpicoll" in example
 }
-"""What the examples of the README take as given, by what they begin with; each of them comes after those before it."""
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+"""Examples of the site that are programs; other blocks show a few lines of one."""
 
 
-def test_examples_of_the_readme_run(environment: Environment, tmp_path: Path) -> None:
-    program = ""
-    for example, (begin, given) in zip(EXAMPLES, GIVEN.items(), strict=True):
-        assert example.startswith(begin)
-        program += f"{given}\n{example.replace('[:] = ...', '[:] = 1.0')}\n"
-    (tmp_path / "examples.py").write_text(program)
+def test_examples_of_the_readme_run_one_after_the_other(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "examples.py").write_text("\n".join(_examples(README)))
     succeeded(environment.run(3, "examples.py", work=tmp_path))
+
+
+@pytest.mark.parametrize("name", SITE)
+def test_examples_of_the_site_run(environment: Environment, name: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(SITE[name])
+    succeeded(environment.run(3, "example.py", work=tmp_path))
 
 
 NOT_INSTALLED = "mpicoll: this is a source checkout that is not installed"

@@ -1,0 +1,82 @@
+"""Collectives of a communicator with one rank, which programs make when they are run without a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+
+
+@pytest.fixture
+def comm() -> Iterator[mpicoll.Intracomm]:
+    made = mpicoll.Intracomm(MPI.COMM_SELF.Dup())
+    yield made
+    made.Free()
+
+
+COUNTS = (1, 100, 5000, 200_000)
+CALLS = ("Allreduce", "Reduce", "Allgather", "Alltoall", "Gather", "Scatter", "Scan", "Reduce_scatter_block")
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_result_is_the_input_each_time(comm: mpicoll.Intracomm, name: str, count: int) -> None:
+    send, recv = np.empty(count), np.empty(count)
+    for turn in range(6):
+        send[:] = turn + np.arange(count)
+        recv[:] = -1
+        getattr(comm, name)(send, recv)
+        np.testing.assert_array_equal(recv, send)
+        recv[:] = -1
+        request = getattr(comm, f"I{name.lower()}")(send, recv)
+        assert request.Test()
+        assert request.Wait()
+        np.testing.assert_array_equal(recv, send)
+    other, result = send * 2, np.empty(count)  # the same call with other arrays
+    getattr(comm, name)(other, result)
+    np.testing.assert_array_equal(result, other)
+    np.testing.assert_array_equal(recv, send)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_in_place_changes_nothing(comm: mpicoll.Intracomm, count: int) -> None:
+    x = np.arange(count, dtype=np.float32)
+    for _ in range(4):
+        for op in (MPI.SUM, MPI.MAX, mpicoll.op(lambda a, b: a * b + 1)):
+            comm.Allreduce(MPI.IN_PLACE, x, op=op)
+            comm.Reduce(MPI.IN_PLACE, x, op=op)
+        comm.Bcast(x)
+        comm.Barrier()
+        np.testing.assert_array_equal(x, np.arange(count))
+    comm.Exscan(MPI.IN_PLACE, x)
+
+
+def test_what_is_wrong_is_refused_again_and_again(comm: mpicoll.Intracomm) -> None:
+    x = np.zeros(10)
+    comm.Allreduce(x, np.zeros(10))
+    for call in (comm.Allreduce, comm.Iallreduce):
+        for _ in range(3):
+            with pytest.raises(ValueError, match="sendbuf has 10 elements, but recvbuf 9"):
+                call(x, np.zeros(9))
+            with pytest.raises(ValueError, match="overlap"):
+                call(x[:6], x[4:])
+            with pytest.raises(ValueError, match="sendbuf has elements of float64, but recvbuf of int64"):
+                call(x, np.zeros(10, np.int64))
+        y = np.full(10, -1.0)
+        comm.Allreduce(x, y)
+        assert (y == 0).all()
+
+
+def test_persistent_operations(comm: mpicoll.Intracomm) -> None:
+    send, recv = np.zeros(300), np.zeros(300)
+    plan = comm.Allreduce_init(send, recv)
+    for turn in range(5):
+        send[:] = turn
+        plan.Start()
+        plan.Wait()
+        assert (recv == turn).all()
+    plan.Free()
