@@ -1,5 +1,7 @@
 """The state of a training run on disk: written by all ranks, safe against crashes, readable on any number of ranks.
 
+::
+
     run/
       .lock                        held by the job that writes here
       .step-00000200.<random>/     being written, or to be removed; cleaned when the next job starts
