@@ -4,15 +4,12 @@ from .jit import helper
 from .job import (
     ALLGATHER,
     ALLREDUCE,
-    ALLTOALL,
     BCAST,
-    EXSCAN,
     GATHER,
     RANK,
     RECV,
     REDUCE,
     REDUCE_SCATTER,
-    SCAN,
     SCATTER,
     SEND,
     SIZE,
@@ -85,8 +82,8 @@ def describe(table, job, collective, send, recv, root):
         return 0
     put(job, SEND, data_of(table, send))
     put(job, RECV, data_of(table, recv))
-    if data_of(table, send) == data_of(table, recv) and collective in (ALLTOALL, SCAN, EXSCAN):
-        return 0  # others would still read what the result overwrites
+    if data_of(table, send) == data_of(table, recv) and collective not in (ALLREDUCE, REDUCE):
+        return 0  # others would still read what the result overwrites; of one rank it is refused
     return send if collective == REDUCE_SCATTER else recv
 
 

@@ -30,7 +30,7 @@ from mpicoll.kernels.reduce import native_address, reducer
 from mpicoll.runtime.front import Front, op_number
 
 SAMPLES, BATCHES = 100_000, 10
-COMMUNICATORS = ((2, 0), (2, 1), (3, 1), (4, 3), (5, 0))
+COMMUNICATORS = ((1, 0), (2, 0), (2, 1), (3, 1), (4, 3), (5, 0))
 METHODS = {
     "allreduce": ("Allreduce", words.ALLREDUCE, "sro"),
     "reduce": ("Reduce", words.REDUCE, "sroR"),
