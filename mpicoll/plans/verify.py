@@ -7,6 +7,7 @@ has the right result, in buffers that it may use for something else from then on
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -143,6 +144,7 @@ def prove_communicators(
 
 def memory_for(threads: int, ranks: int) -> Memory:
     """Return memory for so many threads, and plans, stages and buffers of so many ranks."""
+    gc.collect()  # modules and memory of the last proof refer to each other: few objects, but many megabytes
     return Memory(threads, ranks * _MEMORY_NBYTES)
 
 
