@@ -142,9 +142,13 @@ def prove_communicators(
         _run(memory, programs)
 
 
+_made = itertools.count(1)
+
+
 def memory_for(threads: int, ranks: int) -> Memory:
     """Return memory for so many threads, and plans, stages and buffers of so many ranks."""
-    gc.collect()  # modules and memory of the last proof refer to each other: few objects, but many megabytes
+    if next(_made) % 16 == 0:
+        gc.collect()  # modules and memory of a proof refer to each other: few objects, but many megabytes
     return Memory(threads, ranks * _MEMORY_NBYTES)
 
 
