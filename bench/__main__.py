@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import baselines, intervals, options, records, table
-from bench.records import NATIVE, Run
+from bench import baselines, benchmark_options, intervals, result_files, result_table
+from bench.result_files import NATIVE, ResultSet
 from mpicoll.environment import cores
 
 _RESULTS = Path(__file__).parent / "results"
@@ -23,10 +23,10 @@ _START_SECONDS = 2.5
 """What a launch takes beside measuring, roughly."""
 _LAUNCHES = 3
 _FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M", "64M"]
-_MANY_SIZES = [str(nbytes) for nbytes in options.DEFAULT_SIZES]
+_MANY_SIZES = [str(nbytes) for nbytes in benchmark_options.DEFAULT_SIZES]
 
 
-class Stage(NamedTuple):
+class BenchStage(NamedTuple):
     """One launch.
 
     Attributes
@@ -52,15 +52,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="how long to measure each library, roughly (default: %(default)s)")
-    add("--ranks", type=options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
-    options.add_buffers(parser)
+    add("--ranks", type=benchmark_options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
+    benchmark_options.add_buffers(parser)
     add("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters with other MPI libraries to measure too")
     add("--output", type=Path, metavar="FOLDER", help="where results go (default: bench/results/<time>)")
     add("--no-report", action="store_true", help="write no report.html")
     return parser
 
 
-def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
+def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
     """Yield the launches for one interpreter, those of the same thing far from each other."""
     collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
     ours = ["--algorithms", "auto", "plan"]
@@ -74,21 +74,21 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[Stage]:
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:
-            yield Stage("allreduce" + turn, collectives, every, size, many, 1, python)
-            yield Stage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
-            yield Stage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
-            yield Stage("allreduce in place" + turn, collectives, in_place, size, few, 0.3, python)
-            yield Stage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)
-        yield Stage("kernels" + turn, "bench.kernels", kernels, 1, 16, 0.1, python)
+            yield BenchStage("allreduce" + turn, collectives, every, size, many, 1, python)
+            yield BenchStage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
+            yield BenchStage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
+            yield BenchStage("allreduce in place" + turn, collectives, in_place, size, few, 0.3, python)
+            yield BenchStage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)
+        yield BenchStage("kernels" + turn, "bench.kernels", kernels, 1, 16, 0.1, python)
     for baseline in baselines.allreduce(python):
         for size in ranks:
             if baseline.yields or size <= cores():
                 own = [*allreduce, "--algorithms", "--native-name", baseline.name, "--ways", *baseline.ways]
                 title = f"{baseline.name} {baseline.thread_level or ''}".strip()
-                yield Stage(title, collectives, own, size, many, 0.2, python, baseline)
+                yield BenchStage(title, collectives, own, size, many, 0.2, python, baseline)
 
 
-def measure(plan: Sequence[Stage], minutes: float, folder: Path, buffers: str) -> int:
+def measure(plan: Sequence[BenchStage], minutes: float, folder: Path, buffers: str) -> int:
     """Run all launches, keep what they measure in `folder`, and return the exit status."""
     seconds = (60 * minutes - _START_SECONDS * len(plan)) / sum(stage.cases * stage.weight for stage in plan)
     status, total = 0, len(plan)
@@ -99,17 +99,17 @@ def measure(plan: Sequence[Stage], minutes: float, folder: Path, buffers: str) -
         begin = time.monotonic()
         arguments = [*stage.arguments, "--seconds", f"{own:.3f}", "--csv", os.devnull]
         arguments += ["--buffers", buffers] if stage.program != "bench.kernels" else []
-        ended, run = options.launched(
+        ended, run = benchmark_options.launched(
             stage.program, arguments, stage.ranks, stage.baseline.thread_level, stage.python, stage.baseline.variables
         )
         status = status or ended
         if run is not None:
-            records.save_in(folder, run)
+            result_files.save_in(folder, run)
         sys.stdout.write(f"{time.monotonic() - begin:.0f} s; {_in_short(run, ended)}\n")
     return status
 
 
-def _in_short(run: Run | None, status: int) -> str:
+def _in_short(run: ResultSet | None, status: int) -> str:
     """Return one line on what came out."""
     if run is None or status:
         wrong = f", {run.wrong} wrong elements" if run is not None else ""
@@ -118,12 +118,12 @@ def _in_short(run: Run | None, status: int) -> str:
     parts = [run.metadata["library"]]
     for name in ("auto", "plan", "ours"):
         values = [ratio for key in together if key.contender == name and (ratio := _against_baseline(together, key))]
-        parts += [f"{name} {table.geometric_mean(values):.2f}x (least {min(values):.2f})"] if values else []
+        parts += [f"{name} {result_table.geometric_mean(values):.2f}x (least {min(values):.2f})"] if values else []
     return ", ".join(parts)
 
 
-def _against_baseline(together: dict[intervals.Key, Any], key: intervals.Key) -> float | None:
-    for name in (records.NATIVE, records.NUMPY):
+def _against_baseline(together: dict[intervals.ComparisonKey, Any], key: intervals.ComparisonKey) -> float | None:
+    for name in (result_files.NATIVE, result_files.NUMPY):
         base = together.get(key._replace(contender=name))
         if base:
             return intervals.median(base) / intervals.median(together[key])

@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import accuracy, launch, layout, progress
-from bench.options import is_launcher
+from bench import accuracy, launch, progress, text_tables
+from bench.benchmark_options import is_launcher
 from mpicoll.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Outcome:
+class ModeOutcome:
     """One training run."""
 
     part: str
@@ -86,10 +86,10 @@ def ideal_samples_per_second(config: TrainConfig, size: int) -> float:
     return shares * config.step_batch / workers
 
 
-def train(part: str, mode: str, seed: int, arguments: argparse.Namespace, comm: MPI.Intracomm) -> Outcome:
+def train(part: str, mode: str, seed: int, arguments: argparse.Namespace, comm: MPI.Intracomm) -> ModeOutcome:
     """Train once; collective."""
     from mpicoll import Intracomm
-    from mpicoll.train.run import run
+    from mpicoll.train.training_run import run
 
     config = config_of(part, mode, seed, arguments)
     result = run(config, Intracomm(comm))
@@ -97,7 +97,7 @@ def train(part: str, mode: str, seed: int, arguments: argparse.Namespace, comm: 
     late = own.get("staleness") or {}
     ideal = ideal_samples_per_second(config, comm.Get_size()) if part == "slow" else None
     tested = [epoch for epoch in result["epochs"] if epoch["test_accuracy"] is not None]
-    return Outcome(
+    return ModeOutcome(
         part,
         mode,
         seed,
@@ -113,7 +113,7 @@ def train(part: str, mode: str, seed: int, arguments: argparse.Namespace, comm: 
     )
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[ModeOutcome]) -> str:
     """Return the rows of both parts, one a mode."""
     head = ("mode", "accuracy", "from sync", "samples/s", "late, mean", "late, 99%", "bytes sent", "bytes read",
             "samples/s, one slow", "of ideal")  # fmt: skip
@@ -123,10 +123,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
         slow = [each for each in outcomes if (each.part, each.mode) == ("slow", mode)]
         if plain or slow:
             rows.append((mode, *_plain_cells(plain, outcomes), *_slow_cells(slow)))
-    return "\n".join(layout.markdown(rows))
+    return "\n".join(text_tables.markdown(rows))
 
 
-def _plain_cells(found: Sequence[Outcome], outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+def _plain_cells(found: Sequence[ModeOutcome], outcomes: Sequence[ModeOutcome]) -> tuple[str, ...]:
     if not found:
         return ("",) * 7
     own = {each.seed: each.accuracy for each in found}
@@ -143,14 +143,14 @@ def _plain_cells(found: Sequence[Outcome], outcomes: Sequence[Outcome]) -> tuple
     )
 
 
-def _slow_cells(found: Sequence[Outcome]) -> tuple[str, str]:
+def _slow_cells(found: Sequence[ModeOutcome]) -> tuple[str, str]:
     if not found:
         return "", ""
     share = median(each.of_ideal for each in found if each.of_ideal is not None)
     return f"{median(each.samples_per_second for each in found):,.0f}", f"{share:.0%}"
 
 
-def draw(path: Path, outcomes: Sequence[Outcome]) -> None:
+def draw(path: Path, outcomes: Sequence[ModeOutcome]) -> None:
     """Draw accuracy over time, and the throughput that one slow rank leaves."""
     import matplotlib
 
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome]:
+def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[ModeOutcome]:
     seeds = {"digits": range(arguments.seeds), "slow": range(1)}
     runs = [(part, mode, seed) for part in arguments.parts for seed in seeds[part] for mode in arguments.modes]
     return [train(*run, arguments, comm) for run in progress.bar(runs, "run", comm.rank)]

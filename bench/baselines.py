@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bench import launch
-from bench.records import ALLOC_MEM, NATIVE, PERSISTENT
+from bench.result_files import ALLOC_MEM, NATIVE, PERSISTENT
 
 WAYS = (PERSISTENT, ALLOC_MEM)
 

@@ -27,14 +27,14 @@ from bench import launch
 from bench.namespaces import BRIDGE, SUBNET, Hosts, NamespaceError, unavailable
 from mpicoll.environment import cores
 
-__all__ = ["VARIABLE", "Cluster", "unavailable"]
+__all__ = ["VARIABLE", "EmulatedCluster", "unavailable"]
 
 VARIABLE = "MPICOLL_BENCH_CLUSTER"
 """Tells the ranks what they run on: ``{"hosts": 4, "ranks_per_host": 2, "gbit": 1.0}``."""
 _END_SECONDS = 20.0
 
 
-class Cluster:
+class EmulatedCluster:
     """Hosts with an MPI library to start programs on; a context manager.
 
     Parameters
@@ -122,7 +122,7 @@ class Cluster:
         """Take the hosts away, with all that runs there."""
         self._hosts.close()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> EmulatedCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -173,9 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason = unavailable()
     if reason is not None:
         parser.exit(2, f"{parser.prog}: {reason}\n")
-    program = ["-m", "bench.link"] if arguments.check else arguments.arguments
+    program = ["-m", "bench.link_check"] if arguments.check else arguments.arguments
     try:
-        with Cluster(arguments.hosts, arguments.ranks, arguments.rate) as cluster:
+        with EmulatedCluster(arguments.hosts, arguments.ranks, arguments.rate) as cluster:
             return cluster.run(program, timeout=arguments.timeout, stream=True).returncode
     except (ValueError, FileNotFoundError, NamespaceError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

@@ -10,6 +10,8 @@ interval:
 - ``plan``: a persistent operation on arrays from ``comm.empty``;
 - algorithms by name;
 - other libraries, with ``--others``: ``gloo`` (through PyTorch) and ``numba-mpi`` if they are installed;
+- ``auto over fastest``, where several of our algorithms are measured: the time of ``auto`` over that of the fastest of
+  them, and its name;
 - ``bound``: what ``plan`` reaches of the memory's speed, for allreduce from 1 MB up. Every sendbuf must be read and
   every recvbuf written once, as when each rank copies its sendbuf to its recvbuf, all at the same time: the time of
   that, measured in turn with the others, over the time of ``plan``.
@@ -33,9 +35,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.baselines import WAYS
+from bench.benchmark_options import add_buffers, add_calls, is_launcher, make_parser, relaunch
 from bench.operations import write
-from bench.options import add_buffers, add_calls, is_launcher, make_parser, relaunch
-from bench.records import ALLOC_MEM, BACK_TO_BACK, COPY, NATIVE, PERSISTENT, PLAN, SINGLE, WRITTEN, Case
+from bench.result_files import ALLOC_MEM, BACK_TO_BACK, COPY, NATIVE, PERSISTENT, PLAN, SINGLE, WRITTEN, Case
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +84,7 @@ def add_own(parser: argparse.ArgumentParser, collectives: Sequence[str]) -> None
     add("--native-name", default=NATIVE, help="name of the baseline, if the MPI library was told how to do it")
 
 
-class Collective:
+class BenchCollective:
     """One collective and message size: buffers, contenders, check; a `bench.harness.Contest`."""
 
     def __init__(
@@ -290,7 +292,7 @@ def _contest(
     op: str,
 ) -> Contest:
     in_place = arguments.in_place and collective == "allreduce"
-    contest = Collective(comms, collective, nbytes, dtype, op, in_place, arguments.buffers)
+    contest = BenchCollective(comms, collective, nbytes, dtype, op, in_place, arguments.buffers)
     contest.add(_names(arguments, comms[0], collective, nbytes), arguments.native_name, arguments.ways)
     if arguments.others and collective == "allreduce" and not in_place:
         from bench import others

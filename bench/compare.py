@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import intervals, records, table
-from bench.intervals import Interval, Key
-from bench.records import ASIDE, COPY, Result, ResultsError, Run
+from bench import intervals, result_files, result_table
+from bench.intervals import ComparisonKey, Interval
+from bench.result_files import ASIDE, COPY, Result, ResultsError, ResultSet
 
 _FALSE_DISCOVERIES = 0.05
 _MIN_LENGTHS = 3
@@ -39,7 +39,7 @@ _FEW_LAUNCHES = 1.11
 _FACTS = ("cpu", "cores", "machine", "kernel", "python", "numpy", "numba", "mpi4py")
 _SHOWN = 40
 
-Results = Mapping[Key, list[Result]]
+Results = Mapping[ComparisonKey, list[Result]]
 _Launches = tuple[list[float], list[float]]
 
 
@@ -57,7 +57,7 @@ class Change:
         Logarithm of how many times longer it takes, against its baseline, and the standard error of that.
     """
 
-    key: Key
+    key: ComparisonKey
     before: Interval
     after: Interval
     log: float
@@ -76,7 +76,9 @@ class Change:
     def line(self) -> str:
         """Return it in words."""
         case = self.key.case
-        what = table.describe(case) if case.nbytes else f"{case.benchmark} {case.variant}".strip() + ", all lengths"
+        what = (
+            result_table.describe(case) if case.nbytes else f"{case.benchmark} {case.variant}".strip() + ", all lengths"
+        )
         where = f"{what}, {case.dtype}, {case.size} ranks, {self.key.library}"
         more = ", ".join(filter(None, [self.key.setting, f"threads: {self.key.thread_level}"]))
         pace = f"{self.factor - 1:+.0%} time"
@@ -87,7 +89,7 @@ def changes(before: Results, after: Results) -> list[Change]:
     """Compare what is in both and was measured in the same launches as its baseline."""
     pooled = [_pooled_variance(side) for side in (before, after)]
     found: list[Change] = []
-    groups: dict[Key, list[tuple[Change, list[_Launches]]]] = {}
+    groups: dict[ComparisonKey, list[tuple[Change, list[_Launches]]]] = {}
     for key in sorted(before.keys() & after.keys(), key=str):
         base = _baseline_key(before, key)
         if base is None or base not in after or _is_not_ours(before, key):
@@ -104,15 +106,15 @@ def changes(before: Results, after: Results) -> list[Change]:
     return found + [_over_all_lengths(key, members) for key, members in groups.items() if len(members) >= _MIN_LENGTHS]
 
 
-def _is_not_ours(results: Results, key: Key) -> bool:
+def _is_not_ours(results: Results, key: ComparisonKey) -> bool:
     return (
-        key.contender.startswith(records.NATIVE)
-        or key.contender in (COPY, records.NUMPY)
+        key.contender.startswith(result_files.NATIVE)
+        or key.contender in (COPY, result_files.NUMPY)
         or any(result.detail.get(ASIDE) for result in results[key])
     )
 
 
-def _over_all_lengths(key: Key, members: Sequence[tuple[Change, list[_Launches]]]) -> Change:
+def _over_all_lengths(key: ComparisonKey, members: Sequence[tuple[Change, list[_Launches]]]) -> Change:
     """Return the mean change of a contender over all lengths: small ones show in it that no single length shows.
 
     All lengths of one launch may have gone well or badly together, so that launches are what is averaged over.
@@ -130,13 +132,15 @@ def _over_all_lengths(key: Key, members: Sequence[tuple[Change, list[_Launches]]
 
 
 def _mean(each: Sequence[Interval]) -> Interval:
-    value = table.geometric_mean([interval.value for interval in each])
+    value = result_table.geometric_mean([interval.value for interval in each])
     half = math.sqrt(sum(interval.half**2 for interval in each)) / len(each)
     return Interval(value, value * math.exp(-half), value * math.exp(half), each[0].launches)
 
 
-def _baseline_key(results: Results, key: Key) -> Key | None:
-    name = records.baseline(n for n in (records.NATIVE, records.NUMPY) if key._replace(contender=n) in results)
+def _baseline_key(results: Results, key: ComparisonKey) -> ComparisonKey | None:
+    name = result_files.baseline(
+        n for n in (result_files.NATIVE, result_files.NUMPY) if key._replace(contender=n) in results
+    )
     return None if name is None else key._replace(contender=name)
 
 
@@ -177,7 +181,7 @@ def beyond_noise(every: Sequence[Change], threshold: float) -> list[Change]:
     return sorted(kept, key=lambda change: -abs(change.log))
 
 
-def _notes(runs: Sequence[Sequence[Run]], results: Sequence[Results]) -> list[str]:
+def _notes(runs: Sequence[Sequence[ResultSet]], results: Sequence[Results]) -> list[str]:
     """Return what else a reader has to know."""
     lines = []
     for name in _FACTS:
@@ -195,12 +199,14 @@ def _notes(runs: Sequence[Sequence[Run]], results: Sequence[Results]) -> list[st
     base = [key for key in results[0].keys() & results[1].keys() if key == _baseline_key(results[0], key)]
     if base:
         pace = [intervals.median(results[1][key]) / intervals.median(results[0][key]) for key in base]
-        lines.append(f"the baselines' own times changed by {table.geometric_mean(pace) - 1:+.0%} (the machine's pace)")
+        lines.append(
+            f"the baselines' own times changed by {result_table.geometric_mean(pace) - 1:+.0%} (the machine's pace)"
+        )
     return lines
 
 
 def _manners_of(results: Results) -> set[str]:
-    return {records.manner(key.case.pace, key.case.buffers) for key in results}
+    return {result_files.manner(key.case.pace, key.case.buffers) for key in results}
 
 
 def _manners(results: Sequence[Results]) -> str:
@@ -238,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print; see the module for the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
-        runs = [records.load_all([path]) for path in (arguments.before, arguments.after)]
+        runs = [result_files.load_all([path]) for path in (arguments.before, arguments.after)]
         results = intervals.collect(runs[0]), intervals.collect(runs[1])
         every = changes(*results)
         if not every:

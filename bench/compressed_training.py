@@ -20,15 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import accuracy, launch, layout, progress
-from bench.options import is_launcher
-from bench.records import FEEDBACK
+from bench import accuracy, launch, progress, text_tables
+from bench.benchmark_options import is_launcher
+from bench.result_files import FEEDBACK
 from mpicoll.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpicoll.train.data import Dataset
+    from mpicoll.data.datasets import Dataset
 
 PROGRAM = "bench.compressed_training"
 DENSE = "dense"
@@ -56,7 +56,7 @@ class Variant(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class CompressionOutcome:
     """One training run; `losses` are those of its epochs."""
 
     task: str
@@ -91,7 +91,7 @@ def clouds() -> Dataset:
     """Return the harder task, the same for all seeds."""
     import numpy as np
 
-    from mpicoll.train.data import ArraySamples, stored
+    from mpicoll.data.datasets import ArraySamples, stored
 
     random = np.random.default_rng(77)
     centres = random.standard_normal((_CLASSES * _CLOUDS, _FEATURES)) * _DISTANCE / np.sqrt(2 * _FEATURES)
@@ -116,31 +116,29 @@ def _config(task: str, variant: Variant, seed: int, arguments: argparse.Namespac
     )
 
 
-def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Outcome:
+def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> CompressionOutcome:
     """Train once; collective."""
     task, variant, config = run
-    from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
+    from mpicoll.data.datasets import load
+    from mpicoll.parallel.mesh import make_mesh
+    from mpicoll.train.assembly import build_model, compile_kernels, make_loop
     from mpicoll.train.clock import Clock
-    from mpicoll.train.data import load
-    from mpicoll.train.mesh import make_mesh
-    from mpicoll.train.monitor import Monitor
-    from mpicoll.train.saving import Saver
 
     dataset = clouds() if task == "clouds" else load(config, comm)
     model = build_model(config, dataset)
-    compile_kernels(model, dataset, comm, config.compression)
+    compile_kernels(model, dataset, comm, config)
     mesh = make_mesh(comm, config)
-    trainer = make_trainer(config, mesh, dataset, model, Clock())
-    trainer.train(Monitor(config, 0, 1), Saver(config, mesh))
-    tested = trainer.evaluate()
-    trainer.check_replicas()
+    loop = make_loop(config, mesh, dataset, model, Clock())
+    loop.train([])
+    tested = loop.evaluate()
+    loop.check_replicas()
     assert tested is not None
-    facts = trainer.facts()
-    steps = trainer.course.total_steps
-    seconds = trainer.clock.mean(comm).stepping / steps
-    losses = [record.train_loss for record in trainer.epochs if record.train_loss is not None]
+    facts = loop.facts()
+    steps = loop.step_plan.total_steps
+    seconds = loop.clock.mean(comm).stepping / steps
+    losses = [record.train_loss for record in loop.epochs if record.train_loss is not None]
     sent, ratio = facts["sent_nbytes_per_step"], facts["compression_ratio"] or 1.0
-    return Outcome(task, variant.name, config.seed, steps, tested[1], losses, sent, ratio, seconds)
+    return CompressionOutcome(task, variant.name, config.seed, steps, tested[1], losses, sent, ratio, seconds)
 
 
 def _runs(arguments: argparse.Namespace) -> Iterator[tuple[str, Variant, TrainConfig]]:
@@ -151,10 +149,10 @@ def _runs(arguments: argparse.Namespace) -> Iterator[tuple[str, Variant, TrainCo
                 yield task, variant, _config(task, variant, seed, arguments)
 
 
-def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome]:
+def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[CompressionOutcome]:
     import numpy as np
 
-    outcomes: list[Outcome] = []
+    outcomes: list[CompressionOutcome] = []
     for run in progress.bar(list(_runs(arguments)), "run", comm.Get_rank()):
         with np.errstate(all="ignore"):
             outcomes.append(train(run, comm))
@@ -163,7 +161,7 @@ def _measure(arguments: argparse.Namespace, comm: MPI.Intracomm) -> list[Outcome
     return outcomes
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[CompressionOutcome]) -> str:
     """Return a table for each task, in Markdown."""
     lines: list[str] = []
     for task in dict.fromkeys(each.task for each in outcomes):
@@ -172,18 +170,18 @@ def table(outcomes: Sequence[Outcome]) -> str:
         seeds = len(next(iter(groups.values())))
         lines += [f"\n{task}: {here[0].steps} steps, {seeds} seeds\n"]
         base = _accuracies(groups.get(DENSE, ()))
-        lines += layout.markdown([_HEAD, *(_row(name, group, base) for name, group in groups.items())])
+        lines += text_tables.markdown([_HEAD, *(_row(name, group, base) for name, group in groups.items())])
     return "\n".join(lines)
 
 
 _HEAD = ("compression", "accuracy", "from dense", "final loss", "bytes a step", "ratio", "ms a step")
 
 
-def _accuracies(group: Sequence[Outcome]) -> dict[int, float]:
+def _accuracies(group: Sequence[CompressionOutcome]) -> dict[int, float]:
     return {each.seed: each.accuracy for each in group}
 
 
-def _row(name: str, group: Sequence[Outcome], base: Mapping[int, float]) -> tuple[str, ...]:
+def _row(name: str, group: Sequence[CompressionOutcome], base: Mapping[int, float]) -> tuple[str, ...]:
     found = _accuracies(group)
     loss, nbytes = median(o.losses[-1] for o in group), group[0].nbytes_per_step
     milliseconds = 1e3 * median(o.seconds_per_step for o in group)
@@ -199,7 +197,7 @@ def _row(name: str, group: Sequence[Outcome], base: Mapping[int, float]) -> tupl
     )
 
 
-def draw(path: Path, outcomes: Sequence[Outcome]) -> None:
+def draw(path: Path, outcomes: Sequence[CompressionOutcome]) -> None:
     """Draw training loss against bytes that a rank has sent, a panel for each task, the first seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -248,7 +246,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error(f"--{error}")
 
 
-def _save(path: Path, outcomes: Sequence[Outcome], size: int) -> None:
+def _save(path: Path, outcomes: Sequence[CompressionOutcome], size: int) -> None:
     """Write what there is so far."""
     path.write_text(json.dumps({"ranks": size, "outcomes": [asdict(each) for each in outcomes]}, indent=2) + "\n")
 

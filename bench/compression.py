@@ -11,7 +11,7 @@ length:
 
 ``ratio`` is native's time over its own with the half width of its 95 % interval, ``payload`` the length of the first
 rank's vector over that of what it is compressed to, ``rms error`` the error of the sum over the sum, both as root mean
-squares, for independent normally distributed vectors of which nothing is owed yet. ``wrong`` counts elements that are
+squares, for independent normally distributed vectors without a residual yet. ``wrong`` counts elements that are
 not the same bits on all ranks; all of them, if the error is larger than what one compression of each vector and one of
 the sum can add up to. Vectors are written before each call, outside of the time.
 """
@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bench.benchmark_options import add_buffers, add_calls, is_launcher, make_parser, relaunch
 from bench.operations import write
-from bench.options import add_buffers, add_calls, is_launcher, make_parser, relaunch
-from bench.records import BACK_TO_BACK, ERROR, FEEDBACK, NATIVE, PAYLOAD, WRITTEN, Case
+from bench.result_files import BACK_TO_BACK, ERROR, FEEDBACK, NATIVE, PAYLOAD, WRITTEN, Case
 from mpicoll.compression import ErrorFeedback, Key, compressor, names
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Compressed:
 
         self.result[:] = 0
         if contender in self._feedback:
-            self._feedback[contender].reset()  # what is owed would count as an error
+            self._feedback[contender].reset()  # the residual would count as an error
         self.calls[contender]()
         bits, ends = self.result.view(np.uint32), [np.empty(self.result.size, np.uint32) for _ in range(2)]
         for end, op in zip(ends, (MPI.MIN, MPI.MAX), strict=True):

@@ -1,7 +1,7 @@
 """Encoding and decoding of every registered compressor, for :mod:`bench.kernels`.
 
 Bytes touched are those read and written: of int8 4n + n to encode, n + 4n to decode, n + 8n to decode and add, for n
-elements. A compressor that needs error feedback (``+EF``) is timed with it: the vector is added to what is owed, that
+elements. A compressor that needs error feedback (``+EF``) is timed with it: the vector is added to the residual, that
 is encoded, and what arrives is taken away again, 32n bytes besides the payload written and read; where few elements are
 sent, only those are taken away, 16n. ``of_copy`` is their number a second over that of `numpy.copyto`, which touches
 8n; ``of_read``, for those that send a few elements, is the time of reading the vector once over that of encoding.
@@ -16,10 +16,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench.records import COPY, FEEDBACK, NUMPY, Case
+from bench.result_files import COPY, FEEDBACK, NUMPY, Case
 from mpicoll.compression import Compressor, ErrorFeedback, Key, Sparsifier, compressor, names
-from mpicoll.kernels import entries, sparse
 from mpicoll.kernels.bits import float32_bits
+from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors
 from mpicoll.kernels.jit import kernel
 
 OURS, READ = "ours", "read"
@@ -75,7 +75,7 @@ class Codec:
             self.calls[READ] = partial(_read, x)
 
     def _with_feedback(self) -> Callable[[], int]:
-        """Return what encodes the vector with what is owed, and keeps what does not arrive, as an allreduce does."""
+        """Return what encodes the vector with the residual, and keeps what does not arrive, as an allreduce does."""
         codec, feedback, x, again, out = self._codec, self._feedback, self._x, self._again, self._out
         assert feedback is not None
         if not isinstance(codec, Sparsifier):
@@ -91,10 +91,10 @@ class Codec:
         indices, values = np.empty(most, np.uint32), np.empty(most, np.float32)
 
         def few() -> int:
-            owed = feedback.compensate(x)
-            number = codec.select(owed, _KEY, indices, values)
-            sparse.take_out(owed, indices[:number])
-            return int(entries.encode(indices[:number], values[:number], 0, owed.size, again))
+            total = feedback.compensate(x)
+            number = codec.select(total, _KEY, indices, values)
+            sparse_vectors.take_out(total, indices[:number])
+            return int(sparse_encoding.encode(indices[:number], values[:number], 0, total.size, again))
 
         return few
 
@@ -176,11 +176,11 @@ def _round_and_pack(blocks: np.ndarray) -> np.ndarray:
     return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
 
 
-def _signs(blocks: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    owed += blocks
-    scales = np.abs(owed).mean(1)
-    packed = np.packbits(np.signbit(owed), axis=1)
-    owed -= np.copysign(scales[:, None], owed)
+def _signs(blocks: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    total += blocks
+    scales = np.abs(total).mean(1)
+    packed = np.packbits(np.signbit(total), axis=1)
+    total -= np.copysign(scales[:, None], total)
     return packed, scales
 
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from bench import metadata, progress, table, timing
+from bench import metadata, progress, result_table, timing
 from bench.cluster import VARIABLE
-from bench.records import BACK_TO_BACK, SINGLE, Case, Result, Run, save_csv, save_in
+from bench.result_files import BACK_TO_BACK, SINGLE, Case, Result, ResultSet, save_csv, save_in
 from mpicoll.measure import SAMPLE_SECONDS
 
 _SPREAD, _FEW, _FEW_SINGLE, _SKEW, _NAMED = 0.25, 15, 100, 0.25, 3
@@ -72,7 +72,7 @@ def run(
     program
         Its name, as in ``python -m bench.collectives``.
     arguments
-        With what `bench.options.add_common` adds.
+        With what `bench.benchmark_options.add_shared` adds.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def run(
     facts["seconds"] = round(time.perf_counter() - begin, 1)
     facts["warnings"] = metadata.warnings(facts["ranks_on_node"], facts["cores"]) + _warnings(results)
     facts["warnings"] += list(dict.fromkeys(notes))
-    done = Run(program, facts, results)
+    done = ResultSet(program, facts, results)
     if plain.rank == 0:
         _keep(done, arguments)
     return 1 if done.wrong else 0
@@ -115,7 +115,7 @@ def _at_pace(contest: Contest, pace: str, seconds: float, plain: MPI.Intracomm) 
     ]
 
 
-def _skew(one: timing.Timing) -> dict[str, float]:
+def _skew(one: timing.TurnTimes) -> dict[str, float]:
     return {} if one.skew is None else {SKEW: float(f"{one.skew:.3g}")}
 
 
@@ -144,14 +144,14 @@ def _warnings(results: Sequence[Result]) -> list[str]:
 
 
 def _some(results: Sequence[Result]) -> str:
-    different = list(dict.fromkeys(table.describe(result.case) for result in results))
+    different = list(dict.fromkeys(result_table.describe(result.case) for result in results))
     more = f" and {len(different) - _NAMED} more cases" if len(different) > _NAMED else ""
     return ", ".join(different[:_NAMED]) + more
 
 
-def _keep(done: Run, arguments: argparse.Namespace) -> None:
+def _keep(done: ResultSet, arguments: argparse.Namespace) -> None:
     if not os.environ.get(QUIET):
-        table.show([done], markdown=arguments.markdown, long=arguments.long)
+        result_table.show([done], markdown=arguments.markdown, long=arguments.long)
     if arguments.output:
         save_in(arguments.output, done)
     if arguments.csv:

@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench import intervals, table
-from bench.intervals import Key
-from bench.records import NATIVE, UNTOUCHED, WRITTEN, Case, Result, Run
+from bench import intervals, result_table
+from bench.intervals import ComparisonKey
+from bench.result_files import NATIVE, UNTOUCHED, WRITTEN, Case, Result, ResultSet
 
 OURS = ("auto", "plan")
 _OTHER_LIBRARIES = ("gloo", "numba-mpi")
@@ -19,7 +19,7 @@ Line = tuple[str, str, str, str, str, str, str, str, str]
 _Place = tuple[str, str, Case]
 
 
-def lines(runs: Sequence[Run]) -> Iterator[Line]:
+def lines(runs: Sequence[ResultSet]) -> Iterator[Line]:
     """Yield a row for each benchmark, library and number of ranks, for each of ours, against native and the best.
 
     Results with send buffers untouched count only where there are none with buffers written before each call.
@@ -34,7 +34,7 @@ def lines(runs: Sequence[Run]) -> Iterator[Line]:
             yield from _against(own, together, {key: best.get(_place(key)) for key in own}, _BEST)
 
 
-def in_short(runs: Sequence[Run]) -> list[list[str]]:
+def in_short(runs: Sequence[ResultSet]) -> list[list[str]]:
     """Return the same as a table, the header first: a row for each number of ranks, the means with the least."""
     places: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
     for what, where, calls, size, contender, against, mean, least, _ in lines(runs):
@@ -48,16 +48,16 @@ def in_short(runs: Sequence[Run]) -> list[list[str]]:
     return [["native's time / ours: geometric mean (least)", "library", "calls", "ranks", *names], *rows]
 
 
-def _honest(together: Mapping[Key, list[Result]]) -> dict[Key, list[Result]]:
+def _honest(together: Mapping[ComparisonKey, list[Result]]) -> dict[ComparisonKey, list[Result]]:
     written = {_untouched(key) for key in together if key.case.buffers == WRITTEN}
     return {key: results for key, results in together.items() if key not in written}
 
 
-def _untouched(key: Key) -> Key:
+def _untouched(key: ComparisonKey) -> ComparisonKey:
     return key._replace(case=dataclasses.replace(key.case, buffers=UNTOUCHED))
 
 
-def _group(key: Key) -> tuple[str, ...]:
+def _group(key: ComparisonKey) -> tuple[str, ...]:
     case = key.case
     return (
         case.benchmark,
@@ -72,16 +72,16 @@ def _group(key: Key) -> tuple[str, ...]:
     )
 
 
-def _place(key: Key) -> _Place:
+def _place(key: ComparisonKey) -> _Place:
     return key.library, key.setting, key.case
 
 
-def _native(key: Key, together: Mapping[Key, list[Result]]) -> float | None:
+def _native(key: ComparisonKey, together: Mapping[ComparisonKey, list[Result]]) -> float | None:
     native = together.get(key._replace(contender=NATIVE))
     return intervals.median(native) if native else None
 
 
-def _best_baselines(together: Mapping[Key, list[Result]]) -> dict[_Place, float]:
+def _best_baselines(together: Mapping[ComparisonKey, list[Result]]) -> dict[_Place, float]:
     """Return the least median of any baseline, for each library, setting and case."""
     best: dict[_Place, float] = {}
     for key, results in together.items():
@@ -94,7 +94,10 @@ def _best_baselines(together: Mapping[Key, list[Result]]) -> dict[_Place, float]
 
 
 def _against(
-    keys: Sequence[Key], together: Mapping[Key, list[Result]], times: Mapping[Key, float | None], name: str
+    keys: Sequence[ComparisonKey],
+    together: Mapping[ComparisonKey, list[Result]],
+    times: Mapping[ComparisonKey, float | None],
+    name: str,
 ) -> Iterator[Line]:
     ratios = [time / intervals.median(together[key]) for key in keys if (time := times[key]) is not None]
     if not ratios:
@@ -102,6 +105,6 @@ def _against(
     case, key = keys[0].case, keys[0]
     what = " ".join(filter(None, [case.benchmark, case.dtype, case.variant]))
     where = ", ".join(filter(None, [key.library, key.setting]))
-    mean, least = f"{table.geometric_mean(ratios):.2f}x", f"{min(ratios):.2f}x"
+    mean, least = f"{result_table.geometric_mean(ratios):.2f}x", f"{min(ratios):.2f}x"
     calls = case.pace if case.buffers == WRITTEN else f"{case.pace}, buffers {case.buffers}"
     yield what, where, calls, str(case.size), key.contender, name, mean, least, str(len(ratios))

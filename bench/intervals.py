@@ -9,6 +9,7 @@ is as wide as the larger of the two says. From a single launch it knows the firs
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -16,17 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.records import Case, Result, Run
+from bench.result_files import Case, Result, ResultSet
 
 DRAWS = 400
 CONFIDENCE = 0.95
 _BLOCK = 5
-_NORMAL = 1.96
-# Two-sided 95 % points of Student's t by degrees of freedom.
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_UPPER = (1 + CONFIDENCE) / 2
 
 
-class Key(NamedTuple):
+class ComparisonKey(NamedTuple):
     """Results with equal keys are launches of the same thing."""
 
     library: str
@@ -53,13 +52,15 @@ class Interval(NamedTuple):
         return f"{self.value:{spec or '.2f'}} [{self.low:{spec or '.2f'}}, {self.high:{spec or '.2f'}}]"
 
 
-def collect(runs: Iterable[Run]) -> dict[Key, list[Result]]:
+def collect(runs: Iterable[ResultSet]) -> dict[ComparisonKey, list[Result]]:
     """Put launches of the same thing together, in the order in which they come."""
-    together: dict[Key, list[Result]] = {}
+    together: dict[ComparisonKey, list[Result]] = {}
     for run in runs:
         library, level, setting = (str(run.metadata[name]) for name in ("library", "thread_level", "setting"))
         for result in run.results:
-            together.setdefault(Key(library, level, setting, result.case, result.contender), []).append(result)
+            together.setdefault(ComparisonKey(library, level, setting, result.case, result.contender), []).append(
+                result
+            )
     return together
 
 
@@ -75,12 +76,7 @@ def of_median(values: Sequence[float]) -> Interval:
     on; fewer give their range, five with 94 %.
     """
     ranked, count = sorted(values), len(values)
-    outside, skipped = 2.0 ** (1 - count), 0
-    while skipped + 1 < (count + 1) // 2:
-        more = 2.0 ** (1 - count) * math.comb(count, skipped + 1)
-        if outside + more > 1 - CONFIDENCE:
-            break
-        outside, skipped = outside + more, skipped + 1
+    skipped = max(0, _binomial(count) - 1)
     return Interval(statistics.median(ranked), ranked[skipped], ranked[count - 1 - skipped], count)
 
 
@@ -92,8 +88,31 @@ def of_mean(values: Sequence[float]) -> tuple[float, float]:
     return mean, _student(count - 1) * statistics.stdev(values) / math.sqrt(count)
 
 
+# Ranks that measure import this module, and need no SciPy.
+
+
+@functools.cache
 def _student(degrees: int) -> float:
-    return _STUDENT[min(degrees, len(_STUDENT)) - 1]
+    """Return the upper point of Student's t."""
+    from scipy import stats
+
+    return float(stats.t.ppf(_UPPER, degrees))
+
+
+@functools.cache
+def _normal() -> float:
+    """Return the upper point of the normal distribution."""
+    from scipy import stats
+
+    return float(stats.norm.ppf(_UPPER))
+
+
+@functools.cache
+def _binomial(count: int) -> int:
+    """Return the lower point of how many of so many values are below the median."""
+    from scipy import stats
+
+    return int(stats.binom.ppf(1 - _UPPER, count, 0.5))
 
 
 def ratio(above: Sequence[Result], below: Sequence[Result]) -> Interval:
@@ -135,7 +154,7 @@ def _quotient(above: Interval, below: Interval) -> Interval:
 def _interval(logs: Sequence[float], errors: Sequence[float]) -> Interval:
     count = len(logs)
     mean = sum(logs) / count
-    within = _NORMAL * math.sqrt(sum(error**2 for error in errors)) / count
+    within = _normal() * math.sqrt(sum(error**2 for error in errors)) / count
     between = 0.0
     if count > 1:
         deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / (count - 1))

@@ -19,9 +19,9 @@ import numpy as np
 from mpi4py import MPI
 
 from bench import compression_kernels, harness
+from bench.benchmark_options import make_parser
 from bench.operations import NUMPY as UFUNCS
-from bench.options import make_parser
-from bench.records import COPY, NUMPY, Case
+from bench.result_files import COPY, NUMPY, Case
 from mpicoll.kernels import DTYPES, OPS, carrier, reducer
 
 OURS = "ours"

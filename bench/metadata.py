@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from bench.cluster import VARIABLE
-from mpicoll.runtime.waiting import cores_on_node
+from mpicoll.progress.waiting import cores_on_node
 
 _SETTINGS = ("MPICOLL_", "MPIR_CVAR_", "UCX_", "OMPI_MCA_", "I_MPI_", "OMP_NUM_THREADS", "NUMBA_")
 _LEVELS = {

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bench.benchmark_options import add_buffers, is_launcher, make_parser, relaunch
 from bench.operations import write
-from bench.options import add_buffers, is_launcher, make_parser, relaunch
-from bench.records import ASIDE, NATIVE, WRITTEN, Case
+from bench.result_files import ASIDE, NATIVE, WRITTEN, Case
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench import intervals, records, table
-from bench.records import ALLOC_MEM, ASIDE, COPY, PERSISTENT, Result
-from bench.table import Title
+from bench import intervals, result_files, result_table
+from bench.result_files import ALLOC_MEM, ASIDE, COPY, PERSISTENT, Result
+from bench.result_table import Title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,12 +82,12 @@ def _latency(axis: Axes, rows: Rows, name: str, names: Sequence[str]) -> None:
 
 
 def _percentile(results: Sequence[Result], name: str) -> float:
-    return table.geometric_mean([result.summary()[name] for result in results])
+    return result_table.geometric_mean([result.summary()[name] for result in results])
 
 
 def _bandwidth(axis: Axes, rows: Rows, name: str, names: Sequence[str]) -> None:
     points = _series(rows, name)
-    factor = records.bus_factor(points[0][1][0].case.benchmark, points[0][1][0].case.size)
+    factor = result_files.bus_factor(points[0][1][0].case.benchmark, points[0][1][0].case.size)
     values = [nbytes * factor / intervals.median(results) / 1e9 for nbytes, results in points]
     axis.plot([nbytes for nbytes, _ in points], values, **_style(name, names))
 
@@ -95,7 +95,7 @@ def _bandwidth(axis: Axes, rows: Rows, name: str, names: Sequence[str]) -> None:
 def _speedup(axis: Axes, rows: Rows, name: str, names: Sequence[str]) -> None:
     points = []
     for nbytes, row in sorted(rows.items()):
-        base = records.baseline(row)
+        base = result_files.baseline(row)
         if name in row and base is not None and base != name:
             points.append((nbytes, intervals.ratio(row[base], row[name])))
     sizes = [nbytes for nbytes, _ in points]
@@ -108,7 +108,7 @@ def _speedup(axis: Axes, rows: Rows, name: str, names: Sequence[str]) -> None:
 def _sizes(axis: Axes, sizes: Sequence[int]) -> None:
     axis.set_xscale("log", base=2)
     shown = sizes[:: max(1, -(-len(sizes) // 8))]
-    axis.set_xticks(shown, [table.format_size(nbytes) for nbytes in shown], rotation=45, ha="right")
+    axis.set_xticks(shown, [result_table.format_size(nbytes) for nbytes in shown], rotation=45, ha="right")
     axis.minorticks_off()
     axis.set_xlabel("length of the vector")
 
@@ -130,7 +130,7 @@ def crossover(tables: Mapping[Title, Rows], names: Sequence[str]) -> str:
             axis.text(column + 0.48, line + 0.45, label, ha="center", va="center", fontsize=8)
     axis.set_xlim(0, len(sizes))
     axis.set_ylim(len(tables), 0)
-    axis.set_xticks([n + 0.48 for n in range(len(sizes))], [table.format_size(nbytes) for nbytes in sizes])
+    axis.set_xticks([n + 0.48 for n in range(len(sizes))], [result_table.format_size(nbytes) for nbytes in sizes])
     axis.set_yticks([n + 0.45 for n in range(len(tables))], [_short(title) for title in tables])
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
@@ -172,13 +172,13 @@ def kernels(tables: Mapping[Title, Rows]) -> str:
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(12, 4), layout="constrained")
     bars = [
-        (f"{title.benchmark.removeprefix('kernel ')} {title.dtype}\n{table.format_size(nbytes)}", row)
+        (f"{title.benchmark.removeprefix('kernel ')} {title.dtype}\n{result_table.format_size(nbytes)}", row)
         for title, rows in tables.items()
         for nbytes, row in sorted(rows.items())
         if "ours" in row
     ]
     for place, (_, row) in enumerate(bars):
-        base = records.baseline(row)
+        base = result_files.baseline(row)
         if base is not None:
             ratio = intervals.ratio(row[base], row["ours"])
             error = [[ratio.value - ratio.low], [ratio.high - ratio.value]]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench import launch
-from bench.options import is_launcher
-from mpicoll.units import parse_nbytes
+from bench.benchmark_options import is_launcher
+from mpicoll.quantities import parse_nbytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

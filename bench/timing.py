@@ -24,9 +24,9 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
-from bench.records import BACK_TO_BACK
+from bench.result_files import BACK_TO_BACK
 from mpicoll.measure import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS, turns
-from mpicoll.runtime.waiting import cores_on_node
+from mpicoll.progress.waiting import cores_on_node
 
 DELAY_SECONDS = 50e-6
 """From the agreement to the start at least: what is left of messages has arrived by then."""
@@ -46,7 +46,7 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timing:
+class TurnTimes:
     """Seconds per call, one value a sample, each the maximum over ranks.
 
     Attributes
@@ -130,13 +130,13 @@ def compare(
     seconds: float,
     pace: str,
     sample_seconds: float = SAMPLE_SECONDS,
-) -> dict[str, Timing]:
+) -> dict[str, TurnTimes]:
     """Time every contender for about `seconds` seconds in all, after a warm-up; collective over `comm`, plain MPI.
 
     Parameters
     ----------
     pace
-        `bench.records.BACK_TO_BACK` or `SINGLE`.
+        `bench.result_files.BACK_TO_BACK` or `SINGLE`.
     sample_seconds
         How long a sample of calls back to back takes at least.
     """
@@ -182,7 +182,7 @@ def _batches(
     costs: Mapping[str, tuple[float, float]],
     seconds: float,
     sample_seconds: float,
-) -> dict[str, Timing]:
+) -> dict[str, TurnTimes]:
     # A busy moment would leave too few calls in a sample, so that the less of two estimates counts.
     calls = {name: max(1, int(sample_seconds / call)) for name, (call, _) in costs.items()}
     wanted = seconds / sum(calls[name] * whole for name, (_, whole) in costs.items())
@@ -191,7 +191,7 @@ def _batches(
     for number, names in enumerate(turns(contenders, count)):
         for name in names:
             samples[name][number] = _batch(comm, contenders[name], calls[name])[0]
-    return {name: Timing(_slowest(comm, values), calls[name]) for name, values in samples.items()}
+    return {name: TurnTimes(_slowest(comm, values), calls[name]) for name, values in samples.items()}
 
 
 def _singles(
@@ -199,7 +199,7 @@ def _singles(
     contenders: Mapping[str, Contender],
     costs: Mapping[str, tuple[float, float]],
     seconds: float,
-) -> dict[str, Timing]:
+) -> dict[str, TurnTimes]:
     start = Start(comm)
     agreement = _agreed(comm, median(_waited(start) for _ in range(_AGREEMENTS)))
     short = max(call for call, _ in costs.values()) < _SHORT_SECONDS
@@ -232,10 +232,10 @@ def _turn(start: Start, one: Contender, counted: int, uncounted: int) -> list[tu
     return found[uncounted:]
 
 
-def _timing(comm: MPI.Intracomm, start: Start, values: np.ndarray) -> Timing:
+def _timing(comm: MPI.Intracomm, start: Start, values: np.ndarray) -> TurnTimes:
     slowest = _slowest(comm, np.ascontiguousarray(values[:, 0]))
     late = _slowest(comm, np.ascontiguousarray(values[:, 1]))
-    return Timing(slowest, 1, float(np.median(late)) if start.one_clock else None)
+    return TurnTimes(slowest, 1, float(np.median(late)) if start.one_clock else None)
 
 
 def _slowest(comm: MPI.Intracomm, values: np.ndarray) -> np.ndarray:

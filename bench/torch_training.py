@@ -14,8 +14,8 @@ from mpicoll.train.config import TrainConfig
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from bench.training import Outcome
-    from mpicoll.train.data import Dataset, Samples
+    from bench.training_outcomes import Outcome
+    from mpicoll.data.datasets import Dataset, Samples
 
 
 def is_there() -> bool:
@@ -27,10 +27,10 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
     """Train once with the options' model, order, batch, learning rates and initial weights; collective."""
     import torch
 
-    from bench.training import GOAL, TORCH, WARMUP_STEPS, Outcome, mean
-    from mpicoll.train.data import load
-    from mpicoll.train.optimizer import learning_rate
-    from mpicoll.train.sharding import batch_of_rank, epoch_order, steps_per_epoch
+    from bench.training_outcomes import GOAL, TORCH, WARMUP_STEPS, Outcome, mean
+    from mpicoll.data.datasets import load
+    from mpicoll.data.sampler import batch_of_rank, epoch_order, steps_per_epoch
+    from mpicoll.optim.learning_rate import learning_rate
 
     torch.set_num_threads(1)
     dataset = load(config, comm)
@@ -68,11 +68,11 @@ def _model(config: TrainConfig, dataset: Dataset) -> Any:
     """Return the perceptron with the same initial weights as ours."""
     import torch
 
-    from mpicoll.train.assemble import build_model
-    from mpicoll.train.models import Flat
+    from mpicoll.models.sequential import FlatParameters
+    from mpicoll.train.assembly import build_model
 
     ours = build_model(config, dataset)
-    storage, layers = Flat(ours.layout, ours.initial(config.seed)), []
+    storage, layers = FlatParameters(ours.layout, ours.initial(config.seed)), []
     for number in range(len(ours.layers)):
         weight, bias = storage.parameters(number)
         layer = torch.nn.Linear(*weight.shape)

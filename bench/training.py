@@ -24,24 +24,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import intervals, launch, layout, progress
-from bench.options import is_launcher
+from bench import intervals, launch, progress, text_tables
+from bench.benchmark_options import is_launcher
+from bench.training_outcomes import GOAL, TORCH, WARMUP_STEPS, Outcome, mean
 from mpicoll.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpicoll.train.loop import SynchronousLoop
 
 PROGRAM = "bench.training"
-TORCH = "PyTorch DDP"
-GOAL = 0.97
-WARMUP_STEPS = 5
-"""Steps at the beginning of a run that are taken but not timed."""
 _EQUAL_STEPS = 50
 """Later the ways part: rounding grows as training goes on."""
 _COMMON = TrainConfig(progress=False, quiet=True, evaluate_every=1 << 30)
@@ -66,61 +62,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Outcome:
-    """One training run; `losses` are those of its steps."""
-
-    task: str
-    strategy: str
-    ranks: int
-    samples_per_second: float
-    seconds_to_goal: float | None = None
-    accuracy: float | None = None
-    held_nbytes: int | None = None
-    sent_nbytes: float | None = None
-    losses: list[float] = field(default_factory=list)
-
-
-class Watch:
-    """In place of what saves checkpoints: notes when the warm-up ends, and looks at the accuracy after each epoch."""
-
-    def __init__(self) -> None:
-        self.seconds_to_goal: float | None = None
-        self._warm_seconds, self._warm_samples = 0.0, 0
-
-    def after_step(self, trainer: SynchronousLoop, steps: int) -> None:
-        """Forget what the warm-up took when it is over."""
-        if steps == WARMUP_STEPS:
-            self._warm_seconds, self._warm_samples = trainer.clock.stepping, trainer.samples_seen
-
-    def seconds(self, trainer: SynchronousLoop) -> float:
-        """Return the seconds of this rank's steps since the warm-up."""
-        return trainer.clock.stepping - self._warm_seconds
-
-    def samples(self, trainer: SynchronousLoop) -> int:
-        """Return the samples of all ranks since the warm-up."""
-        return trainer.samples_seen - self._warm_samples
-
-    def after_epoch(self, trainer: SynchronousLoop, steps: int) -> None:
-        """Note when the goal is reached."""
-        tested = trainer.evaluate()
-        if tested is not None and tested[1] >= GOAL and self.seconds_to_goal is None:
-            self.seconds_to_goal = self.seconds(trainer)
-
-    def save(self, trainer: SynchronousLoop, steps: int) -> None:
-        """Nothing is saved."""
-
-
-def mean(comm: MPI.Intracomm, value: float) -> float:
-    """Return the mean over ranks; collective."""
-    import numpy as np
-    from mpi4py import MPI
-
-    total = np.array([value])
-    comm.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
-    return float(total[0]) / comm.Get_size()
-
-
 def configurations(task: str, strategies: Sequence[str], size: int) -> Iterator[tuple[str, TrainConfig]]:
     """Return what can be run on so many ranks."""
     for name in strategies:
@@ -132,32 +73,32 @@ def configurations(task: str, strategies: Sequence[str], size: int) -> Iterator[
 
 def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
     """Train once; collective."""
+    from bench.training_watch import Watch
     from mpicoll import Intracomm
-    from mpicoll.train.assemble import build_model, compile_kernels, make_trainer
+    from mpicoll.data.datasets import load
+    from mpicoll.parallel.mesh import make_mesh
+    from mpicoll.train.assembly import build_model, compile_kernels, make_loop
     from mpicoll.train.clock import Clock
-    from mpicoll.train.data import load
-    from mpicoll.train.mesh import make_mesh
-    from mpicoll.train.monitor import Monitor
 
     comm = Intracomm(comm, algorithm=config.algorithm)
     dataset = load(config, comm)
     model = build_model(config, dataset)
-    compile_kernels(model, dataset, comm, config.compression)
-    trainer = make_trainer(config, make_mesh(comm, config), dataset, model, Clock())
+    compile_kernels(model, dataset, comm, config)
+    loop = make_loop(config, make_mesh(comm, config), dataset, model, Clock())
     watch = Watch()
-    trainer.train(Monitor(config, 0, 1), watch)
-    tested = trainer.evaluate()
-    sent = trainer.facts()["sent_nbytes_per_step"]
+    loop.train([watch])
+    tested = loop.evaluate()
+    sent = loop.facts()["sent_nbytes_per_step"]
     return Outcome(
         task,
         strategy,
         comm.Get_size(),
-        watch.samples(trainer) / mean(comm, watch.seconds(trainer)),
+        watch.samples(loop) / mean(comm, watch.seconds(loop)),
         watch.seconds_to_goal,
         None if tested is None else tested[1],
-        sum(trainer.strategy.nbytes().values()),
+        sum(loop.strategy.nbytes().values()),
         sent,
-        [record.loss for record in trainer.records],
+        [record.loss for record in loop.records],
     )
 
 
@@ -194,7 +135,7 @@ def table(outcomes: Sequence[Outcome], task: str) -> str:
     for name in filter(there.__contains__, (*STRATEGIES, TORCH)):
         runs = {size: [o for o in here if (o.strategy, o.ranks) == (name, size)] for size in sizes}
         rows.append([name, *(_pace(runs[size], alone) for size in sizes), *_facts(runs, sizes[-1], alone)])
-    return "\n".join(layout.markdown(rows))
+    return "\n".join(text_tables.markdown(rows))
 
 
 def _pace(runs: Sequence[Outcome], alone: Sequence[Outcome]) -> str:

@@ -9,196 +9,105 @@ must be 8-byte aligned.
 `self_test` says whether all of this works here; who uses it must be able to do without.
 """
 
-import platform
 import sys
 import threading
 
 import numpy as np
-from llvmlite import ir
-from numba import config, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from .jit import helper, kernel
-
-_WORD = ir.IntType(64)
-_BYTE = ir.IntType(8)
-_VOID = ir.VoidType()
-_PAUSES = {
-    "x86_64": ("llvm.x86.sse2.pause", ()),
-    "AMD64": ("llvm.x86.sse2.pause", ()),
-    "aarch64": ("llvm.aarch64.isb", (15,)),
-    "arm64": ("llvm.aarch64.isb", (15,)),
-}
-"""Instructions that let the other thread of a core go on; `isb` waits longer than `yield`, which does nothing."""
+from .jit import DISABLED, helper, kernel_for, primitive
 
 
-def _word_at(builder, address):
-    return builder.inttoptr(address, _WORD.as_pointer())
-
-
-@intrinsic
-def load(typingctx, address):
+@primitive
+def load(address):
     """Return the word at `address`."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.load(_word_at(builder, arguments[0]))
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def load_int32(typingctx, address):
+@primitive
+def load_int32(address):
     """Return the 32-bit integer at `address`."""
 
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-        return builder.sext(builder.load(pointer), _WORD)
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def store(typingctx, address, value):
+@primitive
+def store(address, value):
     """Write a word at `address`."""
 
-    def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], _word_at(builder, arguments[0]))
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
-def load_acquire(typingctx, address):
+@primitive
+def load_acquire(address):
     """Return the word at `address`; nothing after this happens before it."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.load_atomic(_word_at(builder, arguments[0]), "acquire", 8)
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def store_release(typingctx, address, value):
+@primitive
+def store_release(address, value):
     """Write a word at `address`; nothing before this happens after it."""
 
-    def generate(context, builder, signature, arguments):
-        builder.store_atomic(arguments[1], _word_at(builder, arguments[0]), "release", 8)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
-def fetch_add(typingctx, address, value):
+@primitive
+def fetch_add(address, value):
     """Add to the word at `address` in one step; return what it was."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.atomic_rmw("add", _word_at(builder, arguments[0]), arguments[1], "acq_rel")
 
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def exchange(typingctx, address, value):
+@primitive
+def exchange(address, value):
     """Write a word at `address` and return what it was, in one step."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.atomic_rmw("xchg", _word_at(builder, arguments[0]), arguments[1], "acq_rel")
 
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def fence(typingctx):
+@primitive
+def fence():
     """Order what is before it before what is after it, stores before loads too."""
 
-    def generate(context, builder, signature, arguments):
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
 
-    return types.void(), generate
-
-
-@intrinsic
-def pause(typingctx):
+@primitive
+def pause():
     """Tell the processor that this is a waiting loop."""
 
-    def generate(context, builder, signature, arguments):
-        name, numbers = _PAUSES.get(platform.machine(), ("", ()))
-        if name:
-            operands = [ir.Constant(ir.IntType(32), number) for number in numbers]
-            kind = ir.FunctionType(_VOID, [operand.type for operand in operands])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
-        return context.get_dummy_value()
 
-    return types.void(), generate
-
-
-@intrinsic
-def copy(typingctx, target, source, nbytes):
+@primitive
+def copy(target, source, nbytes):
     """Copy `nbytes` bytes between addresses; the two ranges do not overlap."""
 
-    def generate(context, builder, signature, arguments):
-        target, source = (builder.inttoptr(address, _BYTE.as_pointer()) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), generate
-
-
-_OPERAND = types.Array(types.uint8, 1, "C")
-
-
-@intrinsic
-def call_reducer(typingctx, function, out, a, b, count, itemsize):
+@primitive
+def call_reducer(function, out, a, b, count, itemsize):
     """Call a reducer by the address that `reduce.native_address` returns, on memory given by address.
 
     Return 1 if it raised an exception, which is lost, else 0.
     """
 
-    def generate(context, builder, signature, arguments):
-        function, *addresses, count, itemsize = arguments
-        operands = []
-        for address in addresses:
-            array = context.make_array(_OPERAND)(context, builder)
-            context.populate_array(
-                array,
-                data=builder.inttoptr(address, array.data.type),
-                shape=cgutils.pack_array(builder, [count]),
-                strides=cgutils.pack_array(builder, [itemsize]),
-                itemsize=itemsize,
-                meminfo=None,
-            )
-            operands.append(array._getvalue())
-        kinds = [_OPERAND] * 3
-        pointer = context.call_conv.get_function_type(types.none, kinds).as_pointer()
-        target = builder.inttoptr(function, pointer)
-        status, _ = context.call_conv.call_function(builder, target, types.none, kinds, operands)
-        return builder.zext(builder.not_(status.is_ok), _WORD)
 
-    return types.int64(*[types.int64] * 6), generate
+@primitive
+def yield_core():
+    """Let another process have the core."""
 
 
-yield_core = types.ExternalFunction("sched_yield", types.int32())
-"""Let another process have the core."""
-release_interpreter = types.ExternalFunction("PyEval_SaveThread", types.int64())
-"""Let other threads of the interpreter run; return what `take_interpreter` wants."""
-take_interpreter = types.ExternalFunction("PyEval_RestoreThread", types.void(types.int64))
-"""Wait until this thread may use the interpreter again."""
+@primitive
+def release_interpreter():
+    """Let other threads of the interpreter run; return what `take_interpreter` wants."""
 
-_TRANSFER = types.int64(types.int32, types.int64, types.int64, types.int64, types.int64, types.int64)
+
+@primitive
+def take_interpreter(state):
+    """Wait until this thread may use the interpreter again."""
+
+
 if sys.platform.startswith("linux"):
-    _read_memory = types.ExternalFunction("process_vm_readv", _TRANSFER)
-    _write_memory = types.ExternalFunction("process_vm_writev", _TRANSFER)
+
+    @primitive
+    def read_vectors(pid, local, locals_, remote, remotes, flags):
+        """Call process_vm_readv."""
+
+    @primitive
+    def write_vectors(pid, local, locals_, remote, remotes, flags):
+        """Call process_vm_writev."""
+
 else:
 
     @helper
-    def _read_memory(pid, local, locals_, remote, remotes, flags):
+    def read_vectors(pid, local, locals_, remote, remotes, flags):
+        """Fail."""
         return -1
 
-    _write_memory = _read_memory
+    write_vectors = read_vectors
 
 
 @helper
@@ -218,7 +127,7 @@ def read_process(vectors, pid, local, remote, nbytes):
     done = 0
     while done < nbytes:
         _describe(vectors, local + done, remote + done, nbytes - done)
-        moved = _read_memory(np.int32(pid), vectors, 1, vectors + 16, 1, 0)
+        moved = read_vectors(np.int32(pid), vectors, 1, vectors + 16, 1, 0)
         if moved <= 0:
             return False
         done += moved
@@ -231,14 +140,14 @@ def write_process(vectors, pid, local, remote, nbytes):
     done = 0
     while done < nbytes:
         _describe(vectors, local + done, remote + done, nbytes - done)
-        moved = _write_memory(np.int32(pid), vectors, 1, vectors + 16, 1, 0)
+        moved = write_vectors(np.int32(pid), vectors, 1, vectors + 16, 1, 0)
         if moved <= 0:
             return False
         done += moved
     return True
 
 
-@kernel
+@kernel_for("int64", "int64", "int64", "int64")
 def try_transfers(pid, theirs, mine, expected):
     """Write the word at `theirs` in process `pid`, plus one, to the next word there; return whether that worked.
 
@@ -251,7 +160,7 @@ def try_transfers(pid, theirs, mine, expected):
     return write_process(mine + 8, pid, mine, theirs + 8, 8)
 
 
-@kernel
+@kernel_for("int64", "int64", "int64", "int64", "int64")
 def fetch(vectors, pid, local, remote, nbytes):
     """Copy memory of another process; see `read_process`."""
     return read_process(vectors, pid, local, remote, nbytes)
@@ -260,13 +169,14 @@ def fetch(vectors, pid, local, remote, nbytes):
 _TURNS = 50
 
 
-@kernel
+@kernel_for("int64", "int64")
 def _take_turns(words, first):
     """Be one of two threads that answer each other; return whether this one saw what the other had written.
 
-    `words` are four zeros: whose turn it is, what was written before the turn was given away, a sum, a stop.
+    `words` is the address of four zeros: whose turn it is, what was written before the turn was given away, a sum, and
+    a stop.
     """
-    turn = words.ctypes.data
+    turn = words
     text, total, stop = turn + 8, turn + 16, turn + 24
     good = True
     for number in range(1 - first, 2 * _TURNS, 2):
@@ -282,10 +192,10 @@ def _take_turns(words, first):
     return good
 
 
-@kernel
+@kernel_for("int64")
 def _single(words):
-    """Return whether each intrinsic does what its name says, on eight zeros."""
-    base = words.ctypes.data
+    """Return whether each intrinsic does what its name says; `words` is the address of eight zeros."""
+    base = words
     store(base, -7)
     store_release(base + 8, load(base) - 1)
     copy(base + 16, base, 16)
@@ -300,14 +210,15 @@ def _single(words):
 
 def self_test() -> str:
     """Return what does not work here, or "". Takes a millisecond once the kernels are cached."""
-    if config.DISABLE_JIT:
+    if DISABLED:
         return "the JIT is disabled"
-    if not _single(np.zeros(8, np.int64)):
+    words = np.zeros(8, np.int64)
+    if not _single.run(words.ctypes.data):
         return "an atomic operation gave a wrong result"
     words, seen = np.zeros(4, np.int64), []
-    other = threading.Thread(target=lambda: seen.append(_take_turns(words, 0)), daemon=True)
+    other = threading.Thread(target=lambda: seen.append(_take_turns.run(words.ctypes.data, 0)), daemon=True)
     other.start()
-    good = _take_turns(words, 1)
+    good = _take_turns.run(words.ctypes.data, 1)
     other.join(timeout=10)
     words[3] = 1
     if not (good and seen == [True]) or words[2] != sum(range(2 * _TURNS)):

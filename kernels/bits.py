@@ -3,17 +3,11 @@
 float16 and bfloat16 travel as uint16: Numba knows neither. They are widened to float32, which is exact, and narrowed
 with round to nearest even. Overflow gives inf, subnormals are kept, NaN stays NaN (quiet, its payload undefined).
 
-Every function here also works as plain Python, which is what runs with NUMBA_DISABLE_JIT=1.
+Every function here also works as plain Python, which is what runs with NUMBA_DISABLE_JIT=1; `overloads` has the code of
+some of them inside kernels.
 """
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic, overload
 
 from .jit import helper
 
@@ -33,20 +27,6 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-@intrinsic
-def _array_address(typingctx: Any, array: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, context.get_value_type(types.uintp))
-
-    return types.uintp(array), codegen
-
-
-@overload(address)
-def _address(array):
-    return lambda array: _array_address(array)
-
-
 def pointer(array: np.ndarray, begin: int) -> np.ndarray:
     """Return where element `begin` of a contiguous vector is, to be indexed by numbers that are not negative.
 
@@ -57,33 +37,8 @@ def pointer(array: np.ndarray, begin: int) -> np.ndarray:
     return array[begin:]
 
 
-@intrinsic
-def _pointer_into(typingctx: Any, array: Any, begin: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.gep(data, [args[1]])
-
-    return types.CPointer(array.dtype)(array, types.intp), codegen
-
-
-@overload(pointer)
-def _pointer(array, begin):
-    if isinstance(array, types.CPointer):
-        return lambda array, begin: _advanced(array, begin)
-    return lambda array, begin: _pointer_into(array, begin)
-
-
-@intrinsic
-def _advanced(typingctx: Any, pointer: Any, begin: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]])
-
-    return pointer(pointer, types.intp), codegen
-
-
 PREFETCHED_NBYTES = 8 << 10
 """So far ahead of what is worked on: nearer, memory is not there in time; farther, it is gone again from the cache."""
-_LINE_NBYTES = 64
 
 
 def prefetch(array: np.ndarray, count: int) -> None:
@@ -92,28 +47,6 @@ def prefetch(array: np.ndarray, count: int) -> None:
     For loops that do more with an element than a machine foresees who only reads: there it doubles the pace of long
     vectors. Nothing happens where there is no memory.
     """
-
-
-@intrinsic
-def _prefetch_line(typingctx: Any, pointer: Any, offset: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        place = builder.gep(builder.bitcast(args[0], byte), [args[1]])
-        builder.call(function, [place, word(0), word(3), word(1)])  # to be read, kept near, data
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp), codegen
-
-
-@overload(prefetch)
-def _prefetch(array, count):
-    def ask(array, count):
-        for offset in range(PREFETCHED_NBYTES, PREFETCHED_NBYTES + 4 * count, _LINE_NBYTES):
-            _prefetch_line(array, offset)
-
-    return ask
 
 
 def and_bits(a: np.floating, b: np.floating) -> np.floating:
@@ -128,20 +61,6 @@ def or_bits(a: np.floating, b: np.floating) -> np.floating:
     return (a.view(unsigned) | b.view(unsigned)).view(a.dtype)
 
 
-@overload(and_bits)
-def _and_bits(a, b):
-    if a == types.float32:
-        return lambda a, b: bits_float32(float32_bits(a) & float32_bits(b))
-    return lambda a, b: np.uint64(np.float64(a).view(np.uint64) & np.float64(b).view(np.uint64)).view(np.float64)
-
-
-@overload(or_bits)
-def _or_bits(a, b):
-    if a == types.float32:
-        return lambda a, b: bits_float32(float32_bits(a) | float32_bits(b))
-    return lambda a, b: np.uint64(np.float64(a).view(np.uint64) | np.float64(b).view(np.uint64)).view(np.float64)
-
-
 def float16_to_float32(bits: np.uint16) -> np.float32:
     """Widen a float16, given as its bits."""
     return np.uint16(bits).view(np.float16).astype(np.float32)
@@ -150,49 +69,6 @@ def float16_to_float32(bits: np.uint16) -> np.float32:
 def float32_to_float16(x: np.float32) -> np.uint16:
     """Round a float32 to a float16, returned as its bits."""
     return np.float32(x).astype(np.float16).view(np.uint16)
-
-
-@overload(float16_to_float32)
-def _widen(bits):
-    if converts_in_hardware():
-        return lambda bits: widen_in_hardware(bits)
-    return lambda bits: widen_by_integers(bits)
-
-
-@overload(float32_to_float16)
-def _narrow(x):
-    if converts_in_hardware():
-        return lambda x: narrow_in_hardware(x)
-    return lambda x: narrow_by_integers(x)
-
-
-def converts_in_hardware() -> bool:
-    """Return whether the machine that Numba compiles for has float16 conversions.
-
-    Where it has none, LLVM would call a library function that is not there. Every AArch64 has them.
-    """
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
-
-
-@intrinsic
-def widen_in_hardware(typingctx: Any, bits: Any) -> Any:
-    """Widen a float16 (its bits as uint16) to float32 with the machine's own instruction."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def narrow_in_hardware(typingctx: Any, x: Any) -> Any:
-    """Round a float32 to float16 (its bits as uint16) with the machine's own instruction."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
 
 
 @helper

@@ -27,8 +27,42 @@ on simulated memory, and proves them free of races.
 """
 
 from .atomics import load
-from .jit import helper, kernel, short_kernel
-from .job import (
+from .call_records import enter, go_to_work, meet, publish, wait_done
+from .instructions import (
+    AGAIN,
+    AT_WORK,
+    BOUND_COUNT,
+    BOUND_ITEMSIZE,
+    CONDITION_RANK,
+    COPY,
+    DELIVER,
+    END,
+    ENTER,
+    FIRST,
+    IF,
+    INPUT_IS_STAGED,
+    KIND,
+    MEET,
+    OTHERS_ARE_STAGED,
+    OUTPUT_IS_REMOTE,
+    OUTPUT_IS_STAGED,
+    REDUCE,
+    RESOLVE,
+    ROW_NBYTES,
+    ROWS,
+    SEGMENTS,
+    STARTED,
+    TILES,
+    TO_INDEX,
+    TURNS,
+    WAIT_DONE,
+)
+from .instructions import DONE as DONE_ROW
+from .jit import helper, kernel_for, short_kernel
+from .messages import execute_bound
+from .movement import copy_range, reduce_range
+from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve
+from .operation_words import (
     AT_SEGMENT,
     CAREFUL,
     DONE,
@@ -62,41 +96,7 @@ from .job import (
     is_short,
     put,
 )
-from .job import OTHERS_STAGED as OTHERS_STAGED_WORD
-from .messages import execute_bound
-from .movement import copy_range, reduce_range
-from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve
-from .plan import (
-    AGAIN,
-    AT_WORK,
-    BOUND_COUNT,
-    BOUND_ITEMSIZE,
-    CONDITION_RANK,
-    COPY,
-    DELIVER,
-    END,
-    ENTER,
-    FIRST,
-    IF,
-    INPUT_IS_STAGED,
-    KIND,
-    MEET,
-    OTHERS_ARE_STAGED,
-    OUTPUT_IS_REMOTE,
-    OUTPUT_IS_STAGED,
-    REDUCE,
-    RESOLVE,
-    ROW_NBYTES,
-    ROWS,
-    SEGMENTS,
-    STARTED,
-    TILES,
-    TO_INDEX,
-    TURNS,
-    WAIT_DONE,
-)
-from .plan import DONE as DONE_ROW
-from .records import enter, go_to_work, meet, publish, wait_done
+from .operation_words import OTHERS_STAGED as OTHERS_STAGED_WORD
 
 _WORK_NBYTES = 32 << 20
 """After so many bytes `advance` returns, so that signals and deadlines are seen."""
@@ -214,7 +214,7 @@ def progress(job, only_start):
             return _leave(job, row, WAITING)
 
 
-@short_kernel
+@short_kernel("int64")
 def begin(job):
     """Begin an operation; end it too if it is short and the others begin it at the same time.
 
@@ -232,7 +232,7 @@ def begin(job):
     return status
 
 
-@kernel
+@kernel_for("int64")
 def advance(job):
     """Go on with an operation as far as the other ranks have come, waiting a little; return a status.
 

@@ -4,14 +4,8 @@
 messages and a plan on shared memory differ only in their rows; `executor` runs both.
 """
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-
 from .atomics import call_reducer, copy, load, load_int32, pause, yield_core
-from .jit import helper
-from .job import CALLBACK, DONE, FAILED, PLACE, RAISED, SPINS, WAITING, YIELDS, get, put
-from .plan import (
+from .instructions import (
     BOUND_COUNT,
     BOUND_FLAG,
     BOUND_FUNCTION,
@@ -26,36 +20,18 @@ from .plan import (
     STARTALL,
     TESTALL,
 )
-
-_INT, _WORD = ir.IntType(32), ir.IntType(64)
-
-
-def _call_c(builder, function, *arguments):
-    """Call a C function that returns an int; words stand for pointers."""
-    kind = ir.FunctionType(_INT, [argument.type for argument in arguments])
-    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), arguments), _WORD)
+from .jit import helper, primitive
+from .operation_words import CALLBACK, DONE, FAILED, PLACE, RAISED, SPINS, WAITING, YIELDS, get, put
 
 
-@intrinsic
-def _startall(typingctx, function, count, requests):
-    """Call MPI_Startall; return its error code."""
-
-    def generate(context, builder, signature, arguments):
-        function, count, requests = arguments
-        return _call_c(builder, function, builder.trunc(count, _INT), requests)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+@primitive
+def startall(function, count, requests):
+    """Call MPI_Startall by its address; return its error code."""
 
 
-@intrinsic
-def _testall(typingctx, function, count, requests, flag, statuses):
-    """Call MPI_Testall; return its error code."""
-
-    def generate(context, builder, signature, arguments):
-        function, count, *rest = arguments
-        return _call_c(builder, function, builder.trunc(count, _INT), *rest)
-
-    return types.int64(*[types.int64] * 5), generate
+@primitive
+def testall(function, count, requests, flag, statuses):
+    """Call MPI_Testall by its address; return its error code."""
 
 
 @helper
@@ -79,7 +55,7 @@ def _test(job, row):
     requests, statuses = _operand(row, BOUND_REQUESTS), _operand(row, BOUND_STATUSES)
     spins = 1 if get(job, PLACE) else get(job, SPINS)
     for turn in range(spins + get(job, YIELDS)):
-        code = _testall(function, count, requests, flag, statuses)
+        code = testall(function, count, requests, flag, statuses)
         if code != 0:
             return _fail(job, code)
         if load_int32(flag) != 0:
@@ -101,7 +77,7 @@ def execute_bound(job, row, what):
     stands for, and to go on at the next row.
     """
     if what == STARTALL:
-        code = _startall(_operand(row, BOUND_FUNCTION), _operand(row, BOUND_COUNT), _operand(row, BOUND_REQUESTS))
+        code = startall(_operand(row, BOUND_FUNCTION), _operand(row, BOUND_COUNT), _operand(row, BOUND_REQUESTS))
         return _fail(job, code) if code != 0 else DONE
     if what == TESTALL:
         return _test(job, row)

@@ -1,8 +1,23 @@
 """Instructions of plans that move and reduce data."""
 
 from .atomics import call_reducer, copy, load, read_process, write_process
+from .instructions import (
+    ALL,
+    DELIVER,
+    FROM,
+    FROM_FIRST,
+    FROM_INDEX,
+    FROM_LAST,
+    FROM_RANK,
+    KIND,
+    SLOT,
+    TO,
+    TO_INDEX,
+    TO_RANK,
+)
 from .jit import helper, inline_helper
-from .job import (
+from .operands import in_arena, is_staged_output, place, range_of, remote_address
+from .operation_words import (
     DONE,
     ITEMSIZE,
     LOST,
@@ -18,8 +33,6 @@ from .job import (
     get,
     peer_word,
 )
-from .operands import in_arena, is_staged_output, place, range_of, remote_address
-from .plan import ALL, DELIVER, FROM, FROM_FIRST, FROM_INDEX, FROM_LAST, FROM_RANK, KIND, SLOT, TO, TO_INDEX, TO_RANK
 
 
 @inline_helper

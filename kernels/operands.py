@@ -2,8 +2,8 @@
 
 How a rank's buffer is reached by the others depends on where it lies:
 
-- In its owner's arena: they read and write it where it is.
-- In private memory, METHOD is STAGE: the owner copies it, segment by segment, to a stage in its own arena, from which
+- In its owner's memory segment: they read and write it where it is.
+- In private memory, METHOD is STAGE: the owner copies it, segment by segment, to a stage in its memory, from which
   they read; what goes to its recvbuf waits in the stages of those who made it. A segment fits in the caches, so that
   main memory sees each byte once.
 - In private memory, METHOD is TRANSFER: the system copies between the processes (`process_vm_readv`).
@@ -12,10 +12,31 @@ Every rank sees where all published buffers lie, so that all take the same decis
 """
 
 from .atomics import load
+from .instructions import (
+    ALL,
+    BY_PARTS,
+    CHUNK,
+    EARLY,
+    INPUT,
+    OUTPUT,
+    PART,
+    READ,
+    RECV_PART,
+    SEGMENT,
+    SEND_PART,
+    SLOT,
+    SPLIT,
+    STAGED_INPUT,
+    STAGED_OUTPUT,
+    TILE,
+    TURNS,
+    WRITTEN,
+)
+from .instructions import RECV as RECV_SPACE
+from .instructions import SCRATCH as SCRATCH_SPACE
+from .instructions import SEND as SEND_SPACE
 from .jit import helper, inline_helper
-from .job import (
-    ARENA,
-    ARENA_NBYTES,
+from .operation_words import (
     AT_SEGMENT,
     COUNT,
     INPUT_STAGES,
@@ -34,6 +55,8 @@ from .job import (
     RECV,
     RECV_BASE,
     SCRATCH,
+    SEGMENT_ADDRESS,
+    SEGMENT_NBYTES,
     SEND,
     SEND_BASE,
     SEQUENCE,
@@ -58,29 +81,6 @@ from .job import (
     slot_of,
     vector_nbytes,
 )
-from .plan import (
-    ALL,
-    BY_PARTS,
-    CHUNK,
-    EARLY,
-    INPUT,
-    OUTPUT,
-    PART,
-    READ,
-    RECV_PART,
-    SEGMENT,
-    SEND_PART,
-    SLOT,
-    SPLIT,
-    STAGED_INPUT,
-    STAGED_OUTPUT,
-    TILE,
-    TURNS,
-    WRITTEN,
-)
-from .plan import RECV as RECV_SPACE
-from .plan import SCRATCH as SCRATCH_SPACE
-from .plan import SEND as SEND_SPACE
 
 _EARLY_SEGMENTS, _MIN_EARLY_NBYTES, _MAX_EARLY_NBYTES = 8, 32 << 10, 256 << 10
 """Segments where ranks take turns: enough of them to fill one while another is emptied, and worth their flags."""
@@ -167,17 +167,17 @@ def next_tile(job, kind, index):
 
 @helper
 def in_arena(job, rank, address):
-    """Return whether an address of a rank lies in its arena."""
-    return 0 <= address - peer_word(job, rank, ARENA) < peer_word(job, rank, ARENA_NBYTES)
+    """Return whether an address of a rank lies in its memory segment."""
+    return 0 <= address - peer_word(job, rank, SEGMENT_ADDRESS) < peer_word(job, rank, SEGMENT_NBYTES)
 
 
 @helper
 def _nearby(job, rank, address):
-    """Return where this process sees `address` of a rank's, 0 if it does not. No buffer crosses an arena's end."""
+    """Return where this process sees `address` of a rank's, 0 if it does not; no buffer crosses a segment's end."""
     if rank == get(job, RANK):
         return address
-    inside = address - peer_word(job, rank, ARENA)
-    return peer_word(job, rank, MAPPED) + inside if 0 <= inside < peer_word(job, rank, ARENA_NBYTES) else 0
+    inside = address - peer_word(job, rank, SEGMENT_ADDRESS)
+    return peer_word(job, rank, MAPPED) + inside if 0 <= inside < peer_word(job, rank, SEGMENT_NBYTES) else 0
 
 
 @inline_helper

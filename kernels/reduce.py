@@ -17,19 +17,17 @@ The operands keep their order, `a` on the left. What SUM and PROD of two NaNs le
 """
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable
 from types import FunctionType
 
 import ml_dtypes
-import numba
 import numpy as np
-from numba import types
-from numba.core.dispatcher import Dispatcher
-from numba.core.errors import NumbaError
 
+from . import jit
 from .elementwise import CONVERSIONS, KERNELS, elementwise, same
-from .jit import compile_for, uncached_kernel
+from .jit import Specialised, compile_for
 
 OPS = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
@@ -95,7 +93,7 @@ def reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
 
 def _make_reducer(op_name: str, dtype: np.dtype) -> Reducer | None:
     function = KERNELS.get((op_name, _FAMILIES.get(dtype, "unknown")))
-    return None if function is None else _ready(compile_for(function, _signature(dtype)))
+    return None if function is None else _ready(compile_for(function, signature_of(dtype)))
 
 
 def native_address(function: Reducer, dtype: np.dtype) -> int:
@@ -103,10 +101,7 @@ def native_address(function: Reducer, dtype: np.dtype) -> int:
 
     The address is good as long as `function` lives, and in this process only.
     """
-    if not isinstance(function, Dispatcher):
-        return 0
-    compiled = function.overloads[_signature(np.dtype(dtype))]
-    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+    return function.address if isinstance(function, Specialised) else 0
 
 
 def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
@@ -129,21 +124,14 @@ def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
     """
     carrier(dtype)
     dtype = np.dtype(dtype)
-    what = f"op: {getattr(function, '__name__', function)!s} on {dtype}"
-    if not isinstance(function, (FunctionType, Dispatcher)):
-        raise TypeError(f"{what}: a {type(function).__name__} is not a Python function")
-    if numba.config.DISABLE_JIT:
-        return _ready(_user_loop(function, dtype))
-    try:
-        scalar = function if isinstance(function, Dispatcher) else uncached_kernel(function)
-        _check_result(scalar, dtype, what)
-        loop = compile_for(uncached_kernel(_user_loop(scalar, dtype)), _signature(dtype))
-    except NumbaError as error:
-        raise TypeError(f"{what}: Numba cannot compile it: {error}") from error
-    return loop
+    if jit.DISABLED and isinstance(function, FunctionType):
+        return _ready(user_loop(function, dtype))
+    made: Reducer = importlib.import_module(f"{__package__}.user_functions").compiled_loop(function, dtype)
+    return made
 
 
-def _user_loop(scalar: Callable, dtype: np.dtype) -> Reducer:
+def user_loop(scalar: Callable, dtype: np.dtype) -> Reducer:
+    """Return a loop over a scalar function, not compiled."""
     widen, narrow = CONVERSIONS.get(_FAMILIES[dtype], (same, same))
 
     def reduce_user(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
@@ -152,33 +140,15 @@ def _user_loop(scalar: Callable, dtype: np.dtype) -> Reducer:
     return reduce_user
 
 
-def _check_result(scalar: Callable, dtype: np.dtype, what: str) -> None:
-    """Raise TypeError if the result of `scalar` cannot become a `dtype` without losing its kind."""
-    family = _FAMILIES[dtype]
-    value = {"bool": types.boolean, "float16": types.float32, "bfloat16": types.float32}.get(family)
-    value = value or numba.from_dtype(dtype)
-    result = numba.typeof(scalar).get_call_type(scalar.typingctx, (value, value), {}).return_type
-    allowed = [types.Boolean]
-    if family != "bool":
-        allowed += [types.Integer]
-    if family not in ("bool", "integer"):
-        allowed += [types.Float]
-    if family == "complex":
-        allowed += [types.Complex]
-    if not isinstance(result, tuple(allowed)):
-        raise TypeError(f"{what}: the result is of type {result}")
-
-
-def _signature(dtype: np.dtype) -> tuple:
+def signature_of(dtype: np.dtype) -> tuple[str, str, str]:
     """Return the argument types: read-only operands, which also take writable arrays, so that one is enough."""
-    element = numba.from_dtype(carrier(dtype))
-    operand = types.Array(element, 1, "C", readonly=True)
-    return types.Array(element, 1, "C"), operand, operand
+    vector = f"{carrier(dtype).name}[1C]"
+    return vector, f"readonly {vector}", f"readonly {vector}"
 
 
 def _ready(function: Reducer) -> Reducer:
     """Return `function` as it is, or, where the JIT is disabled, without NumPy's warnings about overflow and NaN."""
-    if not numba.config.DISABLE_JIT:
+    if not jit.DISABLED:
         return function
 
     @functools.wraps(function)

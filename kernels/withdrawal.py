@@ -7,8 +7,8 @@ looks which ranks are at work; a rank that goes to work says so and then looks w
 """
 
 from .atomics import fence, load, load_acquire, store_release
-from .jit import helper, kernel
-from .job import (
+from .jit import helper, kernel_for
+from .operation_words import (
     AT_SEGMENT,
     CALL,
     COUNT,
@@ -41,7 +41,7 @@ def _segments_started(job):
     return max(sequence - get(job, AT_SEGMENT), end - 2), end
 
 
-@kernel
+@kernel_for("int64")
 def withdraw(job):
     """Give up an operation: this rank touches no buffers of others any more, and no rank begins to touch its own.
 
@@ -61,7 +61,7 @@ def _makes_this_call(job, record):
     return load(record + 8 * RECORD_CALL) == get(job, CALL) and load(record + 8 * RECORD_COUNT) == get(job, COUNT)
 
 
-@kernel
+@kernel_for("int64")
 def at_work(job):
     """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
     first, end = _segments_started(job)
@@ -76,7 +76,7 @@ def at_work(job):
     return -1
 
 
-@kernel
+@kernel_for("int64", "int64", "int64[1C]")
 def recorded(job, rank, out):
     """Write how far a rank is in the current operation, its call and its count to `out`; before that in the last one.
 

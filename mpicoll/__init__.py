@@ -21,19 +21,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpicoll import errors
-    from mpicoll.comm import Intracomm
+    from mpicoll.buffers.reduction_ops import op
+    from mpicoll.collectives.requests import Request
+    from mpicoll.comm import Cartcomm, Distgraphcomm, Graphcomm, Intercomm, Intracomm
     from mpicoll.compression import ErrorFeedback, compressor
     from mpicoll.gradients import GradientSynchronizer
     from mpicoll.parameter_server import ParameterServer
-    from mpicoll.runtime.ops import op
-    from mpicoll.runtime.shared_arrays import shared_arrays
+    from mpicoll.shared_memory.numpy_allocator import shared_arrays
 
 __version__ = "0.1.0"
 __all__ = [
+    "Cartcomm",
+    "Distgraphcomm",
     "ErrorFeedback",
     "GradientSynchronizer",
+    "Graphcomm",
+    "Intercomm",
     "Intracomm",
     "ParameterServer",
+    "Request",
     "__version__",
     "compressor",
     "errors",
@@ -42,13 +48,18 @@ __all__ = [
 ]
 
 _HOME = {
+    "Cartcomm": "mpicoll.comm",
+    "Distgraphcomm": "mpicoll.comm",
     "ErrorFeedback": "mpicoll.compression",
+    "Graphcomm": "mpicoll.comm",
+    "Intercomm": "mpicoll.comm",
     "Intracomm": "mpicoll.comm",
     "GradientSynchronizer": "mpicoll.gradients",
     "ParameterServer": "mpicoll.parameter_server",
+    "Request": "mpicoll.collectives.requests",
     "compressor": "mpicoll.compression",
-    "op": "mpicoll.runtime.ops",
-    "shared_arrays": "mpicoll.runtime.shared_arrays",
+    "op": "mpicoll.buffers.reduction_ops",
+    "shared_arrays": "mpicoll.shared_memory.numpy_allocator",
 }
 
 if find_spec("mpicoll.kernels") is None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from mpicoll import __version__
 from mpicoll.errors import MpicollError
+from mpicoll.quantities import format_nbytes, parse_nbytes, positive
 from mpicoll.schedules import ALGORITHMS, Schedule, find_any
 from mpicoll.schedules.cost import Machine
-from mpicoll.schedules.render import data_after_each_step, explain, goal
+from mpicoll.schedules.render_schedule import cost_table, data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
-from mpicoll.schedules.verify import verify
-from mpicoll.units import format_nbytes, parse_nbytes, positive
+from mpicoll.schedules.verify_schedule import verify
 
 _MAX_COLUMNS = 8
 _SLOT_NBYTES = 16 << 10
@@ -65,14 +65,44 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
     for rank in shown:
         lines += ["", *draw(collective, size, rank, root=root, long=long, single_copy=single_copy)]
     if arguments.verify:
-        from mpicoll.plans.verify import prove_collective
+        from mpicoll.plans.verify_plan import prove_collective
 
         number = prove_collective(collective, size)
         lines += ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
     return lines
 
 
+def _explain_collective(arguments: argparse.Namespace) -> list[str]:
+    """Compare the algorithms of a collective."""
+    collective, size = arguments.name, arguments.size or 4
+    machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
+    rows = cost_table(
+        list(ALGORITHMS[collective].values()),
+        size,
+        arguments.bytes,
+        machine,
+        root=arguments.root,
+        segments=arguments.segments,
+    )
+    return [
+        f"{collective} · algorithms by messages, the cheapest first",
+        f"{size} ranks, {machine.describe(arguments.bytes)}",
+        "",
+        *rows,
+        "",
+        f"draw one: python -m mpicoll explain {collective} --algorithm {next(iter(ALGORITHMS[collective]))}",
+        f"on one node: python -m mpicoll explain {collective} --algorithm shared",
+    ]
+
+
 def _explain(arguments: argparse.Namespace) -> list[str]:
+    if arguments.name in ALGORITHMS and arguments.algorithm is None:
+        return _explain_collective(arguments)
+    if "hierarchy" in (arguments.name, arguments.algorithm):
+        raise MpicollError(
+            "hierarchy: has no schedule of its own; it runs shared inside each node and another algorithm by messages "
+            "between nodes, each of which can be explained"
+        )
     if arguments.algorithm is not None:
         if arguments.name not in ALGORITHMS:
             raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
@@ -130,26 +160,30 @@ def _list_algorithms() -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m mpicoll", description="Look at collectives, and tune them.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll", description="Run programs, look at collectives, and tune them."
+    )
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
     commands.add_parser("doctor", add_help=False, help="look at MPI library, launcher, cores and memory; under mpirun")
     commands.add_parser("predict", add_help=False, help="how long a collective takes, here and on thousands of ranks")
+    commands.add_parser("run", add_help=False, help="run any mpi4py program on mpicoll, and profile it; under mpirun")
     commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
     commands.add_parser("warmup", add_help=False, help="compile kernels and compressors beforehand")
     command = commands.add_parser(
         "explain",
         help="draw and price an algorithm",
         description="Print the steps of an algorithm as a table, what each rank sends, and what it costs.",
-        epilog="example: python -m mpicoll explain ring --values '17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12'",
+        epilog="examples: python -m mpicoll explain allreduce --size 8; "
+        "python -m mpicoll explain ring --values '17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12'",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
     add(
         "name",
-        help="an algorithm (see: python -m mpicoll algorithms), or shared or single_copy: plans on one node; or a "
-        "collective, with --algorithm",
+        help="a collective: compare its algorithms, or draw the one of --algorithm; or an algorithm (see: python -m "
+        "mpicoll algorithms), or shared or single_copy: plans on one node",
     )
     add("--algorithm", metavar="NAME", help="the algorithm, where the first argument is a collective")
     add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
@@ -171,6 +205,10 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for unusable arguments."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["run"]:
+        from mpicoll.program import run_command
+
+        return run_command.main(argv[1:])
     if argv[:1] == ["tune"]:
         from mpicoll import tune
 

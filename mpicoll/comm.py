@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, payoff, select, tables
-from mpicoll.collectives.call import Scope
+from mpicoll.collectives import compressed, compression_tuning, select, tuning_table
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.communicator import abort
+from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.channel_cache import channel_of
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
-from mpicoll.interface.persistent import PersistentCollectives
-from mpicoll.runtime import abort, shared_arrays
-from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.registry import channel_of
+from mpicoll.interface.derived_communicators import Derived, Settings
+from mpicoll.interface.neighborhood import NeighborhoodCollectives
+from mpicoll.interface.object_collectives import ObjectCollectives
+from mpicoll.objects.exchange import Exchange
+from mpicoll.objects.reductions import Reductions
+from mpicoll.shared_memory import numpy_allocator
 
 
-class Intracomm(PersistentCollectives):
+class Intracomm(ObjectCollectives):
     """A communicator whose collectives are mpicoll's; everything else is inherited from mpi4py.
 
     Making one is collective over `comm`: the first time, a private duplicate for our messages is made and cached on
@@ -49,36 +55,59 @@ class Intracomm(PersistentCollectives):
     unless ``MPICOLL_CHECK=full`` is set, in which case each call is compared before any data moves.
     """
 
+    _kind: type[MPI.Intracomm] = MPI.Intracomm
+
     def __new__(cls, comm: MPI.Comm | None = None, **settings: Any) -> Intracomm:
-        """Make a second handle of `comm`."""
-        if not isinstance(comm, MPI.Intracomm):
-            raise TypeError(f"comm: {comm!r} is not an intracommunicator")
-        if comm == MPI.COMM_NULL:
-            raise ValueError("comm: it is MPI.COMM_NULL")
-        return super().__new__(cls, comm)
+        """Make a second handle of `comm`; without one, mpi4py makes an object that it fills later."""
+        if comm is None:
+            return MPI.Intracomm.__new__(cls)
+        _check_kind(comm, cls._kind)
+        return MPI.Intracomm.__new__(cls, comm)
 
     def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
+        _check_kind(comm, self._kind)
+        self._set_up(Settings(algorithm, timeout))
+
+    def _set_up(self, settings: Settings) -> None:
+        """Find or make what is private to the communicator; collective."""
         mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
         if mismatch is not None:
             raise RuntimeError(mismatch)
         abort.install()
-        channel = channel_of(comm)
-        means = select.means_of(channel)._replace(rules=tables.of(channel))
+        channel = channel_of(MPI.Intracomm(self))
+        means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
         try:
-            _check_settings(algorithm, timeout)
+            _check_settings(*settings)
         except (TypeError, ValueError) as error:
             channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
             raise
-        self._scope = Scope(channel, means, algorithm, float(timeout))
+        self._settings = Settings(settings.algorithm, float(settings.timeout))
+        self._scope = CallContext(channel, means, *self._settings)
         self._size = channel.size
         self._uncompressed = channel.uncompressed
-        self._auto_table = select.fill_front(channel, means)
-        self._table = self._auto_table if algorithm == select.AUTO else 0
+        self._auto_table = select.fill_dispatch(channel, means)
+        self._table = self._auto_table if settings.algorithm == select.AUTO else 0
+        self._objects = Reductions(Exchange(self._scope, self._table))
         self._nonblocking_table = self._table if channel.node is not None else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as mpi4py does: what wraps COMM_WORLD or COMM_SELF does so again, others raise ValueError."""
-        return _wrap_again, (MPI.Intracomm(self), self.algorithm, self.timeout)
+        for name in ("COMM_WORLD", "COMM_SELF"):
+            predefined = getattr(MPI, name)
+            if self is predefined:  # as `python -m mpicoll run` makes them
+                return _predefined, (name,)
+            if self == predefined:
+                return _wrap_again, (predefined, *self._settings)
+        return _wrap_again, (MPI.Intracomm(self), *self._settings)
+
+    def __getattr__(self, name: str) -> Any:
+        """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""
+        if name not in _SET_UP:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self == MPI.COMM_NULL:
+            raise ValueError("comm: it is MPI.COMM_NULL")
+        self._set_up(self._settings)
+        return self.__dict__[name]
 
     @property
     def channel(self) -> Channel:
@@ -88,12 +117,12 @@ class Intracomm(PersistentCollectives):
     @property
     def algorithm(self) -> str:
         """The default algorithm."""
-        return self._scope.algorithm
+        return self._settings.algorithm
 
     @property
     def timeout(self) -> float:
         """Seconds until a waiting rank gives up."""
-        return self._scope.timeout
+        return self._settings.timeout
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
@@ -113,9 +142,9 @@ class Intracomm(PersistentCollectives):
         select.names(collective, means)
         if compression is not None and collective != "allreduce":
             raise ValueError(f"compression: {compression!r} is for allreduce, not {collective}")
-        spec = payoff.candidate(compression)
+        spec = compression_tuning.candidate(compression)
         if spec is not None:
-            compression = spec if payoff.known(self._scope, spec, nbytes) else None
+            compression = spec if compression_tuning.known(self._scope, spec, nbytes) else None
         if compression is not None:
             facts = (np.dtype(np.float32), nbytes // 4, select.AUTO, self.size, self._scope.nodes)
             return compressed.choose(compression, MPI.SUM, *facts)[0]
@@ -127,20 +156,106 @@ class Intracomm(PersistentCollectives):
         Collectives use such arrays, and parts of them, where they are. It is private otherwise, is freed like any
         array, and serves all communicators. Where there is no shared memory it is an ordinary array. Local.
         """
-        return shared_arrays.empty(shape, dtype)
+        return numpy_allocator.empty(shape, dtype)
 
     def zeros(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return a new array of zeros in shared memory; see :meth:`empty`."""
-        return shared_arrays.zeros(shape, dtype)
+        return numpy_allocator.zeros(shape, dtype)
+
+    @classmethod
+    def Create_from_group(
+        cls,
+        group: MPI.Group,
+        stringtag: str = "org.mpi4py",
+        info: MPI.Info = MPI.INFO_NULL,
+        errhandler: MPI.Errhandler | None = None,
+    ) -> Any:
+        """Make a communicator of a group without another communicator; its settings are the defaults."""
+        return wrap(MPI.Intracomm.Create_from_group(group, stringtag, info, errhandler), Settings())
 
     def _wrap(self, comm: MPI.Comm) -> Any:
-        if comm == MPI.COMM_NULL:
-            return comm
-        return Intracomm(MPI.Intracomm(comm), algorithm=self.algorithm, timeout=self.timeout)
+        return wrap(comm, self._settings)
+
+    def _adopt(self, made: Any, *, complete: bool = True) -> Any:
+        super()._adopt(made, complete=complete)
+        if complete:
+            made._set_up(self._settings)
+        return made
+
+
+_SET_UP = ("_scope", "_size", "_uncompressed", "_auto_table", "_table", "_objects", "_nonblocking_table")
+"""Attributes that :meth:`Intracomm._set_up` makes."""
+
+
+class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
+    """A Cartesian grid of ranks: an :class:`Intracomm`, and all that ``MPI.Cartcomm`` has."""
+
+    _kind = MPI.Cartcomm
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Any:
+        """Return the grid of fewer dimensions that this rank is in; it has the same settings."""
+        return self._wrap(super().Sub(remain_dims))
+
+
+class Graphcomm(NeighborhoodCollectives, Intracomm, MPI.Graphcomm):
+    """A graph of ranks that all of them know: an :class:`Intracomm`, and all that ``MPI.Graphcomm`` has."""
+
+    _kind = MPI.Graphcomm
+
+
+class Distgraphcomm(NeighborhoodCollectives, Intracomm, MPI.Distgraphcomm):
+    """A graph of ranks that know their neighbours: an :class:`Intracomm`, and all that ``MPI.Distgraphcomm`` has."""
+
+    _kind = MPI.Distgraphcomm
+
+
+class Intercomm(Derived, MPI.Intercomm):
+    """A communicator of two groups: its collectives are the MPI library's, and :meth:`Merge` gives an Intracomm."""
+
+    def _wrap(self, comm: MPI.Comm) -> Any:
+        return wrap(comm, self._settings)
+
+    def Merge(self, high: bool = False) -> Any:
+        """Make one communicator of both groups; all ranks of both must call this method of mpicoll's."""
+        return self._wrap(super().Merge(high))
+
+
+_OURS: dict[type, type[Intracomm]] = {
+    MPI.Intracomm: Intracomm,
+    MPI.Cartcomm: Cartcomm,
+    MPI.Graphcomm: Graphcomm,
+    MPI.Distgraphcomm: Distgraphcomm,
+}
+
+
+def wrap(comm: MPI.Comm, settings: Settings) -> Any:
+    """Return a plain communicator as mpicoll's of the same kind, MPI.COMM_NULL as it is; collective."""
+    if comm == MPI.COMM_NULL:
+        return comm
+    if isinstance(comm, MPI.Intercomm):
+        made = Intercomm(comm)
+        made._settings = settings
+        return made
+    return _OURS[type(comm)](comm, **settings._asdict())  # type: ignore[arg-type]
+
+
+def _predefined(name: str) -> MPI.Intracomm:
+    comm: MPI.Intracomm = getattr(MPI, name)
+    return comm
 
 
 def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:
     return Intracomm(comm, algorithm=algorithm, timeout=timeout)
+
+
+def _check_kind(comm: Any, kind: type[MPI.Intracomm]) -> None:
+    """Raise unless `comm` is a communicator that can be one of this kind."""
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm: {comm!r} is not an intracommunicator")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm: it is MPI.COMM_NULL")
+    if kind is not MPI.Intracomm:
+        kind(comm)  # mpi4py raises TypeError if it has another topology
 
 
 def _check_settings(algorithm: Any, timeout: Any) -> None:

@@ -20,12 +20,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import __version__
-from mpicoll.collectives import tables
+from mpicoll.collectives import tuning_table
 from mpicoll.comm import Intracomm
 from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch
-from mpicoll.kernels import atomics, jit, table
-from mpicoll.kernels import job as words
-from mpicoll.runtime import arena, node, shared_arrays
+from mpicoll.kernels import atomics, dispatch_table, machine_code
+from mpicoll.kernels import operation_words as words
+from mpicoll.shared_memory import domain, numpy_allocator, segment
 
 OK, NOTE, ERROR = "ok", "note", "ERROR"
 _METHODS = {words.STAGE: "stages in shared memory", words.TRANSFER: "copies between processes", words.NOTHING: "none"}
@@ -89,12 +89,13 @@ def _cores(comm: Intracomm) -> Iterator[Fact]:
 def _kernels() -> Iterator[Fact]:
     wrong = atomics.self_test()
     yield Fact("atomics", wrong or "work", ERROR if wrong and "JIT" not in wrong else NOTE if wrong else OK)
-    layout = table.layout_error()
-    yield Fact("short way", layout or "possible", NOTE if layout else OK)
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(jit.__file__).parent)
-    good = os.access(folder, os.W_OK)
-    cure = "" if good else "set NUMBA_CACHE_DIR, or each process compiles anew"
-    yield Fact("kernel cache", f"{folder} is {'' if good else 'not '}writable", OK if good else NOTE, cure)
+    layout = dispatch_table.layout_error()
+    yield Fact("compiled dispatch", layout or "possible", NOTE if layout else OK)
+    folder = machine_code.folder_to_write()
+    cure = "set NUMBA_CACHE_DIR to a folder that can be written to, or each process compiles anew"
+    yield Fact("kernel cache", str(folder or "no folder is writable"), OK if folder else NOTE, "" if folder else cure)
+    reason = machine_code.obstacle()
+    yield Fact("kernels are loaded", "by Numba" if reason else "without Numba", NOTE if reason else OK, reason)
 
 
 def _yama() -> str:
@@ -109,35 +110,35 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
     try:
         free = os.statvfs("/dev/shm")
         total, left = (free.f_frsize * blocks >> 20 for blocks in (free.f_blocks, free.f_bavail))
-        yield Fact("/dev/shm", f"{left} of {total} MB are free; only used where there are no arenas")
+        yield Fact("/dev/shm", f"{left} of {total} MB are free; only used where there are no segments")
     except OSError:
-        yield Fact("/dev/shm", "there is none; not needed where there are arenas")
-    good = shared_arrays.source() is not None
+        yield Fact("/dev/shm", "there is none; not needed where there are segments")
+    good = numpy_allocator.source() is not None
     yield Fact(
-        "shared arrays", "possible" if good else "not possible", OK if good else NOTE, "" if good else _no_arena()
+        "shared arrays", "possible" if good else "not possible", OK if good else NOTE, "" if good else _no_segment()
     )
     found = comm.channel.node or (comm.channel.cluster and comm.channel.cluster.node.node)
     if not found:
-        why = node.obstacle(comm.size) or ("there is one rank" if comm.size == 1 else "every rank is on its own node")
+        why = domain.obstacle(comm.size) or ("there is one rank" if comm.size == 1 else "every rank is on its own node")
         yield Fact("shared memory", f"not used: {why}", NOTE)
         return
     yield Fact("shared memory", f"used; private arrays are reached by {_METHODS[found.method]}")
-    yield Fact("arenas", "seen by all ranks" if found.arenas else "not seen", OK if found.arenas else NOTE)
-    cure = "" if found.reach else f"{_yama()}; only needed where there are no arenas"
+    yield Fact("memory segments", "seen by all ranks" if found.segments else "not seen", OK if found.segments else NOTE)
+    cure = "" if found.reach else f"{_yama()}; only needed where there are no segments"
     yield Fact(
         "copies between processes", "allowed" if found.reach else "not allowed", OK if found.reach else NOTE, cure
     )
 
 
-def _no_arena() -> str:
-    if os.environ.get("MPICOLL_ARENA") == "off":
-        return "MPICOLL_ARENA=off"
-    return "they need Linux, and a JIT" if arena.own().nbytes == 0 else "NumPy does not take our allocator"
+def _no_segment() -> str:
+    if segment.is_off():
+        return "MPICOLL_SEGMENTS=off"
+    return "they need Linux, and a JIT" if segment.own().nbytes == 0 else "NumPy does not take our allocator"
 
 
 def _tuning(comm: Intracomm) -> Iterator[Fact]:
-    path = tables.path_for(tables.facts(comm.channel))
-    if tables.of(comm.channel):
+    path = tuning_table.path_for(tuning_table.facts(comm.channel))
+    if tuning_table.of(comm.channel):
         yield Fact("choices", f"measured here: {path}")
     else:
         yield Fact(

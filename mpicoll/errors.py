@@ -67,3 +67,34 @@ class CollectiveTimeout(MpicollError, TimeoutError):
     def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.missing_ranks = tuple(missing_ranks)
+
+
+class TrainingError(MpicollError):
+    """Base class of errors that end a training run; the message is one line, the same on every rank.
+
+    The command line ends with :attr:`exit_status`.
+    """
+
+    exit_status = 1
+
+
+class UsageError(TrainingError, ValueError):
+    """Options that are unknown, out of range, or contradict each other."""
+
+    exit_status = 2
+
+
+class DataError(TrainingError, ValueError):
+    """A data set that is missing, damaged, or does not fit the model."""
+
+
+class NonFiniteLoss(TrainingError, ArithmeticError):
+    """The loss has become infinite or NaN."""
+
+
+class ReplicasDiffer(TrainingError, RuntimeError):
+    """Ranks that must hold the same bits do not."""
+
+
+class CheckpointFailed(TrainingError, CheckpointError):
+    """A checkpoint could not be written, or is damaged, incomplete, of another format or of another model."""

@@ -16,18 +16,17 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import payoff, select, tables
-from mpicoll.collectives.payoff import Span
-from mpicoll.collectives.select import Means, Rule
+from mpicoll.collectives import compression_tuning, select, tuning_table
+from mpicoll.collectives.compression_tuning import PayingRange
+from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.measure import compare
-from mpicoll.units import format_nbytes, table
+from mpicoll.quantities import format_nbytes, table
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
 _FIRST, _FACTOR = 8, 4
@@ -77,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     if comm.size == 1:
         sys.stdout.write("one rank has nothing to tune; start this with mpirun\n")
         return 1
-    known = tables.facts(comm.channel)
+    known = tuning_table.facts(comm.channel)
     shipped = select.means_of(comm.channel)
-    rules: tables.Rules = dict(tables.of(comm.channel))
+    rules: tuning_table.Rules = dict(tuning_table.of(comm.channel))
     sizes, most = [_FIRST], arguments.max_mb << 20
     while sizes[-1] * _FACTOR <= most:
         sizes.append(sizes[-1] * _FACTOR)
@@ -90,13 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
         rules[collective] = _as_rules(rows)
         if comm.rank == 0:
             _print(collective, rows)
-    spans = payoff.remembered(comm.channel)
+    spans = compression_tuning.remembered(comm.channel)
     for spec in arguments.compression:
         gains, spans[spec] = _crossover(comm, plain, spec, most, arguments.seconds)
         if comm.rank == 0:
             _print_crossover(comm, spec, gains, spans[spec])
     if comm.rank == 0 and not arguments.dry_run:
-        sys.stdout.write(f"kept in {tables.save(known, rules, spans)}\n")
+        sys.stdout.write(f"kept in {tuning_table.save(known, rules, spans)}\n")
     return 0
 
 
@@ -139,7 +138,9 @@ class _Row:
         self.gain = seconds[shipped] / seconds[self.best]
 
 
-def _best(comm: Intracomm, plain: MPI.Intracomm, shipped: Means, collective: str, nbytes: int, seconds: float) -> _Row:
+def _best(
+    comm: Intracomm, plain: MPI.Intracomm, shipped: Capabilities, collective: str, nbytes: int, seconds: float
+) -> _Row:
     names = [name for name in comm.algorithms(collective) if shipped.allow(collective, name, nbytes, True)]
     timings = compare(plain, {name: _call(comm, collective, nbytes, name) for name in names}, seconds)
     return _Row(
@@ -151,9 +152,9 @@ def _best(comm: Intracomm, plain: MPI.Intracomm, shipped: Means, collective: str
 
 def _crossover(
     comm: Intracomm, plain: MPI.Intracomm, spec: str, most: int, seconds: float
-) -> tuple[dict[int, dict[str, float]], Span]:
+) -> tuple[dict[int, dict[str, float]], PayingRange]:
     """Return the seconds by length, without and with compression, and from where on it pays, alike on all ranks."""
-    lengths = [payoff.SHORTEST]
+    lengths = [compression_tuning.SHORTEST]
     while lengths[-1] * _FACTOR <= most:
         lengths.append(lengths[-1] * _FACTOR)
     found: dict[int, dict[str, float]] = {}
@@ -170,17 +171,17 @@ def _crossover(
         ways = {"dense": partial(comm.Allreduce, x, y), "packed": partial(comm.Allreduce, x, y, compression=spec)}
         found[nbytes] = {name: timing.median for name, timing in compare(plain, ways, seconds).items()}
     low, high = _bounds(found)
-    return found, Span(high, high) if high else Span(low + 1, math.inf)
+    return found, PayingRange(high, high) if high else PayingRange(low + 1, math.inf)
 
 
 def _bounds(found: dict[int, dict[str, float]]) -> tuple[int, int]:
     """Return the longest length at which it does not pay, and the next; 0 if there is none."""
-    losing = [n for n, seconds in found.items() if seconds["packed"] * payoff.MARGIN > seconds["dense"]]
+    losing = [n for n, seconds in found.items() if seconds["packed"] * compression_tuning.MARGIN > seconds["dense"]]
     low = max(losing, default=0)
     return low, min((n for n in found if n > low), default=0)
 
 
-def _print_crossover(comm: Intracomm, spec: str, found: dict[int, dict[str, float]], span: Span) -> None:
+def _print_crossover(comm: Intracomm, spec: str, found: dict[int, dict[str, float]], span: PayingRange) -> None:
     rows = [["bytes", "dense us", f"{spec} us", "gain"]]
     for nbytes, seconds in sorted(found.items()):
         dense, packed = seconds["dense"], seconds["packed"]
@@ -206,13 +207,10 @@ def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:
 
 
 def _print(collective: str, rows: list[_Row]) -> None:
-    lines: list[tuple[Any, ...]] = [("bytes", "shipped choice", "us", "best", "us", "gain")]
+    lines = [("bytes", "shipped choice", "us", "best", "us", "gain")]
     for row in rows:
         was, now = row.seconds[row.shipped] * 1e6, row.seconds[row.best] * 1e6
-        lines.append((row.nbytes, row.shipped, f"{was:.1f}", row.best, f"{now:.1f}", f"{row.gain:.2f}"))
-    widths = [max(len(str(line[i])) for line in lines) for i in range(len(lines[0]))]
-    text = "\n".join(
-        "  ".join(str(cell).rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
+        lines.append((str(row.nbytes), row.shipped, f"{was:.1f}", row.best, f"{now:.1f}", f"{row.gain:.2f}"))
+    text = "\n".join(table(lines, names=0))
     sys.stdout.write(f"\n{collective}, whole vector\n{text}\n")
     sys.stdout.flush()

@@ -1,13 +1,14 @@
 """``python -m mpicoll warmup``: compile everything beforehand, so that no rank compiles while others wait.
 
-Needs no launcher, and uses every core that it may. What is compiled stays in Numba's cache, beside the source or in
-NUMBA_CACHE_DIR.
+Needs no launcher, and uses every core that it may. What is compiled stays on disk, beside the source, in
+NUMBA_CACHE_DIR, or in the user's cache folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,8 @@ import numpy as np
 from mpicoll.compression import ErrorFeedback, compressor, names
 from mpicoll.environment import cores
 from mpicoll.kernels import DTYPES, OPS
-from mpicoll.kernels import warmup as kernels
+from mpicoll.kernels import precompile as kernels
+from mpicoll.kernels.compile_progress import show
 from mpicoll.kernels.jit import compile_beforehand
 
 _COUNT = 5000
@@ -55,15 +57,11 @@ def compile_item(item: Item) -> Item:
 
 
 def _all(futures: Iterable[Future[Item]], total: int) -> None:
-    """Wait for all, with a progress bar where tqdm is installed and there is a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        bar: Iterable[Future[Item]] = futures
-    else:
-        bar = tqdm(futures, desc="kernels", total=total, leave=False, disable=None)
-    for future in bar:
+    """Wait for all, and show how many are ready where standard error is a terminal."""
+    for ready, future in enumerate(futures, 1):
         future.result()
+        show(f"kernels: {ready} of {total} groups ready")
+    show("")
 
 
 def compile_all(items: Sequence[Item], processes: int) -> None:
@@ -95,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"--{error}")
     begin = time.perf_counter()
+    os.environ["MPICOLL_PROGRESS"] = "off"  # the processes that compile need not speak
     items = [("shared memory", ""), ("codecs", ""), *(("reducers", op) for op in OPS)]
     compile_all([*items, *(("compressor", spec) for spec in arguments.compression)], arguments.processes)
     ready = len(arguments.compression)

@@ -1,6 +1,6 @@
 """What is proved of plans on shared memory, and how long that takes: ``make proof MINUTES=10``.
 
-Sequences of operations are run on simulated memory (see :mod:`mpicoll.plans.verify`): all of a kind where the time
+Sequences of operations are run on simulated memory (see :mod:`mpicoll.plans.verify_plan`): all of a kind where the time
 suffices, else some at random. Ends with status 1 if one of them is refuted.
 """
 
@@ -18,9 +18,17 @@ from functools import partial
 
 from tqdm import tqdm
 
-from mpicoll.plans.verify import METHODS, Refuted, every_operation, operation, prove, prove_communicators, prove_lanes
+from mpicoll.plans.verify_plan import (
+    METHODS,
+    Refuted,
+    every_operation,
+    operation,
+    prove,
+    prove_communicators,
+    prove_lanes,
+)
+from mpicoll.quantities import table
 from mpicoll.schedules import COLLECTIVES
-from mpicoll.units import table
 
 Proof = Callable[[], None]
 

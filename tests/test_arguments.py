@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
-from numba import config, njit
+from numba import config
 
-from mpicoll.collectives import dense, select
-from mpicoll.collectives.call import Call, Scope
-from mpicoll.collectives.task import Task
+from mpicoll.collectives import select, validate
+from mpicoll.collectives.call_context import CallArguments, CallContext
+from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.interface import blocking
 from mpicoll.interface.blocking import BlockingCollectives
-from mpicoll.kernels import DTYPES, OPS, calls
-from mpicoll.kernels import job as words
+from mpicoll.kernels import DTYPES, OPS, dispatch
+from mpicoll.kernels import operation_words as words
+from mpicoll.kernels.jit import uncached_kernel
 from mpicoll.kernels.reduce import native_address, reducer
-from mpicoll.runtime.front import Front, op_number
+from mpicoll.shared_memory.fast_dispatch import FastDispatch, op_number
 
 SAMPLES, BATCHES = 100_000, 10
 COMMUNICATORS = ((1, 0), (2, 0), (2, 1), (3, 1), (4, 3), (5, 0))
@@ -55,10 +56,10 @@ class Told(Exception):
 
 if not config.DISABLE_JIT:
 
-    @njit
+    @uncached_kernel
     def recognize(table: int, job: int, collective: int, send: int, recv: int, op: int, root: int) -> int:
         """Return what `kernels.calls` makes of a blocking call."""
-        return calls._recognize(table, True, job, collective, send, recv, op, root)
+        return dispatch._recognize(table, True, job, collective, send, recv, op, root)
 
 
 class Communicator(BlockingCollectives):
@@ -71,21 +72,21 @@ class Communicator(BlockingCollectives):
         self._size, self._uncompressed, self.taken = size, (), -1
         self.job = np.zeros(words.offsets_word(size) + size + 1, np.int64)
         self.job[[words.SIZE, words.RANK, words.METHOD]] = size, rank, words.STAGE
-        self.front = Front(size, self.job)
-        self.front.open()
-        means = select.Means(size, math.inf, in_memory=words.COLLECTIVES)
+        self.dispatch = FastDispatch(size, self.job)
+        self.dispatch.open()
+        means = select.Capabilities(size, math.inf, in_memory=words.COLLECTIVES)
         channel: Any = SimpleNamespace(size=size, rank=rank, cluster=None, node=None)
-        self._scope = Scope(channel, means, select.AUTO, 1.0)
-        self._table = self._auto_table = self.front.address
+        self._scope = CallContext(channel, means, select.AUTO, 1.0)
+        self._table = self._auto_table = self.dispatch.address
         for collective in words.COLLECTIVES:
-            for bits in range(calls.BUCKETS):
-                self.front.choose(collective, bits, words.STAGE)
+            for bits in range(dispatch.BUCKETS):
+                self.dispatch.choose(collective, bits, words.STAGE)
         for number, name in enumerate(OPS):
             for place, dtype in enumerate(DTYPES):
                 function = reducer(name, dtype)
                 if function is not None:
                     assert op_number(name, dtype, function) == number
-                    self.front.learn(number, place, native_address(function, dtype))
+                    self.dispatch.learn(number, place, native_address(function, dtype))
 
     def call(self, table: int, *what: int) -> int:
         """Stand for `kernels.calls.call`."""
@@ -172,20 +173,22 @@ class Chance:
         return self.one_of([MPI.IN_PLACE, None, MPI.BOTTOM, "text", 5, [1, 2], [], object()])
 
 
-def _made_in_python(comm: Communicator, collective: str, given: dict[str, Any], names: str) -> Task | Exception | None:
+def _made_in_python(
+    comm: Communicator, collective: str, given: dict[str, Any], names: str
+) -> CheckedOperation | Exception | None:
     """Return the task that Python prepares; the exception if it refuses, None for a call of the MPI library."""
     every = {"s": "sendbuf", "r": "recvbuf", "o": "op", "R": "root"}
-    made = Call(collective, **{every[name]: given[name] for name in names})
+    made = CallArguments(collective, **{every[name]: given[name] for name in names})
     try:
-        task = dense._PREPARE[collective](comm._scope, made)
+        task = validate._PREPARE[collective](comm._scope, made)
     except Exception as error:
         return error
-    return task if isinstance(task, Task) else None
+    return task if isinstance(task, CheckedOperation) else None
 
 
-def _difference(comm: Communicator, task: Task | Exception | None) -> str:
+def _difference(comm: Communicator, task: CheckedOperation | Exception | None) -> str:
     """Say in which way compiled code makes another call than Python; "" if it makes the same."""
-    if not isinstance(task, Task):
+    if not isinstance(task, CheckedOperation):
         return f"Python made {task!r}"
     job, call = comm.job, int(comm.job[words.CALL])
     dtype, op = DTYPES[call >> 8 & 0xFF], call >> 16 & 0xFFFF
@@ -221,12 +224,12 @@ def test_compiled_code_makes_no_other_call_than_python(seed: int, monkeypatch: p
     monkeypatch.setattr(blocking, "go_on", lambda *_: None)
     for comm, collective, given in _samples(seed):
         method, number, names = METHODS[collective]
-        monkeypatch.setattr(blocking, "call", comm.call)
+        monkeypatch.setattr(blocking, "call", SimpleNamespace(run=comm.call))
         comm.taken = -1
         with contextlib.suppress(Told):
             getattr(comm, method)(*(given[name] for name in names))
         task = _made_in_python(comm, collective, given, names)
-        outcomes[f"taken {comm.taken >= 0}, task {isinstance(task, Task)}"] += 1
+        outcomes[f"taken {comm.taken >= 0}, task {isinstance(task, CheckedOperation)}"] += 1
         if comm.taken >= 0:
             assert number == comm.job[words.COLLECTIVE]
             difference = _difference(comm, task)

@@ -65,6 +65,16 @@ l1_1 requires l0_1
 """
 
 
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_the_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixture[str], collective: str) -> None:
+    lines = explain(capsys, collective, "--size", "8", "--bytes", "64K").splitlines()
+    first = lines.index(next(line for line in lines if line.startswith("algorithm "))) + 1
+    rows = [line.split() for line in lines[first : lines.index("", first)]]
+    assert {row[0] for row in rows} == set(ALGORITHMS[collective])
+    times = [float(row[1]) for row in rows]
+    assert times == sorted(times)
+
+
 def test_goal(capsys: pytest.CaptureFixture[str]) -> None:
     text = explain(capsys, "ring", "--size", "2", "--goal", "--nbytes", "11")
     assert text.startswith("num_ranks 2\n" + GOAL)
@@ -90,6 +100,9 @@ def test_every_algorithm_can_be_explained(capsys: pytest.CaptureFixture[str], si
     ("arguments", "message"),
     [
         (["rings"], "there is no 'rings'; there are bruck"),
+        (["rings"], "collectives are allreduce"),
+        (["hierarchy"], "hierarchy: has no schedule of its own"),
+        (["allreduce", "--algorithm", "hierarchy"], "hierarchy: has no schedule of its own"),
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
         (["ring", "--values", VALUES, "--size", "5"], "4 vectors were given for --size 5"),
         (["ring", "--rank", "9"], "--rank: 9"),

@@ -18,7 +18,7 @@ from mpicoll.__main__ import main
 from mpicoll.errors import MachineFileError, UnknownAlgorithm
 from mpicoll.predict import fit
 from mpicoll.predict.crossover import crossover
-from mpicoll.predict.model import Case, blocks, extrapolates, names, predict, shared_seconds
+from mpicoll.predict.predictor import PredictedCase, blocks, extrapolates, names, predict, shared_seconds
 from mpicoll.schedules import ALGORITHMS, find
 from mpicoll.schedules.machine import (
     UNBOUNDED,
@@ -48,7 +48,7 @@ KNOWN = Fitted((2, 4), 2, 8, 1 << 20, 0.125, 40)
 
 def measured() -> MachineDescription:
     machine = textbook()
-    inside = replace(machine.inside, crowded=tuple(replace(row, latency=1e-3) for row in machine.inside.classes))
+    inside = replace(machine.inside, oversubscribed=tuple(replace(row, latency=1e-3) for row in machine.inside.classes))
     return replace(
         machine,
         name="measured",
@@ -102,7 +102,7 @@ def changed(*keys: str | int, value: Any) -> Callable[[str], str]:
         (changed("inside", "classes", value=[]), "ascending"),
         (changed("inside", "classes", 0, "below", value=UNBOUNDED), "ascending"),
         (changed("reduce", -1, "below", value=1 << 40), "ascending"),
-        (changed("inside", "crowded", 0, "below", value=5), "crowded"),
+        (changed("inside", "oversubscribed", 0, "below", value=5), "oversubscribed"),
         (changed("inside", "streams", value=0), "streams"),
         (changed("between", "classes", 0, "speed", value=1), "damaged"),
         (changed("fitted", "ranks", value=None), "damaged"),
@@ -130,8 +130,8 @@ def test_the_text_is_checked_as_well() -> None:
     assert parse(measured().to_json()) == measured()
 
 
-def case(size: int, nbytes: int, per_node: int = 1, collective: str = "allreduce") -> Case:
-    return Case(collective, blocks(size, per_node), nbytes)
+def case(size: int, nbytes: int, per_node: int = 1, collective: str = "allreduce") -> PredictedCase:
+    return PredictedCase(collective, blocks(size, per_node), nbytes)
 
 
 def test_a_prediction_is_the_simulation_in_three_parts() -> None:
@@ -307,7 +307,7 @@ def fluid(per_byte: float, latency: float) -> MachineDescription:
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_compressed_allreduce_costs_two_exchanges_and_the_compressor(size: int) -> None:
     wire, nbytes = Wire(0.25, 2e-9, 1e-9), 3 << 20
-    found = predict(fluid(8e-9, 1e-5), Case("allreduce", blocks(size, 1), nbytes), "two_shot", wire=wire)
+    found = predict(fluid(8e-9, 1e-5), PredictedCase("allreduce", blocks(size, 1), nbytes), "two_shot", wire=wire)
     assert found.latency == pytest.approx(2e-5)
     assert found.sending == pytest.approx(2 * (size - 1) / size * nbytes / 4 * 8e-9)
     assert found.reducing == pytest.approx(nbytes * (2e-9 * (1 + 1 / size) + 2e-9))

@@ -14,22 +14,22 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.kernels import heap
-from mpicoll.runtime import arena, shared_arrays
+from mpicoll.kernels import allocator
+from mpicoll.shared_memory import numpy_allocator, segment
 
-made = shared_arrays.source()
+made = numpy_allocator.source()
 pytestmark = pytest.mark.skipif(made is None, reason="arrays cannot be put into shared memory here")
 
 
 def inside(array: np.ndarray) -> bool:
-    home = arena.own()
+    home = segment.own()
     return 0 <= array.ctypes.data - home.address < home.nbytes
 
 
 def used() -> int:
     assert made is not None
     gc.collect()
-    return int(made.words[heap.USED])
+    return int(made.words[allocator.USED])
 
 
 def test_every_large_array_goes_there_and_comes_back() -> None:
@@ -122,11 +122,11 @@ def test_wrong_arguments(argument: str, value: object) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_leaves_the_arena_alone() -> None:
-    array = shared_arrays.empty(50_000, np.float64)
+    array = numpy_allocator.empty(50_000, np.float64)
     array[:] = 7
     child = os.fork()
     if child == 0:
-        other = shared_arrays.empty(50_000, np.float64)
+        other = numpy_allocator.empty(50_000, np.float64)
         other[:] = 1
         os._exit(int(inside(other)))
     _, status = os.waitpid(child, 0)
@@ -139,7 +139,7 @@ def test_arrays_may_outlive_everything(library: str) -> None:
     """Arrays in globals, classes and cycles are freed when the interpreter is nearly gone."""
     program = """
         import numpy as np
-        from mpicoll.runtime import shared_arrays
+        from mpicoll.shared_memory import numpy_allocator as shared_arrays
         with shared_arrays.shared_arrays():
             kept = np.ones(1_000_000)
             class Holder:
@@ -159,7 +159,7 @@ def test_threads_that_are_the_first_share_one_heap() -> None:
     """Two heaps would hand out the same memory."""
     text = (
         "import threading, time\n"
-        "from mpicoll.runtime import shared_arrays\n"
+        "from mpicoll.shared_memory import numpy_allocator as shared_arrays\n"
         "works, made, ready = shared_arrays._works, [], threading.Barrier(4)\n"
         "shared_arrays._works = lambda source: time.sleep(0.1) or works(source)\n"
         "def first():\n"

@@ -128,7 +128,7 @@ class CompressorClasses(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Run it."""
-        from mpicoll.compression.registry import _FACTORIES
+        from mpicoll.compression.compressor_specs import _FACTORIES
 
         named: dict[type, list[str]] = {}
         for name, (kind, _) in _FACTORIES.items():

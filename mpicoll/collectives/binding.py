@@ -1,6 +1,6 @@
 """Binding of a schedule to memory: where each chunk lives on this rank, and what is copied in and out.
 
-A vector has up to two homes (see :mod:`mpicoll.runtime.lowering`): the source, which is only read, and the target. In
+A vector has up to two homes (see :mod:`mpicoll.messages.lowering`): the source, which is only read, and the target. In
 gather, scatter and alltoall a rank sees few of the chunks; those that it never has take up no memory.
 """
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.runtime.lowering import Vector
+from mpicoll.collectives.checked_arguments import CheckedArguments
+from mpicoll.messages.lowering import Vector
 from mpicoll.schedules import COLLECTIVES, Schedule, chunk_bounds
-from mpicoll.schedules.collectives import Where
-
-if TYPE_CHECKING:
-    from mpicoll.collectives.task import Task
+from mpicoll.schedules.collective_table import Where
 
 Allocate = Callable[[int, "np.dtype[Any]"], np.ndarray]
 """``allocate(count, dtype)`` gives memory for a plan."""
@@ -40,7 +38,7 @@ class Binding(NamedTuple):
     outbox: np.ndarray | None
 
 
-def bind(task: Task, schedule: Schedule, staged: bool, allocate: Allocate) -> Binding:
+def bind(task: CheckedArguments, schedule: Schedule, staged: bool, allocate: Allocate) -> Binding:
     """Bind a schedule to the caller's memory, or if `staged` to memory from `allocate`."""
     if task.collective in MOVED_APART:
         return _Apart(task, schedule, staged).bind(allocate)
@@ -49,7 +47,7 @@ def bind(task: Task, schedule: Schedule, staged: bool, allocate: Allocate) -> Bi
     return Binding(Vector(source, target, _bounds(task, schedule)), inbox, outbox)
 
 
-def whole_vector(task: Task, staged: bool, allocate: Allocate) -> tuple[np.ndarray | None, np.ndarray]:
+def whole_vector(task: CheckedArguments, staged: bool, allocate: Allocate) -> tuple[np.ndarray | None, np.ndarray]:
     """Return source and target of a plan that sees the whole vector."""
     carrier = task.carrier
     source = None if staged or task.source is None else task.source.view(carrier)
@@ -57,7 +55,7 @@ def whole_vector(task: Task, staged: bool, allocate: Allocate) -> tuple[np.ndarr
     return source, target
 
 
-def ends(task: Task, target: np.ndarray, staged: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
+def ends(task: CheckedArguments, target: np.ndarray, staged: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return inbox and outbox of a plan that sees the whole vector."""
     given, result = task.given, task.result
     copies_in = given is not None and (staged or (task.source is None and given.buffer is not task.target))
@@ -66,7 +64,7 @@ def ends(task: Task, target: np.ndarray, staged: bool) -> tuple[np.ndarray | Non
     return inbox, target[result.start : result.stop] if result is not None and copies_out else None
 
 
-def _bounds(task: Task, schedule: Schedule) -> Sequence[int]:
+def _bounds(task: CheckedArguments, schedule: Schedule) -> Sequence[int]:
     """Return the element offsets of the schedule's chunks in the whole vector."""
     if task.counts is None:
         return chunk_bounds(task.count, schedule.chunks)
@@ -87,7 +85,7 @@ def _offsets(lengths: Sequence[int]) -> list[int]:
 class _Apart:
     """Binding of a collective in which a rank sees few of the chunks."""
 
-    def __init__(self, task: Task, schedule: Schedule, staged: bool) -> None:
+    def __init__(self, task: CheckedArguments, schedule: Schedule, staged: bool) -> None:
         assert task.counts is not None
         self._task, self._schedule, self._staged = task, schedule, staged
         row, size, rank = COLLECTIVES[task.collective], schedule.size, schedule.rank

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.collectives import ok_topk, select, sparse
-from mpicoll.collectives.summed import SummedAllreduce
+from mpicoll.buffers import reduction_ops
+from mpicoll.collectives import ok_topk, select, sparse_allreduce
+from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce
+from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.collectives.two_shot import TwoShot
-from mpicoll.compression import Compressor, ErrorFeedback, Sparsifier, Summed, compressor
-from mpicoll.compression.sparse import OkTopk
-from mpicoll.runtime import ops
+from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Sparsifier, compressor
+from mpicoll.compression.sparsifiers import OkTopk
 from mpicoll.schedules import ALGORITHMS
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.program import Allocate
-    from mpicoll.collectives.task import Task
-    from mpicoll.runtime.lowering import Stage
+    from mpicoll.collectives.composite import Allocate
+    from mpicoll.messages.lowering import Phase
 
 Compression = Compressor | ErrorFeedback
 
@@ -40,8 +40,8 @@ def choose(
     made = given if isinstance(given, ErrorFeedback) else compressor(given)
     if dtype != np.float32:
         raise TypeError(f"compression: {given!r} is for float32, not {dtype}")
-    if ops.name_of(op) != "SUM":
-        raise ValueError(f"compression: {given!r} is for SUM, not {ops.name_of(op) or op!r}")
+    if reduction_ops.name_of(op) != "SUM":
+        raise ValueError(f"compression: {given!r} is for SUM, not {reduction_ops.name_of(op) or op!r}")
     there = algorithms(made)
     if wanted not in (select.AUTO, select.HIERARCHY, *there):
         raise ValueError(
@@ -53,7 +53,7 @@ def choose(
     if isinstance(made, ErrorFeedback):
         made.check(count)
     codec = plain(made)
-    if isinstance(codec, Summed):
+    if isinstance(codec, Aggregatable):
         codec.rounds(count, nodes if name == select.HIERARCHY else size)
     return name, made
 
@@ -66,13 +66,13 @@ def plain(compression: Compression) -> Compressor:
 def algorithms(compression: Compression) -> tuple[str, ...]:
     """Return by which algorithms a compressor can be used between all ranks; first that of ``"auto"``."""
     codec = plain(compression)
-    if not isinstance(codec, Summed):
+    if not isinstance(codec, Aggregatable):
         return (select.SPARSE,) if isinstance(codec, Sparsifier) else (select.TWO_SHOT,)
     dense = (select.SUMMED, *ALGORITHMS["allreduce"])
     return (select.TWO_SHOT, *dense) if codec.in_two_shots else dense
 
 
-def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Stage, ...]:
+def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Phase, ...]:
     """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
     assert task.compression is not None
     channel, compression = task.channel, task.compression
@@ -82,8 +82,8 @@ def stages(task: Task, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tupl
     if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
         if isinstance(made, OkTopk):
             return ok_topk.stages(channel, made, feedback, x, y, allocate)
-        return sparse.stages(channel, made, feedback, x, y, allocate)
-    summed = SummedAllreduce(channel, compression, task.algorithm, x, y, allocate, persistent=task.persistent)
+        return sparse_allreduce.stages(channel, made, feedback, x, y, allocate)
+    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, persistent=task.persistent)
     return summed.stages()
 
 

@@ -25,26 +25,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from mpicoll.collectives import compressed, select, shared
-from mpicoll.collectives.task import Part, Task
+from mpicoll.buffers.flat_buffer import Buffer
+from mpicoll.collectives import compressed, on_shared_memory, select
+from mpicoll.collectives.checked_arguments import VectorPart
+from mpicoll.collectives.hierarchy_parts import NodeParts, cut, cut_into_segments, room, shares
+from mpicoll.collectives.lane_operation import LaneOperation
+from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError
-from mpicoll.runtime import engine, shared_arrays
-from mpicoll.runtime.agreement import agree
-from mpicoll.runtime.buffers import Buffer
-from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.cluster import Cluster
-from mpicoll.schedules import chunk_bounds
-
-_SHARE_NBYTES = 4 << 10
-"""Shorter shares are not worth a message of their own."""
+from mpicoll.messages.call_agreement import agree
 
 
-def run(task: Task, timeout: float) -> None:
+def run(task: CheckedOperation, timeout: float) -> None:
     """Do it and wait for the end.
 
     Raises
@@ -60,8 +54,8 @@ def run(task: Task, timeout: float) -> None:
         _Steps(task, timeout).run()
     except BaseException as error:
         channel.break_off(f"{type(error).__name__}: {error}", task)
-        if not isinstance(error, MpicollError) or number not in channel.supervisor.refused:
-            channel.supervisor.give_up(number, error)
+        if not isinstance(error, MpicollError) or number not in channel.watchdog.refused:
+            channel.watchdog.give_up(number, error)
         raise
     if task.result is not None:
         task.result.buffer.give_back()
@@ -70,11 +64,11 @@ def run(task: Task, timeout: float) -> None:
 class _Steps:
     """One operation, step by step; a step is an operation on the node's or the lane's communicator."""
 
-    def __init__(self, task: Task, timeout: float) -> None:
+    def __init__(self, task: CheckedOperation, timeout: float) -> None:
         cluster = task.channel.cluster
         assert cluster is not None
         self.task, self.timeout, self.cluster = task, timeout, cluster
-        self.bounds = _shares(task, cluster.lanes)
+        self.bounds = shares(task, cluster.lanes)
         local = cluster.node.rank
         last = cluster.lanes
         self.begin, self.end = self.bounds[min(local, last)], self.bounds[min(local + 1, last)]
@@ -93,8 +87,8 @@ class _Steps:
         }[self.task.collective]()
 
     def _allreduce(self) -> None:
-        segments = [_Steps(task, self.timeout) for task in _segments(self.task)]
-        under_way: _OnLane | None = None
+        segments = [_Steps(task, self.timeout) for task in cut_into_segments(self.task)]
+        under_way: LaneOperation | None = None
         try:
             for segment, before in zip(segments, [None, *segments], strict=False):
                 segment._reduce_inside(segment._whole())
@@ -115,21 +109,21 @@ class _Steps:
         assert self.task.result is not None
         return self.task.result.buffer
 
-    def _start_on_lane(self) -> _OnLane | None:
+    def _start_on_lane(self) -> LaneOperation | None:
         """Begin the allreduce of this rank's share; None if it has none."""
         count = self.end - self.begin
         if self.cluster.lane is None or count == 0:
             return None
-        share = _cut(self._whole(), self.begin, self.end)
-        part = Part(share, 0, count)
+        share = cut(self._whole(), self.begin, self.end)
+        part = VectorPart(share, 0, count)
         make = self._maker(self.cluster.lane, "allreduce", count, part, part, target=share)
-        return _OnLane(make(select.means_of(self.cluster.lane).without_memory()), self.timeout)
+        return LaneOperation(make(select.means_of(self.cluster.lane).without_memory()), self.timeout)
 
     def _reduce(self) -> None:
         task, cluster = self.task, self.cluster
         root_node = cluster.node_of[task.root]
         at_root = task.channel.rank == task.root
-        whole = task.result.buffer if at_root and task.result is not None else _room(task)
+        whole = task.result.buffer if at_root and task.result is not None else room(task)
         self._reduce_inside(whole)
         self._along_lane("reduce", whole, root=root_node)
         if cluster.my_node == root_node:
@@ -142,7 +136,7 @@ class _Steps:
         whole, root_node = part.buffer, cluster.node_of[task.root]
         if cluster.my_node == root_node:
             root = cluster.local_of[task.root]
-            everything = Part(whole, 0, task.count)
+            everything = VectorPart(whole, 0, task.count)
             at_root = cluster.node.rank == root
             given, result = (everything, None) if at_root else (None, everything)
             self._step(cluster.node, "bcast", task.count, given, result, target=whole, root=root)
@@ -161,14 +155,14 @@ class _Steps:
         assert given is not None
         assert result is not None
         assert cluster.lane is not None
-        parts = _Parts(self.task, cluster)
+        parts = NodeParts(self.task, cluster)
         begin = sum(parts.lane[: cluster.my_node])
-        own = Part(given.buffer, begin, begin + parts.lane[cluster.my_node], given.displ)
-        everything = Part(parts.room, 0, parts.room.count)
+        own = VectorPart(given.buffer, begin, begin + parts.lane[cluster.my_node], given.displ)
+        everything = VectorPart(parts.room, 0, parts.room.count)
         self._step(cluster.lane, "allgather", parts.room.count, own, everything, target=parts.room, counts=parts.lane)
         for node, counts in enumerate(parts.by_node):
             block = parts.block(result.buffer, node)
-            whole = Part(block, 0, block.count)
+            whole = VectorPart(block, 0, block.count)
             self._step(cluster.node, "allgather", block.count, parts.own(node), whole, target=block, counts=counts)
 
     def _reduce_scatter(self) -> None:
@@ -176,21 +170,21 @@ class _Steps:
         assert given is not None
         assert result is not None
         assert cluster.lane is not None
-        parts = _Parts(self.task, cluster)
+        parts = NodeParts(self.task, cluster)
         for node, counts in enumerate(parts.by_node):
             block = parts.block(given.buffer, node)
-            whole = Part(block, 0, block.count)
+            whole = VectorPart(block, 0, block.count)
             self._step(cluster.node, "reduce_scatter", block.count, whole, parts.own(node), source=block, counts=counts)
         begin = sum(parts.lane[: cluster.my_node])
-        own = Part(result.buffer, begin, begin + parts.lane[cluster.my_node], result.displ)
-        everything = Part(parts.room, 0, parts.room.count)
+        own = VectorPart(result.buffer, begin, begin + parts.lane[cluster.my_node], result.displ)
+        everything = VectorPart(parts.room, 0, parts.room.count)
         self._step(
             cluster.lane, "reduce_scatter", parts.room.count, everything, own, source=parts.room, counts=parts.lane
         )
 
     def _reduce_inside(self, whole: Buffer) -> None:
         """Leave the sums of this node's vectors in its lanes' shares of `whole`."""
-        given, result = self.task.given, Part(whole, self.begin, self.end, self.begin)
+        given, result = self.task.given, VectorPart(whole, self.begin, self.end, self.begin)
         assert given is not None
         source = given.buffer
         self._step(
@@ -201,8 +195,8 @@ class _Steps:
         lane, count = self.cluster.lane, self.end - self.begin
         if lane is None or count == 0:
             return
-        share = _cut(whole, self.begin, self.end)
-        part = Part(share, 0, count)
+        share = cut(whole, self.begin, self.end)
+        part = VectorPart(share, 0, count)
         at_root = lane.rank == root
         given = part if collective != "bcast" or at_root else None
         result = part if at_root == (collective == "reduce") else None
@@ -211,135 +205,44 @@ class _Steps:
         self._step(lane, collective, count, given, result, source=source, target=target, root=root)
 
     def _gather_inside(self, whole: Buffer) -> None:
-        given, result = Part(whole, self.begin, self.end, self.begin), Part(whole, 0, self.task.count)
+        given, result = VectorPart(whole, self.begin, self.end, self.begin), VectorPart(whole, 0, self.task.count)
         self._step(self.cluster.node, "allgather", self.task.count, given, result, target=whole, counts=self.counts)
 
     def _step(
-        self, channel: Channel, collective: str, count: int, given: Part | None, result: Part | None, **facts: Any
+        self,
+        channel: Channel,
+        collective: str,
+        count: int,
+        given: VectorPart | None,
+        result: VectorPart | None,
+        **facts: Any,
     ) -> None:
         make, means = self._maker(channel, collective, count, given, result, **facts), select.means_of(channel)
         step = make(means)
-        if step.algorithm not in select.ON_NODE or not shared.run(step, self.timeout):
+        if step.algorithm not in select.ON_NODE or not on_shared_memory.run(step, self.timeout):
             make(means.without_memory()).run(self.timeout)
 
     def _maker(
-        self, channel: Channel, collective: str, count: int, given: Part | None, result: Part | None, **facts: Any
-    ) -> Callable[[select.Means], Task]:
+        self,
+        channel: Channel,
+        collective: str,
+        count: int,
+        given: VectorPart | None,
+        result: VectorPart | None,
+        **facts: Any,
+    ) -> Callable[[select.Capabilities], CheckedOperation]:
         """Return what makes the task of a step, given what is possible."""
         task, reduces = self.task, collective in select.ORDERED
         if reduces:
             facts.update(op_name=task.op_name, reducer=task.reducer)
         nbytes = count * task.dtype.itemsize
 
-        def make(possible: select.Means) -> Task:
+        def make(possible: select.Capabilities) -> CheckedOperation:
             name = select.choose(collective, nbytes, possible, commutative=not task.ordered)
             title = f"{task.title}, step {collective}"
             if task.compression is not None and channel is self.cluster.lane:
                 facts["compression"] = compressed.cut(task.compression, self.begin, self.end, task.count)
                 name = compressed.algorithms(task.compression)[0]
-            return Task(channel, collective, title, name, count, task.dtype, given, result, **facts)
+            return CheckedOperation(channel, collective, title, name, count, task.dtype, given, result, **facts)
 
         return make
-
-
-class _OnLane:
-    """An operation on a lane that moves on while the ranks of the node wait for each other.
-
-    Only one at a time: blocking plans of a channel share their memory.
-    """
-
-    def __init__(self, task: Task, timeout: float) -> None:
-        self._task, self._timeout = task, timeout
-        self._plan = task.shared_plan()
-        self._run = task.begin(self._plan, timeout)
-        self._error: Exception | None = None
-        self._over = False
-        engine.add(self)
-
-    def step(self) -> bool:
-        """Advance; called by whoever waits in this process."""
-        try:
-            return self._run.advance()
-        except Exception as error:  # raised by `finish`
-            self._error = error
-            return True
-
-    def finish(self) -> None:
-        """Wait for the end."""
-        engine.remove(self)
-        if self._error is not None:
-            raise self._error
-        self._over = True  # a run that fails in `finish` gives up by itself
-        self._run.finish(self._timeout)
-        self._task.unload(self._plan)
-
-    def abandon(self, error: BaseException) -> None:
-        """Give up, unless that is done."""
-        engine.remove(self)
-        if not self._over:
-            self._run.abandon(error)
-
-
-def _segments(task: Task) -> list[Task]:
-    """Cut an allreduce into one for each segment."""
-    given, result = task.given, task.result
-    number = select.hierarchy_segments(task.nbytes)
-    if number < 2 or given is None or result is None:
-        return [task]
-    tasks = []
-    for start, stop in itertools.pairwise(chunk_bounds(task.count, number)):
-        target = _cut(result.buffer, start, stop)
-        source = target if given.buffer is result.buffer else _cut(given.buffer, start, stop)
-        parts = [Part(buffer, 0, stop - start) for buffer in (source, target)]
-        part = replace(task, count=stop - start, given=parts[0], result=parts[1], source=None, target=None)
-        part.compression = compressed.cut(task.compression, start, stop, task.count)
-        tasks.append(part)
-    return tasks
-
-
-def _cut(whole: Buffer, start: int, stop: int) -> Buffer:
-    """Return elements ``start`` to ``stop - 1`` of a buffer as a buffer."""
-    return Buffer(whole, whole.address + start * whole.dtype.itemsize, stop - start, whole.dtype)
-
-
-class _Parts:
-    """Ranks own parts, and nodes are alike: this lane's parts of all nodes, and each node's parts.
-
-    Attributes
-    ----------
-    lane, by_node
-        Their lengths.
-    room
-        Memory for this lane's parts, in the order of nodes, where the others of the node can read it.
-    """
-
-    def __init__(self, task: Task, cluster: Cluster) -> None:
-        assert task.counts is not None
-        self._local, lanes = cluster.node.rank, cluster.lanes
-        self.by_node = [task.counts[first : first + lanes] for first in range(0, len(task.counts), lanes)]
-        self.lane = tuple(counts[self._local] for counts in self.by_node)
-        memory = shared_arrays.empty(sum(self.lane), task.carrier)
-        self.room = Buffer(memory, memory.ctypes.data, memory.size, task.dtype)
-
-    def block(self, whole: Buffer, node: int) -> Buffer:
-        """Return the part of the whole vector that a node's ranks own."""
-        begin = sum(map(sum, self.by_node[:node]))
-        return _cut(whole, begin, begin + sum(self.by_node[node]))
-
-    def own(self, node: int) -> Part:
-        """Return this rank's part among those of a node's ranks; it lies in the room."""
-        begin = sum(self.by_node[node][: self._local])
-        return Part(self.room, begin, begin + self.lane[node], sum(self.lane[:node]))
-
-
-def _shares(task: Task, lanes: int) -> list[int]:
-    """Return the element offsets of the lanes' shares; the last ones are empty if the vector is short."""
-    unit = max(1, _SHARE_NBYTES // task.dtype.itemsize)
-    per_lane = -(-task.count // (lanes * unit)) * unit
-    return [min(lane * per_lane, task.count) for lane in range(lanes + 1)]
-
-
-def _room(task: Task) -> Buffer:
-    """Return memory for the whole vector."""
-    memory = np.empty(task.count, task.carrier)
-    return Buffer(memory, memory.ctypes.data, task.count, task.dtype)

@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpicoll.collectives.program import Program
-from mpicoll.collectives.sparse import Payload, Regions, Selection, to_all
+from mpicoll.collectives.composite import CompositePlan
+from mpicoll.collectives.sparse_allreduce import Regions, Selection, SparsePayload, to_all
 from mpicoll.compression import ErrorFeedback, Key
-from mpicoll.compression.sparse import OkTopk
-from mpicoll.kernels import entries, reducer, sparse, topk
-from mpicoll.runtime.lowering import Stage
+from mpicoll.compression.sparsifiers import OkTopk
+from mpicoll.kernels import reducer
+from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors, topk
+from mpicoll.messages.lowering import Phase
 from mpicoll.schedules import chunk_bounds
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.program import Allocate
-    from mpicoll.runtime.channel import Channel
+    from mpicoll.collectives.composite import Allocate
+    from mpicoll.communicator.channel import Channel
 
 _LOCAL_STEP, _GLOBAL_STEP = 1.012, 1.008
 _SPARE = 2
@@ -47,18 +48,18 @@ VARIANTS = CUT, EXACT, AGAIN = "cut", "exact", "again"
 
 
 def _field(place: int) -> property:
-    """Return an attribute of :class:`Memory` that is one number of its array."""
+    """Return an attribute of :class:`ThresholdState` that is one number of its array."""
 
-    def get(memory: Memory) -> int:
+    def get(memory: ThresholdState) -> int:
         return int(memory._array[place])
 
-    def put(memory: Memory, value: int) -> None:
+    def put(memory: ThresholdState, value: int) -> None:
         memory._array[place] = value
 
     return property(get, put)
 
 
-class Memory:
+class ThresholdState:
     """State kept between operations, in an array of int64; all but `local` is equal on all ranks.
 
     Attributes
@@ -100,7 +101,7 @@ def variant(feedback: ErrorFeedback | None) -> str:
     """Return how the next operation is done, which decides what its plan consists of."""
     if feedback is None:
         return EXACT
-    return Memory(feedback.memory[_NAME]).variant if _NAME in feedback.memory else CUT
+    return ThresholdState(feedback.memory[_NAME]).variant if _NAME in feedback.memory else CUT
 
 
 def stages(
@@ -110,7 +111,7 @@ def stages(
     x: np.ndarray,
     y: np.ndarray,
     allocate: Allocate,
-) -> tuple[Stage, ...]:
+) -> tuple[Phase, ...]:
     """Return what a plan is made of: the largest elements of the sum of float32 `x`, which may be `y`, go to `y`."""
     work = _Sum(channel, sparsifier, feedback, x, y, allocate)
     how = variant(feedback)
@@ -132,12 +133,12 @@ class _Sum:
         self.channel, self.sparsifier, self.feedback, self.y = channel, sparsifier, feedback, y
         self.k, self.allocate = sparsifier.capacity(y.size), allocate
         fresh = np.array([0, 0, 0, 0, *chunk_bounds(y.size, channel.size)], np.int64)
-        self.memory = Memory(fresh if feedback is None else feedback.memory.setdefault(_NAME, fresh))
+        self.memory = ThresholdState(fresh if feedback is None else feedback.memory.setdefault(_NAME, fresh))
         self.memory.check(y.size, channel.size)
         self.most = min(_SPARE * self.k, y.size)
         self.selection = Selection(channel, feedback, x, self.most, allocate)
         self.regions = Regions(self.selection, self.memory.bounds, allocate, y.size)
-        self.results = [Payload(self.most, y.size, allocate) for _ in range(channel.size)]
+        self.results = [SparsePayload(self.most, y.size, allocate) for _ in range(channel.size)]
         self._indices = allocate(self.most, np.dtype(np.uint32))
         self._values = allocate(self.most, np.dtype(np.float32))
 
@@ -153,7 +154,7 @@ class _Sum:
 
     def _select_again(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
         memory = self.memory
-        found = int(sparse.select(x, max(memory.local, 1) - 1, 0, indices, values))
+        found = int(sparse_vectors.select(x, max(memory.local, 1) - 1, 0, indices, values))
         if not self.k // 2 <= found <= indices.size:
             return self._select_exactly(x, key, indices, values)
         if found > 5 * self.k // 4:
@@ -173,7 +174,7 @@ class _Sum:
     def give(self, threshold: int, ties: int) -> None:
         """Encode what the own region has above a threshold, and the first so many equal to it."""
         region, own = self.region(), self.regions.own()
-        found = int(sparse.select(region, threshold, ties, self._indices, self._values))
+        found = int(sparse_vectors.select(region, threshold, ties, self._indices, self._values))
         if found > self.most:  # what does not fit stays in the residuals of those who have sent it
             found = self.most
             topk.largest(region, found, self._indices, self._values)
@@ -185,7 +186,7 @@ class _Sum:
         for rank, result in enumerate(self.results):
             total += result.decode(self.y[self.regions.of(rank)], add=False)
         if self.feedback is not None:
-            entries.clear_common(self.selection.indices, self.y, self.vector)
+            sparse_encoding.clear_common(self.selection.indices, self.y, self.vector)
         self.selection.end()
         return total
 
@@ -211,9 +212,9 @@ def _moved(threshold: int, factor: float) -> int:
     return int((np.uint32(threshold).view(np.float32) * np.float32(factor)).view(np.uint32)) & _ABSOLUTE
 
 
-def _again(work: _Sum) -> tuple[Stage, ...]:
+def _again(work: _Sum) -> tuple[Phase, ...]:
     """Return the steps with the thresholds of last time."""
-    program = Program()
+    program = CompositePlan()
     program.exchange(work.regions.messages(), partial(work.select, exactly=False), work.regions.encode)
     own = work.results[work.channel.rank]
 
@@ -276,9 +277,9 @@ class _Exact:
         self.work.give(self._prefix, own)
 
 
-def _exact(work: _Sum, *, cut: bool) -> tuple[Stage, ...]:
+def _exact(work: _Sum, *, cut: bool) -> tuple[Phase, ...]:
     """Return the steps that find both thresholds."""
-    search, program, channel = _Exact(work), Program(), work.channel
+    search, program, channel = _Exact(work), CompositePlan(), work.channel
     size, rank, add = channel.size, channel.rank, reducer("SUM", _INT64)
     assert add is not None
 

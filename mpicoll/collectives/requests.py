@@ -6,25 +6,39 @@ waits; not while the program computes. ``Wait`` has the communicator's timeout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any, Literal
 
 from mpi4py import MPI
 
-from mpicoll.collectives.task import NativeTask, Task, fresh_memory
+from mpicoll.collectives.mpi_requests import OwnRequest
+from mpicoll.collectives.operation import CheckedOperation, NativeOperation, fresh_memory
+from mpicoll.collectives.request_lists import fill_empty, look_later
+from mpicoll.communicator.channel import Channel
 from mpicoll.compression import ErrorFeedback
-from mpicoll.kernels import calls, executor
-from mpicoll.kernels.job import DONE, OTHER, WAITING
-from mpicoll.runtime import engine
-from mpicoll.runtime.agreement import take_slot
-from mpicoll.runtime.channel import Channel
-from mpicoll.runtime.engine import InFlight
-from mpicoll.runtime.p2p import Plan, Run
+from mpicoll.kernels import dispatch, executor
+from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
+from mpicoll.messages.call_agreement import take_slot
+from mpicoll.messages.p2p import Plan, PlanRun
+from mpicoll.progress import progress_engine
+from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
+
+FREED = "persistent request: it was freed"
+STARTED_AGAIN = "persistent request: started again before it was complete"
 
 
-class Request:
-    """A collective on its way; holds the buffers until it is complete."""
+class Request(OwnRequest):
+    """A collective on its way; holds the buffers until it is complete.
+
+    It is an ``MPI.Request``: ``MPI.Request.Waitall`` and other functions for several requests take it among plain ones.
+    """
+
+    # Subclasses of mpi4py's classes find attributes in slots in half the time: starts and waits take microseconds.
+    __slots__ = ("_address", "_channel", "_error", "_flight", "_short", "_timeout", "active")
 
     def __init__(self, timeout: float) -> None:
+        self.active = True
         self._timeout = timeout
         self._flight: InFlight | None = None
         self._error: BaseException | None = None
@@ -34,7 +48,7 @@ class Request:
         """True if it has ended, well or not, as far as is known without advancing anything."""
         return self._flight is None
 
-    def Wait(self, status: MPI.Status | None = None) -> bool:
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the result is there; True, like mpi4py's.
 
         Raises
@@ -44,38 +58,53 @@ class Request:
         """
         flight = self._flight
         if flight is not None:
-            if engine.pending() == 1:
+            if progress_engine.pending() == 1:
                 flight.be_patient()
             try:
                 flight.wait_until(self._has_ended, self._timeout)
             except BaseException as error:
-                engine.remove(self)  # from here on no other thread advances it
-                if self._flight is not None:
-                    flight.abandon(error)
-                    self._flight = None
+                self.give_up(error)
                 raise
-        self._raise_late()
-        _fill(status)
+        self._end()
+        fill_empty(status)
         return True
+
+    @property
+    def polls(self) -> int:
+        """Number of looks at it before the core is given away."""
+        flight = self._flight
+        return POLLS_BEFORE_YIELD if flight is None else flight.polls
+
+    def watch(self) -> Callable[[float], float]:
+        """Return what looks after a wait for it that has become long."""
+        flight = self._flight
+        return look_later if flight is None else flight.watch(self._timeout)
+
+    def give_up(self, error: BaseException) -> None:
+        """End it badly: no message may reach the buffers any more."""
+        progress_engine.remove(self)  # from here on no other thread advances it
+        flight, self._flight, self.active = self._flight, None, False
+        if flight is not None:
+            flight.abandon(error)
 
     def _has_ended(self) -> bool:
         """Advance everything, this one included: only one thread at a time may do so."""
-        engine.progress()
+        progress_engine.progress()
         return self._flight is None
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Advance everything on its way and say whether this one is complete."""
         ended = self.Get_status(status)
         if ended:
-            self._raise_late()
+            self._end()
         return ended
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Advance everything on its way and say whether this one has ended, well or not; raise nothing."""
-        engine.progress()
+        progress_engine.progress()
         ended = self._flight is None
         if ended:
-            _fill(status)
+            fill_empty(status)
         return ended
 
     get_status = Get_status
@@ -103,50 +132,31 @@ class Request:
             self._flight = None
         return True
 
-    @staticmethod
-    def Waitall(requests: Sequence[Request], statuses: list[MPI.Status] | None = None) -> bool:
-        """Wait for all of them."""
-        for number, request in enumerate(requests):
-            request.Wait(_status_at(statuses, number))
-        return True
+    def Free(self) -> None:
+        """Forget it, once it is complete; RuntimeError before."""
+        if self._flight is not None:
+            raise RuntimeError("request: freed before it was complete")
+        self.active = False
 
-    @staticmethod
-    def Testall(requests: Sequence[Request], statuses: list[MPI.Status] | None = None) -> bool:
-        """Advance everything and say whether all of them are complete."""
-        # Each of them, even if one is not complete.
-        done = [request.Test(_status_at(statuses, number)) for number, request in enumerate(requests)]
-        return all(done)
+    def free(self) -> None:
+        """Free it; see :meth:`Free`."""
+        self.Free()
 
     def _begin(self, flight: InFlight) -> None:
         self._flight = flight
         if self.step():
             return
-        engine.add(self)
+        progress_engine.add(self)
 
     def _complete(self) -> None:
         self._flight = None
 
-    def _raise_late(self) -> None:
+    def _end(self) -> None:
+        """Note that the program knows of the end; raise what has ended it, if that was an error."""
+        self.active = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
-def _status_at(statuses: list[MPI.Status] | None, number: int) -> MPI.Status | None:
-    """Return the status of a request among several; the list grows as mpi4py's does."""
-    if statuses is None:
-        return None
-    while len(statuses) <= number:
-        statuses.append(MPI.Status())
-    return statuses[number]
-
-
-def _fill(status: MPI.Status | None) -> None:
-    """Make a status empty, as MPI does for requests that have received no message."""
-    if status is not None:
-        status.source, status.tag, status.error = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.SUCCESS
-        status.Set_elements(MPI.BYTE, 0)
-        status.Set_cancelled(False)
 
 
 class JobRequest(Request):
@@ -156,30 +166,32 @@ class JobRequest(Request):
     _tries = 1
     """How often a wait looks at its own operation only, before it drives all that is on its way."""
 
-    def Wait(self, status: MPI.Status | None = None) -> bool:
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the result is there; see :meth:`Request.Wait`."""
         if self._flight is None:
+            self.active = False
             if self._error is not None:
-                self._raise_late()
+                self._end()
             return True if status is None else super().Wait(status)
         for _ in range(self._tries):
-            if engine.advance_alone(self, self._go_on):
+            if progress_engine.advance_alone(self, self._go_on):
                 self._complete()
+                self.active = False
                 return True if status is None else super().Wait(status)
         return super().Wait(status)
 
     def _go_on(self) -> bool:
-        return bool(executor.advance(self._address) == DONE)
+        return bool(executor.advance.run(self._address) == DONE)
 
 
 class CollectiveRequest(Request):
     """The request of one nonblocking call."""
 
-    def __init__(self, task: Task | NativeTask, timeout: float) -> None:
+    def __init__(self, task: CheckedOperation | NativeOperation, timeout: float) -> None:
         super().__init__(timeout)
-        self._task: Task | NativeTask | None = task
+        self._task: CheckedOperation | NativeOperation | None = task
         self._plan: Plan | None = None
-        if isinstance(task, NativeTask):
+        if isinstance(task, NativeOperation):
             self._begin(task.start(timeout))
         else:
             self._slot = task.channel.next_slot()
@@ -195,17 +207,27 @@ class CollectiveRequest(Request):
         channel.occupants[self._slot] = self
 
     def _complete(self) -> None:
-        if isinstance(self._task, Task):
+        if isinstance(self._task, CheckedOperation):
             self._task.channel.occupants.pop(self._slot, None)
-        if isinstance(self._task, Task) and self._plan is not None:
+        if isinstance(self._task, CheckedOperation) and self._plan is not None:
             self._task.unload(self._plan)
             self._plan.free()
         self._task = self._plan = None
         super()._complete()
 
 
-class PersistentRequest(Request):
+class PersistentRequest(Request, MPI.Prequest):
     """A collective that is set up once and started many times; the buffers stay the same."""
+
+    _task: Any
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(timeout)
+        self.active = False
+
+    def __bool__(self) -> bool:
+        """Return False once it is freed."""
+        return self._task is not None
 
     def Start(self) -> None:
         """Begin with the data that the buffers hold now.
@@ -223,15 +245,16 @@ class PersistentRequest(Request):
         """Free it; local."""
         raise NotImplementedError
 
-    def free(self) -> None:
-        """Free it; local."""
-        self.Free()
+    def _refuse_free(self) -> None:
+        """Raise RuntimeError if it is still on its way."""
+        if self._flight is not None:
+            raise RuntimeError("persistent request: freed before it was complete")
 
 
 class MessageRequest(JobRequest, PersistentRequest):
     """A persistent collective by messages: everything is in its plan, and starting it is one call."""
 
-    def __init__(self, task: Task, timeout: float) -> None:
+    def __init__(self, task: CheckedOperation, timeout: float) -> None:
         super().__init__(timeout)
         channel, signature = task.channel, task.signature()
         # Ranks may start theirs in any order, so that only the number from the set-up is the same on all.
@@ -239,7 +262,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         task.check(signature, self._number, timeout)
         self._slot = take_slot(channel, signature, self._number, timeout)
         task.persistent = True
-        self._task: Task | None = task
+        self._task: CheckedOperation | None = task
         self._channel, self._plan = channel, task.plan(self._slot, fresh_memory)
         self._plain = self._plan.table.is_compiled and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
@@ -251,47 +274,48 @@ class MessageRequest(JobRequest, PersistentRequest):
         """Begin."""
         status = OTHER
         if self._channel.broken is None:
-            status = calls.begin_messages(self._address)
+            status = dispatch.begin_messages.run(self._address)
         if status == OTHER:
             self._start_the_long_way()
             return
+        self.active = True
         self._channel.sent_nbytes += self._plan.sent_nbytes
         if status != DONE:
-            self._flight = Run(self._channel, self._plan, self._number, patient=False, status=status)
+            self._flight = PlanRun(self._channel, self._plan, self._number, patient=False, status=status)
             if status == WAITING or not self.step():
-                engine.add(self)
+                progress_engine.add(self)
 
     def _start_the_long_way(self) -> None:
         task = self._task
         if task is None:
-            raise RuntimeError("persistent request: it was freed")
+            raise RuntimeError(FREED)
         self._channel.ensure_usable()
         if self._plain or self._flight is not None:
-            raise RuntimeError("persistent request: started again before it was complete")
+            raise RuntimeError(STARTED_AGAIN)
         if isinstance(task.compression, ErrorFeedback):
             task.compression.check(task.count)
         task.refresh()
-        self._begin(Run(self._channel, self._plan, self._number, patient=False))
+        self.active = True
+        self._begin(PlanRun(self._channel, self._plan, self._number, patient=False))
 
-    def Wait(self, status: MPI.Status | None = None) -> bool:
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the result is there; see :meth:`Request.Wait`."""
         if not self._plain:
             return Request.Wait(self, status)
         flight = self._flight
-        if flight is not None and engine.pending() == 1:
+        if flight is not None and progress_engine.pending() == 1:
             flight.be_patient()
         return super().Wait(status)
 
     def _go_on(self) -> bool:
-        status = executor.advance(self._address)
+        status = executor.advance.run(self._address)
         if status not in (DONE, WAITING):
             self._plan.table.resume(status)
         return bool(status == DONE)
 
     def Free(self) -> None:
         """Free it; local."""
-        if self._flight is not None:
-            raise RuntimeError("persistent request: freed before it was complete")
+        self._refuse_free()
         if self._task is not None:
             self._channel.occupants.pop(self._slot, None)
             if self._channel.broken is None:
@@ -307,20 +331,20 @@ class MessageRequest(JobRequest, PersistentRequest):
 class NativeRequest(PersistentRequest):
     """A persistent collective by the MPI library."""
 
-    def __init__(self, task: NativeTask, timeout: float) -> None:
+    def __init__(self, task: NativeOperation, timeout: float) -> None:
         super().__init__(timeout)
-        self._task: NativeTask | None = task
+        self._task: NativeOperation | None = task
 
     def Start(self) -> None:
         """Begin."""
         if self._task is None:
-            raise RuntimeError("persistent request: it was freed")
+            raise RuntimeError(FREED)
         if self._flight is not None:
-            raise RuntimeError("persistent request: started again before it was complete")
+            raise RuntimeError(STARTED_AGAIN)
         self._begin(self._task.start(self._timeout))
+        self.active = True
 
     def Free(self) -> None:
         """Free it; local."""
-        if self._flight is not None:
-            raise RuntimeError("persistent request: freed before it was complete")
+        self._refuse_free()
         self._task = None

@@ -15,8 +15,8 @@ from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
-    from mpicoll.runtime.channel import Channel
-    from mpicoll.runtime.copies import Ratios
+    from mpicoll.communicator.channel import Channel
+    from mpicoll.shared_memory.process_copies import Ratios
 
 SEGMENT_NBYTES = 256 << 10
 """A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
@@ -27,7 +27,7 @@ _HIERARCHY_SEGMENT_NBYTES = 1 << 20
 _MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
-"""Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.node`."""
+"""Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
 SINGLE_COPY = "single_copy"
 """The same, but private memory is copied between processes by the system, and not through stages."""
 ON_NODE = (SHARED, SINGLE_COPY)
@@ -39,9 +39,9 @@ BY_PARTS = ("reduce_scatter", "allgather")
 TWO_SHOT = "two_shot"
 """Messages that are compressed, see :mod:`mpicoll.collectives.two_shot`."""
 SUMMED = "summed"
-"""Payloads that are added, by whichever algorithm suits, see :mod:`mpicoll.collectives.summed`."""
+"""Payloads that are added, by whichever algorithm suits, see :mod:`mpicoll.collectives.aggregated_rounds`."""
 SPARSE = "sparse"
-"""Entries in place of vectors, see :mod:`mpicoll.collectives.sparse` and :mod:`mpicoll.collectives.ok_topk`."""
+"""Entries in place of vectors: :mod:`mpicoll.collectives.sparse_allreduce`, :mod:`mpicoll.collectives.ok_topk`."""
 AUTO = "auto"
 
 
@@ -87,7 +87,7 @@ APART: dict[str, tuple[Rule, ...]] = {
     "bcast": (Rule(32 * _KB, "tree"), Rule(_ALWAYS, "double_tree", min_size=4), Rule(_ALWAYS, "tree")),
 }
 """Instead of those, where every message goes over a network: bytes cost more there than steps."""
-CROWDED: dict[str, tuple[Rule, ...]] = {
+OVERSUBSCRIBED: dict[str, tuple[Rule, ...]] = {
     "allreduce": (Rule(512 * _KB, "halving_doubling"), Rule(8 * _MB, "halving_doubling", power_of_two=True)),
 }
 """Before the hierarchy, where a node has fewer cores than ranks: its steps wait for all ranks of the node in turn."""
@@ -99,7 +99,7 @@ ORDERED: dict[str, tuple[Rule, ...]] = {
 """For operations that do not commute."""
 
 
-class Means(NamedTuple):
+class Capabilities(NamedTuple):
     """Capabilities of a communicator that decide between algorithms.
 
     Attributes
@@ -116,7 +116,7 @@ class Means(NamedTuple):
         Whether there are several nodes with several ranks.
     blocked, even
         Whether ranks are numbered node by node, and nodes have as many.
-    crowded
+    oversubscribed
         Whether some of several nodes have fewer cores than ranks.
     apart
         Whether every rank is on a node of its own.
@@ -129,14 +129,14 @@ class Means(NamedTuple):
     hierarchy: bool = False
     blocked: bool = False
     even: bool = False
-    crowded: bool = False
+    oversubscribed: bool = False
     apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
     copies: Ratios | None = None
     may_block: bool = True
 
-    def without_memory(self) -> Means:
+    def without_memory(self) -> Capabilities:
         """Return what is possible with messages only."""
         return self._replace(shared_nbytes=-1, copies=None, hierarchy=False)
 
@@ -157,19 +157,21 @@ class Means(NamedTuple):
         return row is not None and (in_order or row.ordered)
 
 
-def means_of(channel: Channel) -> Means:
+def means_of(channel: Channel) -> Capabilities:
     """Return what is possible on a communicator."""
-    from mpicoll.kernels.job import COLLECTIVES
+    from mpicoll.kernels.operation_words import COLLECTIVES
 
     cluster = channel.cluster
     copies = channel.node.copies if channel.node is not None else None
-    means = Means(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copies=copies)
+    means = Capabilities(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copies=copies)
     if cluster is None:
         return means
-    return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even, crowded=cluster.crowded)
+    return means._replace(
+        hierarchy=True, blocked=cluster.blocked, even=cluster.even, oversubscribed=cluster.oversubscribed
+    )
 
 
-def names(collective: str, means: Means) -> tuple[str, ...]:
+def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
     if collective not in ALGORITHMS:
         raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
@@ -177,7 +179,7 @@ def names(collective: str, means: Means) -> tuple[str, ...]:
     return (*special, *ALGORITHMS[collective], NATIVE)
 
 
-def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = True) -> str:
+def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bool = True) -> str:
     """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
     for rule in means.rules.get(collective, ()):
         if rule.holds(nbytes, means.size) and means.allow(collective, rule.name, nbytes, commutative):
@@ -185,7 +187,7 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
     if means.allow(collective, SHARED, nbytes, commutative):
         return SINGLE_COPY if _single_copy_pays(collective, nbytes, means) else SHARED
     if means.allow(collective, HIERARCHY, nbytes, commutative):
-        sooner = CROWDED.get(collective, ()) if means.crowded and means.blocked and commutative else ()
+        sooner = OVERSUBSCRIBED.get(collective, ()) if means.oversubscribed and means.blocked and commutative else ()
         return next((rule.name for rule in sooner if rule.holds(nbytes, means.size)), HIERARCHY)
     rules = RULES.get(collective, ())
     if means.apart:
@@ -196,7 +198,7 @@ def choose(collective: str, nbytes: int, means: Means, *, commutative: bool = Tr
     return next((rule.name for rule in rules if rule.holds(nbytes, means.size)), first)
 
 
-def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
+def _single_copy_pays(collective: str, nbytes: int, means: Capabilities) -> bool:
     """Say whether private memory is better copied by the system; costs are in copies of the whole vector.
 
     Through stages, a rank copies its input to its stage and its result from others'; a root in scatter copies what all
@@ -221,7 +223,7 @@ def _single_copy_pays(collective: str, nbytes: int, means: Means) -> bool:
 
 
 def resolve(
-    collective: str, wanted: str | None, default: str, nbytes: int, means: Means, *, commutative: bool = True
+    collective: str, wanted: str | None, default: str, nbytes: int, means: Capabilities, *, commutative: bool = True
 ) -> str:
     """Return the name of the algorithm to use.
 
@@ -283,20 +285,20 @@ def hierarchy_segments(nbytes: int) -> int:
     return max(1, min(_MAX_HIERARCHY_SEGMENTS, nbytes // _HIERARCHY_SEGMENT_NBYTES))
 
 
-def fill_front(channel: Channel, means: Means) -> int:
-    """Tell the communicator's front which calls are made on shared memory; return its address, 0 if it is not used."""
-    from mpicoll.kernels.job import TRANSFER
-    from mpicoll.kernels.table import BUCKETS
+def fill_dispatch(channel: Channel, means: Capabilities) -> int:
+    """Enter calls that are made on shared memory into the dispatch table; return its address, 0 if it is not used."""
+    from mpicoll.kernels.dispatch_table import BUCKETS
+    from mpicoll.kernels.operation_words import TRANSFER
 
     node = channel.node
-    if not channel.front.usable:
+    if not channel.dispatch.usable:
         return 0
     if node is None:
-        return channel.front.address
+        return channel.dispatch.address
     methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
     for collective in means.in_memory:
         for bits in range(BUCKETS):
             ends = (1 << bits >> 1, (1 << bits) - 1)
             taken = {choose(collective, end, means) for end in ends}
-            channel.front.choose(collective, bits, methods.get(taken.pop()) if len(taken) == 1 else None)
-    return channel.front.address
+            channel.dispatch.choose(collective, bits, methods.get(taken.pop()) if len(taken) == 1 else None)
+    return channel.dispatch.address

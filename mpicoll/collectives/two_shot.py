@@ -22,11 +22,11 @@ import numpy as np
 
 from mpicoll.compression import Compressor, ErrorFeedback, Key
 from mpicoll.errors import CorruptPayload
-from mpicoll.runtime.lowering import Call, Message, Stage
+from mpicoll.messages.lowering import KernelCall, Message, Phase
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.program import Allocate
-    from mpicoll.runtime.channel import Channel
+    from mpicoll.collectives.composite import Allocate
+    from mpicoll.communicator.channel import Channel
 
 _ALIGNMENT = 64
 _HEAD_NBYTES = 8
@@ -40,7 +40,7 @@ def shard_bounds(count: int, size: int, granularity: int) -> list[int]:
     return [min(count, blocks * rank // size * granularity) for rank in range(size + 1)]
 
 
-class Payload:
+class CompressedChunk:
     """Memory for what a compressor makes of `count` elements, on its way out or in.
 
     Where the length depends on the elements, it goes ahead in 8 bytes.
@@ -107,16 +107,16 @@ class TwoShot:
         self._size, self._rank = channel.size, channel.rank
         self._bounds = shard_bounds(x.size, self._size, compressor.granularity)
         counts = [stop - start for start, stop in self._shards()]
-        self._outgoing = [Payload(compressor, count, allocate) for count in counts]
-        self._incoming = [Payload(compressor, counts[self._rank], allocate) for _ in counts]
-        self._results = [Payload(compressor, count, allocate) for count in counts]
+        self._outgoing = [CompressedChunk(compressor, count, allocate) for count in counts]
+        self._incoming = [CompressedChunk(compressor, counts[self._rank], allocate) for _ in counts]
+        self._results = [CompressedChunk(compressor, count, allocate) for count in counts]
         self._decoded = allocate(max(counts) if self._feedback else 0, _VALUES)
         self._step = 0
 
     def _shards(self) -> list[tuple[int, int]]:
         return list(zip(self._bounds, self._bounds[1:], strict=False))
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Phase, ...]:
         """Return what to do: compress and exchange, reduce and give to all, decode."""
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
         first = [Message(False, peer, self._incoming[peer].memory) for peer in others]
@@ -124,9 +124,9 @@ class TwoShot:
         second = [Message(False, peer, self._results[peer].memory) for peer in others]
         second += [Message(True, peer, self._results[self._rank].outgoing()) for peer in others]
         return (
-            Stage(None, (Call(self._compress, ()),), _without_empty(first)),
-            Stage(0, (Call(self._reduce, ()),), _without_empty(second)),
-            Stage(1, (Call(self._decode, ()),), None),
+            Phase(None, (KernelCall(self._compress, ()),), _without_empty(first)),
+            Phase(0, (KernelCall(self._reduce, ()),), _without_empty(second)),
+            Phase(1, (KernelCall(self._decode, ()),), None),
         )
 
     def _key(self, shot: int, start: int) -> Key:
@@ -145,7 +145,7 @@ class TwoShot:
             if feedback is not None:
                 feedback.update(self._decode_own(target, stop - start), start)
 
-    def _decode_own(self, payload: Payload, count: int) -> np.ndarray:
+    def _decode_own(self, payload: CompressedChunk, count: int) -> np.ndarray:
         """Return what the others will see."""
         decoded = self._decoded[:count]
         payload.decompress(decoded)
@@ -159,8 +159,8 @@ class TwoShot:
         for rank, payload in enumerate(self._incoming):
             payload.decompress(own, add=rank > 0)
         feedback, result = self._feedback, self._results[self._rank]
-        owed = own if feedback is None else feedback.compensate_result(own, start)
-        result.compress(owed, self._key(1, start))
+        compensated = own if feedback is None else feedback.compensate_result(own, start)
+        result.compress(compensated, self._key(1, start))
         if feedback is not None:
             feedback.update_result(self._decode_own(result, own.size), start)
 

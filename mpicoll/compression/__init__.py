@@ -3,32 +3,31 @@
 from mpicoll.compression import (
     bounded,
     casts,
-    common,
     fp8,
     integers,
     natural,
     powersgd,
     qsgd,
     randomized,
+    shared_scale,
     signs,
-    sparse,
+    sparsifiers,
     ternary,
 )
+from mpicoll.compression.aggregatable import Aggregatable
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.feedback import ErrorFeedback
-from mpicoll.compression.registry import compressor, names, register
-from mpicoll.compression.sparse import Sparsifier
-from mpicoll.compression.summed import Summed
+from mpicoll.compression.compressor_specs import compressor, names, register
+from mpicoll.compression.error_feedback import ErrorFeedback
+from mpicoll.compression.sparsifiers import Sparsifier
 
 __all__ = [
+    "Aggregatable",
     "Compressor",
     "ErrorFeedback",
     "Key",
     "Sparsifier",
-    "Summed",
     "bounded",
     "casts",
-    "common",
     "compressor",
     "fp8",
     "integers",
@@ -38,7 +37,8 @@ __all__ = [
     "qsgd",
     "randomized",
     "register",
+    "shared_scale",
     "signs",
-    "sparse",
+    "sparsifiers",
     "ternary",
 ]

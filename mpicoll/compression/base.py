@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from mpicoll.kernels import random
+from mpicoll.kernels.codecs import counter_random
 
 
 class Key(NamedTuple):
@@ -29,14 +29,14 @@ class Key(NamedTuple):
 
     def words(self) -> np.ndarray:
         """Return it for kernels: two uint32."""
-        return random.key(self.seed, self.rank, self.step)
+        return counter_random.key(self.seed, self.rank, self.step)
 
 
 class Compressor(ABC):
     """Turns float32 vectors into fewer bytes.
 
     A subclass is a frozen dataclass of its settings with three methods, entered into the registry with
-    :func:`mpicoll.compression.registry.register`; the contract test in ``tests/compression`` then runs over it.
+    :func:`mpicoll.compression.compressor_specs.register`; the contract test in ``tests/compression`` then runs over it.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Compressor(ABC):
         Whether the length of the payload depends on nothing but the count.
     needs_feedback
         Whether so much is lost each time that training goes wrong without
-        :class:`~mpicoll.compression.feedback.ErrorFeedback`.
+        :class:`~mpicoll.compression.error_feedback.ErrorFeedback`.
     """
 
     unbiased: ClassVar[bool] = False

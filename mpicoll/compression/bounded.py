@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block
-from mpicoll.compression.registry import register
-from mpicoll.kernels import bounded, planes
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.kernels.codecs import bit_packing, error_bounded_codec
 
 
 @register("error")
 @dataclass(frozen=True)
-class Bounded(Compressor):
+class ErrorBounded(Compressor):
     """Every element arrives within `bound` of what was sent, always; the length depends on the contents.
 
     Blocks take 0 to 16 bits an element, and 32, as they are, where 16 bits cannot keep the bound: with |x| beyond 2^15
@@ -23,7 +23,7 @@ class Bounded(Compressor):
 
     A two-shot allreduce on P ranks compresses every contribution once and the sum once: its result is within
     ``(P + 1) * bound`` of the exact sum, plus what adding P float32 numbers in turn loses anyway. See
-    :mod:`mpicoll.kernels.bounded`.
+    :mod:`mpicoll.kernels.codecs.error_bounded_codec`.
     """
 
     bound: float = 1e-3
@@ -32,9 +32,11 @@ class Bounded(Compressor):
     fixed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_block("block", self.block, planes.UNIT)
-        if not bounded.LEAST_BOUND <= self.bound <= bounded.MOST_BOUND:
-            raise ValueError(f"bound: {self.bound} is not in {bounded.LEAST_BOUND}..{bounded.MOST_BOUND}")
+        require_block("block", self.block, bit_packing.UNIT)
+        if not error_bounded_codec.LEAST_BOUND <= self.bound <= error_bounded_codec.MOST_BOUND:
+            raise ValueError(
+                f"bound: {self.bound} is not in {error_bounded_codec.LEAST_BOUND}..{error_bounded_codec.MOST_BOUND}"
+            )
 
     @property
     def granularity(self) -> int:
@@ -43,12 +45,16 @@ class Bounded(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length if no block can be compressed."""
-        return bounded.wire_nbytes(count, self.block)
+        return error_bounded_codec.wire_nbytes(count, self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write all blocks; the key is not used."""
         room = out[: self.wire_nbytes(x.size)]
-        return int(bounded.encode(x, room, self.block, bounded.step_of(self.bound), bounded.limit_of(self.bound)))
+        return int(
+            error_bounded_codec.encode(
+                x, room, self.block, error_bounded_codec.step_of(self.bound), error_bounded_codec.limit_of(self.bound)
+            )
+        )
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Write all elements."""
@@ -60,6 +66,6 @@ class Bounded(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size % 4 == 0, payload, out, "its length is no multiple of 4")
-        right = bounded.is_right(payload, out.size, self.block)
+        right = error_bounded_codec.is_right(payload, out.size, self.block)
         require(right, payload, out, "its blocks do not fit its length, or begin too far from zero")
-        bounded.decode(payload, out, self.block, bounded.step_of(self.bound), add)
+        error_bounded_codec.decode(payload, out, self.block, error_bounded_codec.step_of(self.bound), add)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require
-from mpicoll.compression.registry import register
-from mpicoll.compression.summed import Round, Session, Summed
-from mpicoll.kernels import casts
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require
+from mpicoll.kernels.codecs import cast_codec
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -21,7 +21,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16"
 @register("fp16", kind="float16")
 @register("bf16", kind="bfloat16")
 @dataclass(frozen=True)
-class Halves(Summed, Compressor):
+class ShortFloats(Aggregatable, Compressor):
     """float16 or bfloat16, rounded to nearest even.
 
     float16 keeps 11 bits and loses what is beyond 65504, which arrives as inf; bfloat16 keeps 8 bits and the whole
@@ -36,8 +36,8 @@ class Halves(Summed, Compressor):
     kind: str = "float16"
 
     def __post_init__(self) -> None:
-        if self.kind not in casts.NARROW:
-            raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(casts.NARROW)}")
+        if self.kind not in cast_codec.NARROW:
+            raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(cast_codec.NARROW)}")
 
     def wire_nbytes(self, count: int) -> int:
         """Return two bytes for each element, rounded up to a multiple of 4."""
@@ -47,7 +47,7 @@ class Halves(Summed, Compressor):
         """Write the rounded elements."""
         nbytes = self.wire_nbytes(x.size)
         halves = out[:nbytes].view(np.uint16)
-        casts.NARROW[self.kind](x, halves[: x.size])
+        cast_codec.NARROW[self.kind](x, halves[: x.size])
         halves[x.size :] = 0
         return nbytes
 
@@ -61,27 +61,27 @@ class Halves(Summed, Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        casts.WIDEN[self.kind](payload.view(np.uint16)[: out.size], out, add)
+        cast_codec.WIDEN[self.kind](payload.view(np.uint16)[: out.size], out, add)
 
-    def rounds(self, count: int, size: int) -> tuple[Round, ...]:
+    def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
         """Return the elements."""
-        return (Round(count, _DTYPES[self.kind]),)
+        return (AggregationRound(count, _DTYPES[self.kind]),)
 
-    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> Session:
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> AggregationSession:
         """Return one rank's part."""
         return _Rounded(self.kind, vectors)
 
 
-class _Rounded(Session):
+class _Rounded(AggregationSession):
     def __init__(self, kind: str, vectors: Sequence[np.ndarray]) -> None:
         super().__init__(vectors)
         self._kind = kind
 
     def fill(self, number: int, x: np.ndarray) -> None:
-        casts.NARROW[self._kind](x, self.vectors[0])
+        cast_codec.NARROW[self._kind](x, self.vectors[0])
 
     def own(self, out: np.ndarray) -> None:
         self.finish(out)
 
     def finish(self, y: np.ndarray) -> None:
-        casts.WIDEN[self._kind](self.vectors[0], y, False)
+        cast_codec.WIDEN[self._kind](self.vectors[0], y, False)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block, require_rounding
-from mpicoll.compression.registry import register
-from mpicoll.kernels import fp8, planes
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block, require_rounding
+from mpicoll.kernels.codecs import bit_packing, fp8_codec
 
 
 @register("fp8", kind="e4m3")
 @register("e4m3", kind="e4m3")
 @register("e5m2", kind="e5m2")
 @dataclass(frozen=True)
-class Eights(Compressor):
-    """E4M3 or E5M2, block by block scaled by a power of two; see :mod:`mpicoll.kernels.fp8` for the record.
+class Fp8(Compressor):
+    """E4M3 or E5M2, each block scaled by a power of two; :mod:`mpicoll.kernels.codecs.fp8_codec` has the record.
 
     An element is off by at most 2^-4 (E4M3) or 2^-3 (E5M2) of itself with ``rounding="nearest"``, ties to even; small
     ones by at most 2^-17 or 2^-31 of their block's largest |x|, and by 2^-136 or 2^-143 where that is tiny. It is less
@@ -30,10 +30,10 @@ class Eights(Compressor):
     kind: str = "e4m3"
 
     def __post_init__(self) -> None:
-        require_block("block", self.block, planes.UNIT)
+        require_block("block", self.block, bit_packing.UNIT)
         require_rounding(self.rounding)
-        if self.kind not in fp8.FORMATS:
-            raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(fp8.FORMATS)}")
+        if self.kind not in fp8_codec.FORMATS:
+            raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(fp8_codec.FORMATS)}")
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -47,14 +47,14 @@ class Eights(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return -(-count // self.block) * fp8.record_nbytes(self.block)
+        return -(-count // self.block) * fp8_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all blocks."""
-        nbytes, form = self.wire_nbytes(x.size), fp8.FORMATS[self.kind]
+        nbytes, form = self.wire_nbytes(x.size), fp8_codec.FORMATS[self.kind]
         stochastic = self.rounding == "stochastic"
         settings = (self.block, form.mantissa, form.bias, form.inf)
-        fp8.encode(x, out[:nbytes], *settings, key.words(), key.first, stochastic)
+        fp8_codec.encode(x, out[:nbytes], *settings, key.words(), key.first, stochastic)
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -66,8 +66,8 @@ class Eights(Compressor):
         self._decode(payload, out, True)
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        form, record = fp8.FORMATS[self.kind], fp8.record_nbytes(self.block)
+        form, record = fp8_codec.FORMATS[self.kind], fp8_codec.record_nbytes(self.block)
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        right = fp8.scales_are_right(payload, record, form.highest)
+        right = fp8_codec.scales_are_right(payload, record, form.highest)
         require(right, payload, out, "a scale is not a power of two in range")
-        fp8.decode(payload, out, self.block, form.mantissa, form.bias, form.inf, form.nan, add)
+        fp8_codec.decode(payload, out, self.block, form.mantissa, form.bias, form.inf, form.nan, add)

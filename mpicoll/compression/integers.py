@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block, require_rounding
-from mpicoll.compression.registry import register
-from mpicoll.kernels import planes, quantize
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block, require_rounding
+from mpicoll.kernels.codecs import bit_packing, integer_codec
 
 _BLOCK, _PACKED_BLOCK = 512, 1024
 """Without a setting, for 8 bits and for fewer: packing is quicker in longer blocks."""
@@ -23,8 +23,8 @@ _BLOCK, _PACKED_BLOCK = 512, 1024
 @register("int3", bits=3)
 @register("int2", bits=2)
 @dataclass(frozen=True)
-class Integers(Compressor):
-    """Whole numbers of 2 to 8 bits, block by block; see :mod:`mpicoll.kernels.quantize` for the record.
+class QuantizedIntegers(Compressor):
+    """Whole numbers of 2 to 8 bits, block by block; see :mod:`mpicoll.kernels.codecs.integer_codec` for the record.
 
     An element is off by at most half a step with ``rounding="nearest"``, and by less than a step with
     ``"stochastic"``, which is right on average; a step is the block's largest |x| over ``2**(bits - 1) - 1``. A block
@@ -38,7 +38,7 @@ class Integers(Compressor):
     def __post_init__(self) -> None:
         if self.block == 0:
             object.__setattr__(self, "block", _BLOCK if self.bits == 8 else _PACKED_BLOCK)
-        require_block("block", self.block, planes.UNIT)
+        require_block("block", self.block, bit_packing.UNIT)
         require_rounding(self.rounding)
         if not 2 <= self.bits <= 8:
             raise ValueError(f"bits: {self.bits} is not in 2..8")
@@ -55,12 +55,14 @@ class Integers(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return quantize.wire_nbytes(count, self.block, self.bits)
+        return integer_codec.wire_nbytes(count, self.block, self.bits)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all blocks."""
         nbytes = self.wire_nbytes(x.size)
-        quantize.quantize(x, out[:nbytes], self.block, self.bits, key.words(), key.first, self.rounding == "stochastic")
+        integer_codec.quantize(
+            x, out[:nbytes], self.block, self.bits, key.words(), key.first, self.rounding == "stochastic"
+        )
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -73,5 +75,5 @@ class Integers(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        right = quantize.dequantize(payload, out, self.block, self.bits, add)
+        right = integer_codec.dequantize(payload, out, self.block, self.bits, add)
         require(right, payload, out, "a scale is not a finite number")

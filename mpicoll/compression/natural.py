@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block
-from mpicoll.compression.registry import register
-from mpicoll.kernels import natural, planes
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.kernels.codecs import bit_packing, natural_codec
 
 
 @register("natural")
@@ -20,7 +20,7 @@ class Natural(Compressor):
 
     The squared error of an element is at most an eighth of its square on average. A subnormal number becomes 0 or
     2^-126. A number beyond 2^127 arrives as 2^127, on average too. NaN and inf arrive as NaN, the rest of the block as
-    without them. See :mod:`mpicoll.kernels.natural`.
+    without them. See :mod:`mpicoll.kernels.codecs.natural_codec`.
     """
 
     block: int = 1024
@@ -28,7 +28,7 @@ class Natural(Compressor):
     unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_block("block", self.block, planes.UNIT)
+        require_block("block", self.block, bit_packing.UNIT)
 
     @property
     def granularity(self) -> int:
@@ -37,12 +37,12 @@ class Natural(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return -(-count // self.block) * natural.record_nbytes(self.block)
+        return -(-count // self.block) * natural_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all blocks."""
         nbytes = self.wire_nbytes(x.size)
-        natural.encode(x, out[:nbytes], self.block, key.words(), key.first)
+        natural_codec.encode(x, out[:nbytes], self.block, key.words(), key.first)
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -55,4 +55,4 @@ class Natural(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        natural.decode(payload, out, self.block, add)
+        natural_codec.decode(payload, out, self.block, add)

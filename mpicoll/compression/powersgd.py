@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from mpicoll.compression.aggregatable import AggregatableCompressor, AggregationRound, AggregationSession, Memory
 from mpicoll.compression.base import Key
-from mpicoll.compression.registry import register
-from mpicoll.compression.summed import Memory, Round, Session, SummedCompressor
-from mpicoll.kernels import lowrank
+from mpicoll.compression.compressor_specs import register
+from mpicoll.kernels.codecs import thin_products
 
 _VALUES = np.dtype(np.float32)
 _MOST_SHOWN = 4
@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
 
 @register("powersgd")
 @dataclass(frozen=True, repr=False)
-class PowerSGD(SummedCompressor):
+class PowerSGD(AggregatableCompressor):
     """The sum of matrices M_i as a matrix of low rank, by one step of power iteration; biased, for error feedback.
 
     With P the orthonormalised sum of the M_i Q, and Q' the sum of the M_i^T P, the result is P Q'^T: ``rank (rows +
@@ -94,14 +94,18 @@ class PowerSGD(SummedCompressor):
             begin += size
         return PowerSGD(self.rank, self.rows, tuple(pieces) or ((0,),))
 
-    def rounds(self, count: int, size: int) -> tuple[Round, ...]:
+    def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
         """Return what travels as it is with all P, and all Q'."""
         matrices, plain = _layout(self, count)
         first = sum(stop - start for start, stop in plain) + sum(each.rank * each.rows for each in matrices)
         second = sum(each.rank * each.columns for each in matrices)
-        return (Round(first, _VALUES), Round(second, _VALUES)) if matrices else (Round(first, _VALUES),)
+        return (
+            (AggregationRound(first, _VALUES), AggregationRound(second, _VALUES))
+            if matrices
+            else (AggregationRound(first, _VALUES),)
+        )
 
-    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> Session:
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> AggregationSession:
         """Return one rank's part."""
         return _Iteration(self, count, vectors)
 
@@ -148,7 +152,7 @@ def _matrices(settings: PowerSGD, count: int) -> Iterator[Matrix]:
         start += size
 
 
-class _Iteration(Session):
+class _Iteration(AggregationSession):
     def __init__(self, settings: PowerSGD, count: int, vectors: Sequence[np.ndarray]) -> None:
         super().__init__(vectors)
         self._matrices, self._plain = _layout(settings, count)
@@ -175,7 +179,7 @@ class _Iteration(Session):
                     np.matmul(q, _matrix(x, each).T, out=p)
             else:
                 for each, p, q in zip(self._matrices, self._p, self._q, strict=True):
-                    lowrank.orthonormalize(p)
+                    thin_products.orthonormalize(p)
                     np.matmul(p, _matrix(x, each), out=q)
 
     def _gather(self, x: np.ndarray, values: np.ndarray) -> None:
@@ -190,9 +194,9 @@ class _Iteration(Session):
         for vector in self.vectors[1:]:
             vector[:] = last if last is not None and last.shape == vector.shape else 0
         for each, q in zip(self._matrices, self._q, strict=True):
-            if lowrank.orthonormalize(q):
-                lowrank.fill_zero_columns(q, self.key.words(), self.key.first + each.start)
-                lowrank.orthonormalize(q)
+            if thin_products.orthonormalize(q):
+                thin_products.fill_zero_columns(q, self.key.words(), self.key.first + each.start)
+                thin_products.orthonormalize(q)
 
     def own(self, out: np.ndarray) -> None:
         self._write(out, self._x)
@@ -209,7 +213,7 @@ class _Iteration(Session):
             out[start:stop] = self._values[at : at + stop - start] if x is None else x[start:stop]
             at += stop - start
         for each, p, q in zip(self._matrices, self._p, self._q, strict=True):
-            lowrank.product(p, q, out[each.start : each.stop])
+            thin_products.product(p, q, out[each.start : each.stop])
 
 
 def _matrix(x: np.ndarray, each: Matrix) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block
-from mpicoll.compression.registry import register
-from mpicoll.kernels import planes, qsgd, quantize
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.kernels.codecs import bit_packing, integer_codec, qsgd_codec
 
 
 @register("qsgd")
@@ -20,7 +20,7 @@ class Qsgd(Compressor):
 
     The squared error of a bucket of d elements is at most ``min(d / levels**2, sqrt(d) / levels) |x|^2`` on average. A
     bucket with NaN or inf arrives as NaN, all of it; one whose norm is below 2^-119 as zeros. See
-    :mod:`mpicoll.kernels.qsgd`.
+    :mod:`mpicoll.kernels.codecs.qsgd_codec`.
     """
 
     levels: int = 7
@@ -29,7 +29,7 @@ class Qsgd(Compressor):
     unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_block("bucket", self.bucket, planes.UNIT)
+        require_block("bucket", self.bucket, bit_packing.UNIT)
         if not 1 <= self.levels <= 127:
             raise ValueError(f"levels: {self.levels} is not in 1..127")
 
@@ -45,12 +45,12 @@ class Qsgd(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return quantize.wire_nbytes(count, self.bucket, self.bits)
+        return integer_codec.wire_nbytes(count, self.bucket, self.bits)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all buckets."""
         nbytes = self.wire_nbytes(x.size)
-        qsgd.encode(x, out[:nbytes], self.bucket, self.bits, self.levels, key.words(), key.first)
+        qsgd_codec.encode(x, out[:nbytes], self.bucket, self.bits, self.levels, key.words(), key.first)
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -63,6 +63,6 @@ class Qsgd(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = quantize.record_nbytes(self.bucket, self.bits)
-        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        quantize.dequantize(payload, out, self.bucket, self.bits, add)
+        record = integer_codec.record_nbytes(self.bucket, self.bits)
+        require(integer_codec.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        integer_codec.dequantize(payload, out, self.bucket, self.bits, add)

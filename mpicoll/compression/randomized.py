@@ -9,18 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
 from mpicoll.compression.base import Key
-from mpicoll.compression.registry import register
-from mpicoll.compression.sparse import Sparsifier, check_density, entries_for
-from mpicoll.compression.summed import Round, Session, Summed
-from mpicoll.kernels import draws, random, sparse
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.sparsifiers import Sparsifier, check_density, entries_for
+from mpicoll.kernels.codecs import counter_random, sampling, sparse_vectors
 
 _UNLIKELY = math.log(1e18)
 
 
 @register("randomk")
 @dataclass(frozen=True)
-class RandomK(Summed, Sparsifier):
+class RandomK(Aggregatable, Sparsifier):
     """Elements drawn at random, the same ones on every rank: exactly so many, one of each of k equal runs.
 
     ``density`` is their share, rounded up, or ``k`` their number. With ``scale=1`` each is multiplied by the length
@@ -66,26 +66,26 @@ class RandomK(Summed, Sparsifier):
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
         """Write what is drawn."""
         self._draw(x.size, key, indices)
-        sparse.gather(x, indices, values)
+        sparse_vectors.gather(x, indices, values)
         if self.scale:
-            draws.amplify(x.size, values)
+            sampling.amplify(x.size, values)
         return indices.size
 
     @staticmethod
     def _draw(count: int, key: Key, indices: np.ndarray) -> None:
         if count:
-            draws.positions(count, key._replace(rank=0).words(), key.first, indices)
+            sampling.positions(count, key._replace(rank=0).words(), key.first, indices)
 
-    def rounds(self, count: int, size: int) -> tuple[Round, ...]:
+    def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
         """Return the values."""
-        return (Round(self.capacity(count), np.dtype(np.float32)),)
+        return (AggregationRound(self.capacity(count), np.dtype(np.float32)),)
 
-    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> Session:
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> AggregationSession:
         """Return one rank's part."""
         return _Drawn(self, vectors)
 
 
-class _Drawn(Session):
+class _Drawn(AggregationSession):
     def __init__(self, settings: RandomK, vectors: Sequence[np.ndarray]) -> None:
         super().__init__(vectors)
         self._settings, self._values = settings, vectors[0]
@@ -99,7 +99,7 @@ class _Drawn(Session):
 
     def finish(self, y: np.ndarray) -> None:
         y[:] = 0
-        sparse.scatter(self._indices, self._values, y)
+        sparse_vectors.scatter(self._indices, self._values, y)
 
 
 @register("wangni")
@@ -131,9 +131,9 @@ class Wangni(Sparsifier):
 
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
         """Write what is drawn."""
-        rate = float(draws.best_rate(x, float(entries_for(x.size, self.density)) if x.size else 0.0))
-        number = draws.keep(x, rate, key.words(), key.first, indices, values)
+        rate = float(sampling.best_rate(x, float(entries_for(x.size, self.density)) if x.size else 0.0))
+        number = sampling.keep(x, rate, key.words(), key.first, indices, values)
         while number > indices.size and rate > 0:
-            key = key._replace(seed=random.key(key.seed, 0, 0).view(np.uint64).item())
-            number = draws.keep(x, rate, key.words(), key.first, indices, values)
+            key = key._replace(seed=counter_random.key(key.seed, 0, 0).view(np.uint64).item())
+            number = sampling.keep(x, rate, key.words(), key.first, indices, values)
         return min(number, indices.size)

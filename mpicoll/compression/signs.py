@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block
-from mpicoll.compression.registry import register
-from mpicoll.kernels import planes, quantize, signs
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.kernels.codecs import bit_packing, integer_codec, sign_codec
 
 
 @register("sign")
@@ -25,7 +25,7 @@ class Sign(Compressor):
     block: int = 1024
 
     def __post_init__(self) -> None:
-        require_block("block", self.block, planes.UNIT)
+        require_block("block", self.block, bit_packing.UNIT)
 
     @property
     def granularity(self) -> int:
@@ -34,12 +34,12 @@ class Sign(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return quantize.wire_nbytes(count, self.block, 1)
+        return integer_codec.wire_nbytes(count, self.block, 1)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all blocks."""
         nbytes = self.wire_nbytes(x.size)
-        signs.encode(x, out[:nbytes], self.block)
+        sign_codec.encode(x, out[:nbytes], self.block)
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -52,4 +52,4 @@ class Sign(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        require(signs.decode(payload, out, self.block, add), payload, out, "a scale is not a finite number")
+        require(sign_codec.decode(payload, out, self.block, add), payload, out, "a scale is not a finite number")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.checks import require, require_block
-from mpicoll.compression.registry import register
-from mpicoll.kernels import quantize, ternary
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.kernels.codecs import integer_codec, ternary_codec
 
 
 @register("ternary")
@@ -20,14 +20,14 @@ class Ternary(Compressor):
 
     The squared error of a block is ``largest * (sum of |x|) - |x|^2`` on average. With ``clip=2.5``, say, elements
     beyond 2.5 times the block's root mean square count as that, which makes the error smaller and the result biased; 0
-    turns it off. A block with NaN or inf arrives as NaN, all of it. See :mod:`mpicoll.kernels.ternary`.
+    turns it off. A block with NaN or inf arrives as NaN, all of it. See :mod:`mpicoll.kernels.codecs.ternary_codec`.
     """
 
     block: int = 1280
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        require_block("block", self.block, ternary.UNIT)
+        require_block("block", self.block, ternary_codec.UNIT)
         if not 0 <= self.clip < math.inf:
             raise ValueError(f"clip: {self.clip} is not a number from 0 on")
 
@@ -43,12 +43,12 @@ class Ternary(Compressor):
 
     def wire_nbytes(self, count: int) -> int:
         """Return the length of all records."""
-        return -(-count // self.block) * ternary.record_nbytes(self.block)
+        return -(-count // self.block) * ternary_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the records of all blocks."""
         nbytes = self.wire_nbytes(x.size)
-        ternary.encode(x, out[:nbytes], self.block, float(self.clip), key.words(), key.first)
+        ternary_codec.encode(x, out[:nbytes], self.block, float(self.clip), key.words(), key.first)
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -61,7 +61,9 @@ class Ternary(Compressor):
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = ternary.record_nbytes(self.block)
-        require(quantize.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        require(ternary.digits_are_right(payload, record), payload, out, "a byte is not five digits to the base 3")
-        ternary.decode(payload, out, self.block, add)
+        record = ternary_codec.record_nbytes(self.block)
+        require(integer_codec.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
+        require(
+            ternary_codec.digits_are_right(payload, record), payload, out, "a byte is not five digits to the base 3"
+        )
+        ternary_codec.decode(payload, out, self.block, add)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import spans
+from mpicoll import tracing
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
-from mpicoll.gradients import options
-from mpicoll.gradients.sums import Sum, Sums, cut, runs
+from mpicoll.gradients import synchronizer_options
+from mpicoll.gradients.bucket_sums import Sum, Sums, cut, runs
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
@@ -83,13 +83,13 @@ class GradientSynchronizer:
 
     Notes
     -----
-    With error feedback a residual is owed in the units of what is added up, gradient times weight. Weights should keep
-    their scale from step to step, as numbers of samples do; so should the learning rate, or what was owed at a high
+    With error feedback a residual has the units of what is added up, gradient times weight. Weights should keep
+    their scale from step to step, as numbers of samples do; so should the learning rate, or the residual of a high
     rate is applied at a low one (which a slow decay makes no worse than a residual that is a few steps old).
 
-    Momentum belongs before the sum: give each rank a velocity of its own and put that into the buffer. Behind it, what
-    was owed for long and comes at once is repeated by the momentum, and training with signs diverges; see
-    :class:`~mpicoll.train.optimizer.LocalMomentumSGD`.
+    Momentum belongs before the sum: give each rank a velocity of its own and put that into the buffer. Behind it, a
+    residual of many steps that comes at once is repeated by the momentum, and training with signs diverges; see
+    :class:`~mpicoll.optim.local_momentum.LocalMomentum`.
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class GradientSynchronizer:
         self.calls, self.nbytes, self.sent_nbytes = 0, 0, 0
         self.seconds, self.under_way_seconds = 0.0, 0.0
         problem: Exception | None = None
-        digest = options.REFUSED
+        digest = synchronizer_options.REFUSED
         try:
-            options.check_options(bucket_bytes, dense_bytes)
-            shapes, self.dtype = options.checked_layout(parameters_or_shapes, dtype)
-            self.compression, self.error_feedback = options.checked_compression(
+            synchronizer_options.check_options(bucket_bytes, dense_bytes)
+            shapes, self.dtype = synchronizer_options.checked_layout(parameters_or_shapes, dtype)
+            self.compression, self.error_feedback = synchronizer_options.checked_compression(
                 compression, error_feedback, comm, self.dtype
             )
             facts = (shapes, self.dtype.str, int(bucket_bytes), int(dense_bytes), bool(average))
-            digest = options.digest(*facts, self.compression, self.error_feedback)
+            digest = synchronizer_options.digest(*facts, self.compression, self.error_feedback)
         except (TypeError, ValueError) as error:
             problem = error
-        options.agree(comm, digest, problem)
+        synchronizer_options.agree(comm, digest, problem)
         self._allocate(shapes, bucket_bytes, dense_bytes)
 
     def _allocate(self, shapes: list[tuple[int, ...]], bucket_bytes: int, dense_bytes: int) -> None:
@@ -171,7 +171,7 @@ class GradientSynchronizer:
             they hold. The mean is ``sum(weight * gradient) / sum(weight)``, zero where all weights are. With
             ``average=False`` gradients are added unweighted and `weight` must be 1.
         compress
-            False sends this step's gradients as they are; what is owed from earlier steps stays owed. The same on all
+            False sends this step's gradients as they are; the residual of earlier steps is kept. The same on all
             ranks.
 
         Raises
@@ -187,7 +187,7 @@ class GradientSynchronizer:
         self._gather_short(compress)
         for number, bucket in enumerate(self._packed if compress else self._dense):
             before = self._messages_nbytes()
-            with spans.span("bucket", number):
+            with tracing.span("bucket", number):
                 if bucket.compression is None:
                     self.comm.Allreduce(MPI.IN_PLACE, bucket.data, MPI.SUM)
                 else:
@@ -217,7 +217,7 @@ class GradientSynchronizer:
             If there is no element `first`, or `compress` is another than before in this step.
         """
         start = time.perf_counter()
-        first = options.checked_first(first, self.flat.size)
+        first = synchronizer_options.checked_first(first, self.flat.size)
         compress = compress and self.compression is not None
         if self._under_way is not None and self._under_way is not self._sums.get(compress):
             raise ValueError(f"compress: {compress} differs from the other calls of this step")
@@ -309,16 +309,16 @@ class GradientSynchronizer:
             If it is of another layout or compression. Nothing is changed then.
         """
         self._ensure_idle("load")
-        owed = self._feedback()
-        parts: list[dict[str, np.ndarray]] = [{} for _ in owed]
+        residuals = self._feedback()
+        parts: list[dict[str, np.ndarray]] = [{} for _ in residuals]
         for key, array in state.items():
             number, _, name = key.partition(".")
-            if not (number.isdecimal() and int(number) < len(owed)):
-                raise ValueError(f"state: {key!r} is none of these {len(owed)} buckets")
+            if not (number.isdecimal() and int(number) < len(residuals)):
+                raise ValueError(f"state: {key!r} is none of these {len(residuals)} buckets")
             parts[int(number)][name] = array
-        for (count, feedback), part in zip(owed, parts, strict=True):
+        for (count, feedback), part in zip(residuals, parts, strict=True):
             feedback.check_state(part, count)
-        for (_, feedback), part in zip(owed, parts, strict=True):
+        for (_, feedback), part in zip(residuals, parts, strict=True):
             feedback.load(part)
 
     def _feedback(self) -> list[tuple[int, ErrorFeedback]]:

@@ -1,8 +1,8 @@
 """Blocking collectives of the mpi4py face.
 
-A plain call is made by one compiled function, :func:`mpicoll.kernels.calls.call`; whatever that does not know goes the
-long way, :func:`mpicoll.collectives.run.go_on`. The methods are written out: one more Python call between them and the
-compiled function would take a twentieth of the time of a short collective.
+A plain call is made by one compiled function, :func:`mpicoll.kernels.dispatch.call`; anything else takes
+the general path, :func:`mpicoll.collectives.execute.go_on`. The methods are written out: one more Python call between
+them and the compiled function would take a twentieth of the time of a short collective.
 """
 
 # mypy: disable-error-code="override"
@@ -17,12 +17,12 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.collectives import select
-from mpicoll.collectives.call import AnyOp, Scope
-from mpicoll.collectives.run import go_on, run
+from mpicoll.collectives.call_context import AnyOp, CallContext
+from mpicoll.collectives.execute import go_on, run
 from mpicoll.compression import Compressor, ErrorFeedback
-from mpicoll.derived import Derived
-from mpicoll.kernels.calls import FOR_SHARED, FOR_SINGLE_COPY, call
-from mpicoll.kernels.job import (
+from mpicoll.interface.derived_communicators import DerivedIntracomm
+from mpicoll.kernels.dispatch import FOR_SHARED, FOR_SINGLE_COPY, call
+from mpicoll.kernels.operation_words import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
@@ -39,13 +39,13 @@ from mpicoll.kernels.job import (
 )
 
 
-class BlockingCollectives(Derived):
+class BlockingCollectives(DerivedIntracomm):
     """Blocking collectives, with mpi4py's names and arguments, and ``algorithm`` to choose one.
 
     An operation is reduced in a fixed order, so that all ranks get equal bits, and every run the same.
     """
 
-    _scope: Scope
+    _scope: CallContext
     _size: int
     _uncompressed: Any
     _auto_table: int
@@ -64,11 +64,25 @@ class BlockingCollectives(Derived):
 
         Parameters
         ----------
+        sendbuf, recvbuf
+            Buffers as mpi4py takes them: arrays, or lists such as ``[array, count, MPI.FLOAT]``; of one element type
+            and count on all ranks. ``MPI.IN_PLACE`` as `sendbuf` takes the data from `recvbuf`.
+        op
+            An operation of MPI, or of :func:`mpicoll.op`.
+        algorithm
+            A name in :meth:`~mpicoll.Intracomm.algorithms`, or ``"native"`` for the MPI library; by default that of
+            the communicator.
         compression
-            How messages are compressed, such as ``"int8"`` (SUM of float32; between nodes only, where there are
-            several); see :mod:`mpicoll.compression` and :mod:`mpicoll.collectives.two_shot` for the errors.
-            ``"auto:int8"``, or ``"auto"``, does so where it is faster, which the first call of a length may have to
-            measure: see :mod:`mpicoll.collectives.payoff`.
+            Compressor of the messages, such as ``"int8"``, for SUM of float32; between nodes only, where there are
+            several. The guide on compression says how large rounding errors are. ``"auto:int8"`` or ``"auto"``
+            compresses only if that is faster; the first call with each vector length may measure it.
+
+        Raises
+        ------
+        TypeError, ValueError, UnknownAlgorithm, UnknownCompressor
+            Naming the argument and its value; the other ranks get RemoteError.
+        MismatchError, CollectiveTimeout, CorruptPayload
+            On every rank of the call; see :mod:`mpicoll.errors`.
         """
         if compression is not None and not (type(compression) is str and compression in self._uncompressed):
             run(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
@@ -76,7 +90,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
@@ -87,7 +101,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
+            status = call.run(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
         if status != DONE:
             go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
@@ -96,7 +110,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, BCAST, 0, id(buf), 0, root)
+            status = call.run(table, BCAST, 0, id(buf), 0, root)
         if status != DONE:
             go_on(self._scope, status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
@@ -119,7 +133,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
@@ -128,7 +142,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+            status = call.run(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
 
@@ -141,7 +155,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, GATHER, id(sendbuf), id(recvbuf), 0, root)
+            status = call.run(table, GATHER, id(sendbuf), id(recvbuf), 0, root)
         if status != DONE:
             go_on(self._scope, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
 
@@ -154,7 +168,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
-            status = call(table, SCATTER, id(sendbuf), id(recvbuf), 0, root)
+            status = call.run(table, SCATTER, id(sendbuf), id(recvbuf), 0, root)
         if status != DONE:
             go_on(self._scope, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
 
@@ -167,7 +181,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, ALLTOALL, id(sendbuf), id(recvbuf), 0, 0)
+            status = call.run(table, ALLTOALL, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "alltoall", sendbuf, recvbuf)
 
@@ -180,7 +194,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, SCAN, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, SCAN, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "scan", sendbuf, recvbuf, op)
 
@@ -189,7 +203,7 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, EXSCAN, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, EXSCAN, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "exscan", sendbuf, recvbuf, op)
 
@@ -198,12 +212,12 @@ class BlockingCollectives(Derived):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call(table, BARRIER, 0, 0, 0, 0)
+            status = call.run(table, BARRIER, 0, 0, 0, 0)
         if status != DONE:
             go_on(self._scope, status, algorithm, "barrier")
 
     def _table_for(self, algorithm: Any) -> int:
-        """Return the address of the table for the short way, 0 if this algorithm has none."""
+        """Return the address of the table for the compiled path, 0 if this algorithm has none."""
         if algorithm == select.AUTO:
             return self._auto_table
         means = self._scope.means

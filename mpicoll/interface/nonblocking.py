@@ -10,13 +10,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives.call import AnyOp
+from mpicoll.collectives.call_context import AnyOp
+from mpicoll.collectives.execute import start
+from mpicoll.collectives.on_shared_memory import start_quickly
 from mpicoll.collectives.requests import Request
-from mpicoll.collectives.run import start
-from mpicoll.collectives.shared import start_quickly
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.blocking import BlockingCollectives
-from mpicoll.kernels.job import (
+from mpicoll.kernels.operation_words import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,

@@ -10,15 +10,15 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives.call import AnyOp
+from mpicoll.collectives.call_context import AnyOp
+from mpicoll.collectives.execute import keep
 from mpicoll.collectives.requests import PersistentRequest
-from mpicoll.collectives.run import keep
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.nonblocking import NonblockingCollectives
 
 
 class PersistentCollectives(NonblockingCollectives):
-    """Persistent collectives: operations set up once and started as often as wanted."""
+    """Persistent collectives: operations set up once and started any number of times."""
 
     def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Barrier`."""
@@ -83,7 +83,7 @@ class PersistentCollectives(NonblockingCollectives):
         algorithm: str | None = None,
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> PersistentRequest:
-        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` do it as often as wanted."""
+        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` run it any number of times."""
         return keep(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Reduce_scatter_init(

@@ -1,5 +1,5 @@
 """Asynchronous training: parameters on servers, pulled and pushed to by workers through one-sided MPI."""
 
-from mpicoll.parameter_server.front import ParameterServer
+from mpicoll.parameter_server.client import ParameterServer
 
 __all__ = ["ParameterServer"]

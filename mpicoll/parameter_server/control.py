@@ -16,8 +16,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, RemoteError
-from mpicoll.parameter_server.layout import Layout
-from mpicoll.parameter_server.transport import Window, word_at
+from mpicoll.parameter_server.partition import Partition
+from mpicoll.parameter_server.remote_memory import Window, word_at
 
 NEVER = 1 << 62
 """The clock of a worker that will not come again; nobody waits for it."""
@@ -30,9 +30,12 @@ _FREE, _KEEP = 1, 2
 
 
 class State(IntFlag):
-    """Final states of a rank; 0 as long as it works."""
+    """Final states of a rank; 0 as long as it pushes or serves.
 
-    FINISHED, FAILED, CLOSING = 1, 2, 4
+    A worker that is ``SETTLING`` pushes nothing more, but still needs the servers.
+    """
+
+    FINISHED, FAILED, CLOSING, SETTLING = 1, 2, 4, 8
 
 
 class Pause:
@@ -74,7 +77,7 @@ class Control:
         each worker has been dropped.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Layout, timeout: float, owner: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, layout: Partition, timeout: float, owner: int) -> None:
         self.comm, self._layout, self._timeout, self._rank = comm, layout, timeout, comm.rank
         workers, size = layout.workers, comm.size
         self._clock, self._beat, self._state = 0, workers, workers + size

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from mpicoll.parameter_server.control import State
-from mpicoll.parameter_server.layout import Layout, Settings
-from mpicoll.parameter_server.server import Server
-from mpicoll.parameter_server.session import Session
+from mpicoll.parameter_server.partition import Partition, Settings
+from mpicoll.parameter_server.serve import Server
+from mpicoll.parameter_server.windows import ServerWindows
 from mpicoll.parameter_server.worker import Worker
 
 _Self = TypeVar("_Self", bound="Lifecycle")
@@ -19,7 +19,7 @@ _Self = TypeVar("_Self", bound="Lifecycle")
 class Lifecycle:
     """A session from its beginning to its end; the attributes are those of :class:`~mpicoll.ParameterServer`."""
 
-    def __init__(self, session: Session, layout: Layout, settings: Settings) -> None:
+    def __init__(self, session: ServerWindows, layout: Partition, settings: Settings) -> None:
         self._session, self._settings, self._control = session, settings, session.control
         self.rank, self.size, self.count, self.dtype = session.rank, layout.size, layout.count, settings.dtype
         self.workers, self.servers, self.is_server = layout.workers, layout.servers, self.rank >= layout.workers
@@ -41,7 +41,7 @@ class Lifecycle:
         self._control.look()
 
     def finish(self) -> None:
-        """Leave the clock: nobody waits for this worker any more. The end of the block does it, too."""
+        """Stop taking part: nobody waits for this worker any more. The end of the block does it, too."""
         self._as_worker("finish").finish()
 
     def serve(self) -> None:
@@ -83,9 +83,9 @@ class Lifecycle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the clock, or serve to the end; then wait until all ranks are here, and free everything.
+        """Stop taking part, or serve to the end; then wait until all ranks are here, and free everything.
 
-        Where an exception is on its way, it is the one that goes on.
+        An exception raised in the block is re-raised.
         """
         if self._closed:
             return

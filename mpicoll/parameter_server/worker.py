@@ -10,10 +10,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout
+from mpicoll.parameter_server.connection import ShardConnection
 from mpicoll.parameter_server.control import BINS, NEVER, Control, State
-from mpicoll.parameter_server.layout import Layout, Settings
-from mpicoll.parameter_server.link import Link
-from mpicoll.parameter_server.state import TAG, message_nbytes, unpacked
+from mpicoll.parameter_server.partition import Partition, Settings
+from mpicoll.parameter_server.server_state import TAG, message_nbytes, unpacked
 
 _LOOK_EVERY = 0.05
 _FREE_TRIES = 2
@@ -23,13 +23,15 @@ _FREE_TRIES = 2
 class Worker:
     """One worker: its links to all shards, its clock."""
 
-    def __init__(self, links: Sequence[Link], control: Control, layout: Layout, settings: Settings, rank: int) -> None:
+    def __init__(
+        self, links: Sequence[ShardConnection], control: Control, layout: Partition, settings: Settings, rank: int
+    ) -> None:
         self._links, self._control, self._layout, self._settings, self._rank = links, control, layout, settings, rank
         self.steps = 0
         self._entered, self._looked = -1, 0.0
         self._histogram = np.zeros(BINS, np.int64)
         self._answers: dict[int, tuple[MPI.Request, np.ndarray]] = {}
-        self.finished = False
+        self.finished = self.settling = False
 
     def enter(self) -> None:
         """Wait until this worker may begin its next step; at once, when it has begun it already.
@@ -110,7 +112,7 @@ class Worker:
             link.pulled = link.seen
         return min(link.pulled for link in self._links)
 
-    def _snapshot(self, link: Link, at: int, out: np.ndarray, rank: int) -> None:
+    def _snapshot(self, link: ShardConnection, at: int, out: np.ndarray, rank: int) -> None:
         for _ in range(_FREE_TRIES):
             if link.try_snapshot(at, out):
                 return
@@ -147,7 +149,7 @@ class Worker:
         return self._links[0].seen - self._links[0].pulled
 
     def finish(self) -> None:
-        """Leave the clock; nothing is pushed after this."""
+        """Stop taking part; nothing is pushed after this."""
         if self.finished:
             return
         self.finished = True
@@ -171,7 +173,7 @@ class Worker:
         version = np.array([link.seen for link in self._links])
         return {"version": version, "steps": np.zeros_like(version), "parameters": parameters}
 
-    def _ask(self, shard: int, link: Link) -> np.ndarray:
+    def _ask(self, shard: int, link: ShardConnection) -> np.ndarray:
         start, stop = self._layout.bounds(shard)
         rank, settings = self._layout.server_rank(shard), self._settings
         nbytes = message_nbytes(settings.optimizer, stop - start, settings.dtype.itemsize)
@@ -197,7 +199,15 @@ class Worker:
         return sum(link.sent_nbytes for link in self._links)
 
     def settle(self) -> None:
-        """Wait until all other workers have finished and everything that was pushed is in the parameters."""
+        """Push nothing more; wait until the other workers have finished and all pushes are in the parameters.
+
+        A step of which another worker has pushed its part already is taken without this one, and nobody waits for
+        this one's clock.
+        """
+        if not self.settling:
+            self.settling = True
+            self._control.enter(State.SETTLING)
+            self._control.retire(self._rank)
 
         def working() -> list[int]:
             states = self._control.states[: self._layout.workers] == 0
@@ -218,7 +228,7 @@ class Worker:
         """Wait until every worker has finished and every push is in the parameters."""
 
         def missing() -> list[int]:
-            working = np.flatnonzero(self._control.states == 0)
+            working = np.flatnonzero(self._control.states & ~State.SETTLING == 0)
             workers = [rank for rank in working.tolist() if rank < self._layout.workers]
             return [rank for rank in workers if not self._control.dropped[rank]] or working.tolist()
 

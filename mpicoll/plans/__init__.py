@@ -1,6 +1,6 @@
-"""Plans of collectives: what each rank does, as tables of instructions; see :mod:`mpicoll.kernels.plan`."""
+"""Plans of collectives: what each rank does, as tables of instructions; see :mod:`mpicoll.kernels.instructions`."""
 
-from mpicoll.plans.node import COLLECTIVES, make
-from mpicoll.plans.render import draw
+from mpicoll.plans.render_plan import draw
+from mpicoll.plans.shared_memory_plans import COLLECTIVES, make
 
 __all__ = ["COLLECTIVES", "draw", "make"]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from mpicoll.environment import launched_rank
 from mpicoll.errors import MpicollError
-from mpicoll.predict.model import Case, Prediction, blocks, extrapolates, names, predict
+from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
+from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, table
 from mpicoll.schedules import ALGORITHMS, find_any
 from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import MachineDescription, Wire
-from mpicoll.units import format_nbytes, format_seconds, parse_nbytes, positive, table
 
 SPECIAL = ("shared", "hierarchy")
 _LENGTHS = tuple(8 << (2 * power) for power in range(13))
@@ -68,9 +68,9 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     if arguments.fit:
-        from mpicoll.predict import session
+        from mpicoll.predict import calibration
 
-        return session.run(arguments)
+        return calibration.run(arguments)
     try:
         lines = _answer(arguments)
     except (MpicollError, ValueError, OSError) as error:
@@ -98,11 +98,11 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     if arguments.name is not None and arguments.name not in SPECIAL:
         collective = find_any(arguments.name, arguments.collective).collective
     cases = [
-        [Case(collective, blocks(size, arguments.ranks_per_node), nbytes) for size in arguments.size]
+        [PredictedCase(collective, blocks(size, arguments.ranks_per_node), nbytes) for size in arguments.size]
         for nbytes in arguments.nbytes or _LENGTHS
     ]
 
-    def price(case: Case, name: str) -> Prediction:
+    def price(case: PredictedCase, name: str) -> Prediction:
         return predict(machine, case, name, wire=wire, segments=arguments.segments, split=arguments.name is not None)
 
     lines = [*_heading(machine, arguments, wire), ""]
@@ -118,7 +118,8 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
 
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
     """Return from where on each compressor pays: a line for each, a column for each number of ranks."""
-    from mpicoll.compression import Sparsifier, Summed, compressor, speed
+    from mpicoll.compression import Aggregatable, Sparsifier, compressor
+    from mpicoll.compression import codec_speed as speed
     from mpicoll.predict.crossover import LONGEST, crossover, describe
 
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
@@ -127,11 +128,11 @@ def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> l
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:
         codec = compressor(spec)
-        if isinstance(codec, Sparsifier) or (isinstance(codec, Summed) and not codec.in_two_shots):
+        if isinstance(codec, Sparsifier) or (isinstance(codec, Aggregatable) and not codec.in_two_shots):
             raise ValueError(f"--compression: {spec} is not summed in two shots, which is the model; tune measures it")
         wire = speed.known(codec)
         rows.append(describe(spec, wire, [crossover(machine, nodes, wire) for nodes in layouts]))
-    every = [Case("allreduce", nodes, LONGEST) for nodes in layouts]
+    every = [PredictedCase("allreduce", nodes, LONGEST) for nodes in layouts]
     return [*_heading(machine, arguments, machines.IDENTITY), "", *table(rows), *_limits(machine, every)]
 
 
@@ -164,7 +165,9 @@ def _details(machine: MachineDescription, found: Iterable[Prediction]) -> list[s
 
 
 def _winners(
-    machine: MachineDescription, cases: Sequence[Sequence[Case]], price: Callable[[Case, str], Prediction]
+    machine: MachineDescription,
+    cases: Sequence[Sequence[PredictedCase]],
+    price: Callable[[PredictedCase, str], Prediction],
 ) -> list[str]:
     """Return the fastest algorithm and its time: a line for each length, a column for each number of ranks."""
     first = cases[0]
@@ -176,13 +179,13 @@ def _winners(
     return table(rows)
 
 
-def _mark(machine: MachineDescription, case: Case) -> str:
+def _mark(machine: MachineDescription, case: PredictedCase) -> str:
     return "*" if machine.fitted is not None and extrapolates(machine, case) else ""
 
 
-def _limits(machine: MachineDescription, cases: Iterable[Case]) -> list[str]:
+def _limits(machine: MachineDescription, cases: Iterable[PredictedCase]) -> list[str]:
     """Say which predictions go beyond what was measured."""
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[PredictedCase]] = {}
     for case in cases:
         found.setdefault(extrapolates(machine, case), []).append(case)
     lines = []
@@ -197,11 +200,11 @@ def _limits(machine: MachineDescription, cases: Iterable[Case]) -> list[str]:
 
 def _plot(
     machine: MachineDescription,
-    cases: Sequence[Sequence[Case]],
-    price: Callable[[Case, str], Prediction],
+    cases: Sequence[Sequence[PredictedCase]],
+    price: Callable[[PredictedCase, str], Prediction],
     arguments: argparse.Namespace,
 ) -> list[str]:
-    from mpicoll.predict import plot
+    from mpicoll.predict import plot_predictions
 
     one_of_each = cases[0]
     panels = []
@@ -210,5 +213,5 @@ def _plot(
         chosen = [arguments.name] if arguments.name else names(machine, case)
         curves = {name: [price(one, name) for one in own] for name in chosen}
         panels.append((f"{case.collective}, {case.size} ranks", curves))
-    plot.draw(arguments.plot, panels, machine.name)
+    plot_predictions.draw(arguments.plot, panels, machine.name)
     return [f"drawn: {arguments.plot}"]

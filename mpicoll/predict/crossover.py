@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mpicoll.collectives import select
-from mpicoll.predict.model import Case, names, per_node, predict
+from mpicoll.predict.predictor import PredictedCase, names, per_node, predict
 from mpicoll.schedules.machine import MachineDescription, Wire
 
 SHORTEST, LONGEST, STEPS = 1 << 10, 128 << 20, 2
@@ -31,12 +31,12 @@ def crossover(machine: MachineDescription, nodes: tuple[int, ...], wire: Wire) -
     lengths = [round(SHORTEST * 2 ** (step / STEPS)) for step in range(STEPS * 17 + 1)]
     found, gain = None, 1.0
     for nbytes in lengths:
-        gain = gain_at(machine, Case("allreduce", nodes, nbytes), wire)
+        gain = gain_at(machine, PredictedCase("allreduce", nodes, nbytes), wire)
         found = (found or nbytes) if gain > MARGIN else None
     return Crossover(found, gain)
 
 
-def gain_at(machine: MachineDescription, case: Case, wire: Wire) -> float:
+def gain_at(machine: MachineDescription, case: PredictedCase, wire: Wire) -> float:
     """Return the time of a plain allreduce over that of a compressed one."""
     # Both by the model alone: a correction was only fitted for one of them.
     machine = replace(machine, corrections={})
@@ -45,13 +45,13 @@ def gain_at(machine: MachineDescription, case: Case, wire: Wire) -> float:
     return predict(machine, case, _plain(machine, case), split=False).seconds / packed.seconds
 
 
-def _plain(machine: MachineDescription, case: Case) -> str:
+def _plain(machine: MachineDescription, case: PredictedCase) -> str:
     """Return what ``"auto"`` takes, as far as something is known of its time."""
     there = names(machine, case)
     for name in (select.SHARED, select.HIERARCHY):
         if name in there:
             return name
-    means = select.Means(case.size, apart=per_node(case) == 1)
+    means = select.Capabilities(case.size, apart=per_node(case) == 1)
     return select.choose(case.collective, case.nbytes, means)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpicoll.collectives import select
-from mpicoll.predict.model import Case, predict
+from mpicoll.predict.predictor import PredictedCase, predict
 from mpicoll.schedules.machine import UNBOUNDED, Correction, Link, MachineDescription, ReduceClass, SizeClass
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ITERATIONS, _EXACT = 20, 0.02
 class Sample(NamedTuple):
     """A measured collective."""
 
-    case: Case
+    case: PredictedCase
     algorithm: str
     seconds: float
 
@@ -59,7 +59,7 @@ def nearest(columns: np.ndarray) -> tuple[float, float]:
     return best
 
 
-def link(times: LinkTimes, step: float, senders: int, crowded: bool) -> Link:
+def link(times: LinkTimes, step: float, senders: int, oversubscribed: bool) -> Link:
     """Fit a link.
 
     Parameters
@@ -68,14 +68,14 @@ def link(times: LinkTimes, step: float, senders: int, crowded: bool) -> Link:
         What starting and testing costs in each exchange.
     senders
         How many ranks of a node send over this link while all pairs exchange.
-    crowded
+    oversubscribed
         Whether they had to share cores then.
     """
     lengths = sorted(times.alone)
     switch = next((n for n in lengths if all(times.waits[m] for m in lengths if m >= n)), UNBOUNDED)
     bounds = _bounds(lengths, switch)
     alone = [_size_class(times, times.alone, step, low, below, switch) for low, below in pairwise((0, *bounds))]
-    if not crowded:
+    if not oversubscribed:
         return Link(tuple(alone), _streams(times, senders))
     # What sharing the link itself costs is in the times already.
     together = [_size_class(times, times.together, step, low, below, switch) for low, below in pairwise((0, *bounds))]

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.kernels import reduce as kernels
-from mpicoll.runtime.waiting import wait_until
+from mpicoll.progress.waiting import wait_until
 
 SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS = 11, 1e-3, 4
 BURST = 32

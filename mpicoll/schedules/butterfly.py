@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 Partner = Callable[[int, int, int], int]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpicoll.schedules.parts import Irregular
+from mpicoll.schedules.all_ranks import Irregular
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.types import Reduce
 

@@ -35,6 +35,10 @@ class Machine:
     beta: float = 0.8e-9
     gamma: float = 0.1e-9
 
+    def describe(self, nbytes: int) -> str:
+        """Write the machine and the length of a vector as in formulas."""
+        return f"α = {self.alpha:g} s, β = {self.beta:g} s/B, γ = {self.gamma:g} s/B, n = {nbytes} B"
+
 
 @dataclass(frozen=True)
 class Cost:

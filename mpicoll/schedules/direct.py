@@ -7,8 +7,8 @@ section 4; Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization"
 
 from __future__ import annotations
 
-from mpicoll.schedules.parts import Part, Rotation
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
+from mpicoll.schedules.all_ranks import Part, Rotation
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 

@@ -46,20 +46,20 @@ class Link:
     ----------
     streams
         How many senders of a node get the full speed at the same time.
-    crowded
+    oversubscribed
         The same classes where :attr:`MachineDescription.crowd` ranks share the cores; empty if that was not measured.
     """
 
     classes: tuple[SizeClass, ...]
     streams: float = 1.0
-    crowded: tuple[SizeClass, ...] = ()
+    oversubscribed: tuple[SizeClass, ...] = ()
 
     def at(self, crowd: float) -> Link:
-        """Return the link between 0, a core for every rank, and 1, where `crowded` was measured; or beyond."""
-        if not self.crowded or crowd <= 0:
+        """Return the link between 0, a core for every rank, and 1, where `oversubscribed` was measured; or beyond."""
+        if not self.oversubscribed or crowd <= 0:
             return self
-        rows = zip(self.classes, self.crowded, strict=True)
-        return replace(self, classes=tuple(_mixed(alone, crowded, crowd) for alone, crowded in rows))
+        rows = zip(self.classes, self.oversubscribed, strict=True)
+        return replace(self, classes=tuple(_mixed(alone, oversubscribed, crowd) for alone, oversubscribed in rows))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class MachineDescription:
         Cores of a node; where there are more ranks, they take turns. If `one_host`, all nodes share them, as they do
         in an emulated cluster, where no more ranks are believed in than were measured.
     crowd
-        How many ranks shared the cores where a link's `crowded` was measured.
+        How many ranks shared the cores where a link's `oversubscribed` was measured.
     shared
         Measured times of collectives in shared memory.
     corrections
@@ -171,8 +171,10 @@ IDENTITY = Wire()
 
 
 def _weightless(link: Link) -> Link:
-    classes, crowded = (tuple(replace(row, per_byte=0.0) for row in rows) for rows in (link.classes, link.crowded))
-    return replace(link, classes=classes, crowded=crowded)
+    classes, oversubscribed = (
+        tuple(replace(row, per_byte=0.0) for row in rows) for rows in (link.classes, link.oversubscribed)
+    )
+    return replace(link, classes=classes, oversubscribed=oversubscribed)
 
 
 def _mixed(one: SizeClass, other: SizeClass, share: float) -> SizeClass:
@@ -267,11 +269,13 @@ def _machine(fields: dict[str, Any]) -> MachineDescription:
 
 
 def _link(fields: dict[str, Any]) -> Link:
-    crowded = fields.pop("crowded")
+    oversubscribed = fields.pop("oversubscribed" if "oversubscribed" in fields else "crowded")  # an older name
     classes = _classes(SizeClass, fields.pop("classes"))
-    link = _checked(Link(classes, crowded=_classes(SizeClass, crowded) if crowded else (), **fields))
-    if link.crowded and [row.below for row in link.crowded] != [row.below for row in classes]:
-        raise ValueError("crowded: its classes are not the link's")
+    link = _checked(
+        Link(classes, oversubscribed=_classes(SizeClass, oversubscribed) if oversubscribed else (), **fields)
+    )
+    if link.oversubscribed and [row.below for row in link.oversubscribed] != [row.below for row in classes]:
+        raise ValueError("oversubscribed: its classes are not the link's")
     if link.streams <= 0:
         raise ValueError(f"streams: {link.streams!r} is not positive")
     return link

@@ -17,7 +17,7 @@ algorithms for MPI", EuroPVM/MPI 2006, for the pipelined chain.
 
 from __future__ import annotations
 
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mpicoll.schedules.collectives import COLLECTIVES, Where
+from mpicoll.schedules.collective_table import COLLECTIVES, Where
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send
 
 
@@ -18,7 +18,7 @@ class ScheduleError(AssertionError):
     """The schedules of the ranks do not fit together, or do not compute what they should."""
 
 
-class Place(NamedTuple):
+class Posting(NamedTuple):
     """Place at which a message is posted: step number and place among the step's sends (or receives)."""
 
     step: int
@@ -39,34 +39,36 @@ class Ensemble:
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         self.schedules = list(schedules)
         self.size = len(self.schedules)
-        self.sender_of: list[dict[Place, tuple[int, Place]]] = [{} for _ in range(self.size)]
+        self.sender_of: list[dict[Posting, tuple[int, Posting]]] = [{} for _ in range(self.size)]
         """Per receiving rank: where the receive stands -> (sending rank, where its send stands)."""
         self._match()
 
     def _match(self) -> None:
-        sends: dict[tuple[int, int], deque[tuple[Place, Send]]] = {}
+        sends: dict[tuple[int, int], deque[tuple[Posting, Send]]] = {}
         for rank, schedule in enumerate(self.schedules):
             for number, step in enumerate(schedule.steps):
                 for index, send in enumerate(step.sends):
-                    sends.setdefault((rank, send.peer), deque()).append((Place(number, index), send))
+                    sends.setdefault((rank, send.peer), deque()).append((Posting(number, index), send))
         for rank, schedule in enumerate(self.schedules):
             for number, step in enumerate(schedule.steps):
                 for index, recv in enumerate(step.recvs):
-                    self._pair(sends, rank, Place(number, index), recv)
+                    self._pair(sends, rank, Posting(number, index), recv)
         for (rank, peer), left in sends.items():
             if left:
-                raise ScheduleError(f"rank {rank} step {left[0][0].step}: the message to rank {peer} is never received")
+                raise ScheduleError(
+                    f"rank {rank} step {left[0][0].step + 1}: the message to rank {peer} is never received"
+                )
 
     def _pair(
-        self, sends: dict[tuple[int, int], deque[tuple[Place, Send]]], rank: int, place: Place, recv: Recv
+        self, sends: dict[tuple[int, int], deque[tuple[Posting, Send]]], rank: int, place: Posting, recv: Recv
     ) -> None:
         queue = sends.get((recv.peer, rank))
         if not queue:
-            raise ScheduleError(f"rank {rank} step {place.step}: rank {recv.peer} never sends this message")
+            raise ScheduleError(f"rank {rank} step {place.step + 1}: rank {recv.peer} never sends this message")
         sent_at, send = queue.popleft()
         if (send.start, send.stop) != (recv.start, recv.stop):
             raise ScheduleError(
-                f"rank {rank} step {place.step} expects chunks {recv.start}..{recv.stop} from rank {recv.peer}, "
+                f"rank {rank} step {place.step + 1} expects chunks {recv.start}..{recv.stop} from rank {recv.peer}, "
                 f"which sends {send.start}..{send.stop}"
             )
         self.sender_of[rank][place] = (recv.peer, sent_at)
@@ -110,7 +112,7 @@ class Ensemble:
                     yield Event(False, rank, step)
         stuck = [rank for rank in range(size) if completed[rank] < len(self.schedules[rank].steps)]
         if stuck:
-            raise ScheduleError(f"deadlock: ranks {stuck} wait in steps {[completed[rank] for rank in stuck]}")
+            raise ScheduleError(f"deadlock: ranks {stuck} wait in steps {[completed[rank] + 1 for rank in stuck]}")
 
 
 class Replay:
@@ -132,7 +134,7 @@ class Replay:
         self.combine = combine
         self.heard_from = [1 << rank for rank in range(len(schedules))]
         """Per rank a bit set: whose start it can know of; a barrier needs all."""
-        self._wire: dict[tuple[int, Place], tuple[list[Any], int]] = {}
+        self._wire: dict[tuple[int, Posting], tuple[list[Any], int]] = {}
         self._reading: list[list[tuple[int, Send]]] = [[] for _ in schedules]
         self._writing: list[list[tuple[int, Recv]]] = [[] for _ in schedules]
 
@@ -153,33 +155,37 @@ class Replay:
         for send in step.sends:
             values = vector[send.start : send.stop]
             if None in values:
-                raise ScheduleError(f"rank {rank} step {number}: sends chunks that it does not hold: {send}")
+                raise ScheduleError(f"rank {rank} step {number + 1}: sends chunks that it does not hold: {send}")
             for earlier, recv in writing:
                 if _overlap(send, recv):
-                    raise ScheduleError(f"rank {rank} step {number}: sends {send} while step {earlier} changes it")
+                    raise ScheduleError(
+                        f"rank {rank} step {number + 1}: sends {send} while step {earlier + 1} changes it"
+                    )
         reading.extend((number, send) for send in step.sends)
         for recv in step.recvs:
             self._check_target(rank, number, recv)
             writing.append((number, recv))
         for index, send in enumerate(step.sends):
-            self._wire[rank, Place(number, index)] = (vector[send.start : send.stop], self.heard_from[rank])
+            self._wire[rank, Posting(number, index)] = (vector[send.start : send.stop], self.heard_from[rank])
 
     def _check_target(self, rank: int, number: int, recv: Recv) -> None:
         """A copy lands at once, so nothing in flight may touch its range; a reduction lands at completion."""
         lands_now = recv.reduce is Reduce.COPY
         for other, send in self._reading[rank]:
             if _overlap(send, recv) and lands_now:
-                raise ScheduleError(f"rank {rank} step {number}: receives over {send}, in flight since step {other}")
+                raise ScheduleError(
+                    f"rank {rank} step {number + 1}: receives over {send}, in flight since step {other + 1}"
+                )
         for _, earlier in self._writing[rank]:
             if _overlap(earlier, recv) and (lands_now or earlier.reduce is Reduce.COPY):
-                raise ScheduleError(f"rank {rank} step {number}: two receives in flight into {recv}, {earlier}")
+                raise ScheduleError(f"rank {rank} step {number + 1}: two receives in flight into {recv}, {earlier}")
 
     def _complete(self, rank: int, number: int) -> None:
         step = self.ensemble.schedules[rank].steps[number]
         self._reading[rank] = [entry for entry in self._reading[rank] if entry[0] != number]
         self._writing[rank] = [entry for entry in self._writing[rank] if entry[0] != number]
         for index, recv in enumerate(step.recvs):
-            peer, sent_at = self.ensemble.sender_of[rank][Place(number, index)]
+            peer, sent_at = self.ensemble.sender_of[rank][Posting(number, index)]
             values, known = self._wire.pop((peer, sent_at))
             self.heard_from[rank] |= known
             for chunk, value in zip(range(recv.start, recv.stop), values, strict=True):
@@ -190,7 +196,7 @@ class Replay:
         if reduce in (Reduce.COPY, Reduce.REPLACE):
             self.vectors[rank][chunk] = value
         elif own is None:
-            raise ScheduleError(f"rank {rank} step {number}: reduces into chunk {chunk}, which it does not hold")
+            raise ScheduleError(f"rank {rank} step {number + 1}: reduces into chunk {chunk}, which it does not hold")
         elif reduce is Reduce.RECEIVED_FIRST:
             self.vectors[rank][chunk] = self.combine(value, own)
         else:

@@ -25,8 +25,8 @@ section 3.
 
 from __future__ import annotations
 
-from mpicoll.schedules.parts import Irregular, Part, Rotation
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
+from mpicoll.schedules.all_ranks import Irregular, Part, Rotation
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 

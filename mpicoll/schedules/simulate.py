@@ -23,10 +23,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from mpicoll.schedules.algorithms import Algorithm
+from mpicoll.schedules.all_ranks import Irregular, Rotation, Structure
 from mpicoll.schedules.columns import Columns
 from mpicoll.schedules.machine import IDENTITY, Link, MachineDescription, ReduceClass, Wire
-from mpicoll.schedules.parts import Irregular, Rotation, Structure
-from mpicoll.schedules.registry import Algorithm
 from mpicoll.schedules.types import Reduce
 
 Array = np.ndarray
@@ -135,8 +135,10 @@ class _World:
         crowd = (float(there.max()) - machine.cores) / max(1, machine.crowd - machine.cores)
         links = machine.inside, machine.between
         self.inside, self.between = (_Curve(link.at(crowd), machine.reduce, wire) for link in links)
-        # Where it was measured how crowded cores slow a link down, nothing is to be added.
-        self.turns_inside, self.turns_between = (np.ones(len(nodes)) if link.crowded else self.slow for link in links)
+        # Where it was measured how oversubscribed cores slow a link down, nothing is to be added.
+        self.turns_inside, self.turns_between = (
+            np.ones(len(nodes)) if link.oversubscribed else self.slow for link in links
+        )
         self.step = machine.step * self.slow
 
     def share(self, source: Array, dest: Array, group: Array | int = 0) -> tuple[Array, Array]:

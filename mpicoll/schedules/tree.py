@@ -16,8 +16,8 @@ Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication 
 
 from __future__ import annotations
 
-from mpicoll.schedules.parts import Irregular, Part, Rotation
-from mpicoll.schedules.registry import register
+from mpicoll.schedules.algorithms import register
+from mpicoll.schedules.all_ranks import Irregular, Part, Rotation
 from mpicoll.schedules.ring import ring_allgather_steps
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 

@@ -4,7 +4,7 @@ Terms
 -----
 chunk
     The smallest piece of the vector that a schedule speaks of, by its number. Which elements a chunk holds is
-    decided only when a buffer arrives (:mod:`mpicoll.runtime.lowering`).
+    decided only when a buffer arrives (:mod:`mpicoll.messages.lowering`).
 step
     Sends and receives that are posted together and waited for together. A receive that reduces is folded into the
     vector after *all* messages of its step are through, in the order in which the receives are listed.
@@ -65,7 +65,7 @@ class Schedule:
     Parameters
     ----------
     collective, algorithm
-        Their names, as in :mod:`mpicoll.schedules.collectives` and :mod:`mpicoll.schedules.registry`.
+        Their names, as in :mod:`mpicoll.schedules.collective_table` and :mod:`mpicoll.schedules.algorithms`.
     size, rank
         Number of ranks and this one. ``root`` matters to rooted collectives only.
     chunks

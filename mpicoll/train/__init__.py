@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpicoll.train.failures import (
+    from mpicoll.errors import (
         CheckpointFailed,
         DataError,
         NonFiniteLoss,
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
         TrainingError,
         UsageError,
     )
-    from mpicoll.train.monitor import Callback
-    from mpicoll.train.own_model import TrainableModel
-    from mpicoll.train.tally import EpochRecord, StepRecord
-    from mpicoll.train.trainer import ArrayDataset, EarlyStopping, Trainer
+    from mpicoll.models.own_model import TrainableModel
+    from mpicoll.train.metrics import EpochRecord, StepRecord
+    from mpicoll.train.strategies import LocalSGD, ParameterServer
+    from mpicoll.train.trainer import ArrayDataset, Callback, EarlyStopping, Trainer
 
 _MODULES = {
-    "ArrayDataset": "trainer",
-    "Callback": "monitor",
-    "CheckpointFailed": "failures",
-    "DataError": "failures",
-    "EarlyStopping": "trainer",
-    "EpochRecord": "tally",
-    "NonFiniteLoss": "failures",
-    "ReplicasDiffer": "failures",
-    "StepRecord": "tally",
-    "TrainableModel": "own_model",
-    "Trainer": "trainer",
-    "TrainingError": "failures",
-    "UsageError": "failures",
+    "ArrayDataset": "train.trainer",
+    "Callback": "train.trainer",
+    "CheckpointFailed": "errors",
+    "DataError": "errors",
+    "EarlyStopping": "train.trainer",
+    "EpochRecord": "train.metrics",
+    "LocalSGD": "train.strategies",
+    "NonFiniteLoss": "errors",
+    "ParameterServer": "train.strategies",
+    "ReplicasDiffer": "errors",
+    "StepRecord": "train.metrics",
+    "TrainableModel": "models.own_model",
+    "Trainer": "train.trainer",
+    "TrainingError": "errors",
+    "UsageError": "errors",
 }
 __all__ = [
     "ArrayDataset",
@@ -45,7 +47,9 @@ __all__ = [
     "DataError",
     "EarlyStopping",
     "EpochRecord",
+    "LocalSGD",
     "NonFiniteLoss",
+    "ParameterServer",
     "ReplicasDiffer",
     "StepRecord",
     "TrainableModel",
@@ -58,7 +62,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"mpicoll.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpicoll.environment import launched_rank, launcher_mismatch
-from mpicoll.errors import MpicollError
+from mpicoll.errors import MpicollError, TrainingError
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.environment import limit_threads
-from mpicoll.train.failures import TrainingError
 from mpicoll.train.options import HelpRequested, parse
-from mpicoll.train.report import complain, say
+from mpicoll.train.process_facts import limit_threads
+from mpicoll.train.run_report import complain, say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: TrainConfig, world: MPI.Intracomm) -> int:
-    from mpicoll.train.assemble import make_communicator
-    from mpicoll.train.run import run
+    from mpicoll.train.assembly import make_communicator
+    from mpicoll.train.training_run import run
 
     run(config, make_communicator(config, world))
     return 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import spans
+from mpicoll import tracing
 
 PHASES = ("start-up", "data", "compute", "communication", "evaluation", "checkpoints")
 
@@ -35,7 +35,7 @@ class Clock:
         finally:
             end = time.perf_counter()
             self.seconds[phase] += end - start
-            spans.note(span or phase, start, end)
+            tracing.note(span or phase, start, end)
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Count time that was spent on `source` as spent on `target`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mpicoll.train.failures import UsageError
+from mpicoll.errors import UsageError
 
 MODELS = ("mlp", "logistic", "conv")
 SCHEDULES = ("cosine", "constant", "step")
@@ -15,7 +15,10 @@ PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 NOOP = "noop"
 """The algorithm that sends nothing, to see what communication costs."""
 MODES = ("sync", "local", "ps", "p2p", "gossip")
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
+ASYNCHRONOUS = ("ps", "p2p", "gossip")
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
+LEARNING_RATES = {"sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001}
+"""Defaults of ``--lr``."""
 AVERAGINGS = ("periodic", "elastic")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
@@ -69,8 +72,8 @@ class TrainConfig:
         When backward passes are taken: ``"1f1b"``, as soon as they can be, or ``"gpipe"``, behind all forward ones.
     mode
         Who waits for whom; in ``"sync"``, everybody for everybody in each step.
-    optimizer
-        What a gradient does, ``"momentum"`` but in ``"ps"`` and ``"p2p"``.
+    optimizer, beta1, beta2, epsilon
+        The update rule, and settings of some; None for their defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
         Of ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
     servers, staleness, backup, damping, push, on_silence
@@ -121,6 +124,9 @@ class TrainConfig:
     pipeline_schedule: str = "1f1b"
     mode: str = "sync"
     optimizer: str = "momentum"
+    beta1: float | None = None
+    beta2: float | None = None
+    epsilon: float | None = None
     sync_every: int = 16
     averaging: str = "periodic"
     servers: int = 0
@@ -145,6 +151,19 @@ class TrainConfig:
     trace_steps: int = 200
     progress: bool = True
     quiet: bool = False
+
+    @property
+    def optimizer_settings(self) -> dict[str, float]:
+        """Settings of the optimizer that differ from its defaults."""
+        if self.optimizer == "momentum":
+            return {"momentum": self.momentum, "nesterov": float(self.nesterov)}
+        given = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """True if workers take steps without each other."""
+        return self.mode in ASYNCHRONOUS
 
     @property
     def step_batch(self) -> int:

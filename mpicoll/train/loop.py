@@ -1,4 +1,4 @@
-"""The training loop: shard, compute, add up, update; then evaluate and check that all replicas agree."""
+"""The training loop: a share of a batch, its gradient, an update; then callbacks, and evaluation after epochs."""
 
 from __future__ import annotations
 
@@ -6,44 +6,60 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import spans
+from mpicoll import tracing
+from mpicoll.data.datasets import Dataset, Samples
+from mpicoll.errors import NonFiniteLoss, ReplicasDiffer, TrainingError
+from mpicoll.models.micro_batches import StepExecutor
+from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.strategy import CommunicationStatistics, Strategy
+from mpicoll.train.asynchronous.placed_momentum import is_fed_back
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
-from mpicoll.train.course import Course, Reader, shares_for_evaluation
-from mpicoll.train.data import Dataset, Samples
-from mpicoll.train.engine import Engine
-from mpicoll.train.environment import process_age
-from mpicoll.train.failures import NonFiniteLoss, ReplicasDiffer
-from mpicoll.train.mesh import Mesh
-from mpicoll.train.models import Storage
-from mpicoll.train.monitor import Monitor
-from mpicoll.train.strategy import Strategy, Traffic
-from mpicoll.train.tally import EpochRecord, StepRecord, Tally
+from mpicoll.train.coordination import Coordination, LeftBehind, Share, ShareResult
+from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means
+from mpicoll.train.process_facts import process_age
+from mpicoll.train.run_report import complain
+from mpicoll.train.step_plan import BatchReader, shares_for_evaluation
 
 
-class Saving(Protocol):
-    """Callback interface of a training run, which may save it; collective."""
+class LoopCallback:
+    """Base class of a loop's callbacks; this one does nothing.
 
-    def after_step(self, trainer: SynchronousLoop, steps: int) -> None:
-        """So many steps are done."""
+    Where ranks take steps together, callbacks are called on all of them; in asynchronous training on rank 0, the
+    chief, and at the end on all. `done` counts shares: `loop.coordination.shares_per_step` make up a step.
+    """
 
-    def after_epoch(self, trainer: SynchronousLoop, steps: int) -> None:
-        """So are they, and with them an epoch."""
+    def on_step(self, loop: Loop, done: int) -> None:
+        """Called between two steps of this rank: so many shares of the run are done."""
 
-    def save(self, trainer: SynchronousLoop, steps: int) -> None:
-        """They are, and the run ends early."""
+    def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
+        """Called when an epoch has ended, and was evaluated if that was due."""
+
+    def on_checkpoint(self, loop: Loop, steps: int) -> None:
+        """Called when a checkpoint after so many steps is on the disk."""
+
+    def at_rest(self, loop: Loop, done: int) -> None:
+        """Called behind both: nothing is under way on this rank, and its state may be saved."""
+
+    def at_end(self, loop: Loop, done: int) -> None:
+        """Called when no step is left or the run was stopped, before ranks leave; not after a failure."""
 
 
-class SynchronousLoop:
-    """One rank's part of the model and what it needs to take steps.
+class Loop:
+    """Steps of one rank, in any strategy.
 
-    Collective over the mesh: construction and every method.
+    The *strategy* has the parameters, and says what lies between a gradient and the next parameters; the
+    *coordination* says which shares of which steps are this rank's, and how the ranks learn that one wants to stop or
+    has failed.
+
+    Collective over the mesh: construction, `train`, `facts`, `check_replicas`; and `evaluate`, where ranks take steps
+    together and after the end.
 
     Attributes
     ----------
@@ -51,119 +67,128 @@ class SynchronousLoop:
         What was known after each.
     gradient_norm : float
         Of all gradients in the last step; NaN where the strategy does not know it.
-    stopped : bool
-        Whether it ended early because some rank was asked to stop.
     """
 
     def __init__(
-        self, config: TrainConfig, mesh: Mesh, dataset: Dataset, engine: Engine, strategy: Strategy, clock: Clock
+        self,
+        config: TrainConfig,
+        mesh: Mesh,
+        dataset: Dataset,
+        engine: StepExecutor,
+        strategy: Strategy,
+        coordination: Coordination,
+        clock: Clock,
+        epochs: Sequence[EpochRecord] = (),
     ) -> None:
-        self._config, self._mesh, self._dataset = config, mesh, dataset
-        self._engine, self.strategy, self.clock = engine, strategy, clock
-        self.course = Course(config, dataset.train.count)
-        self._reader = Reader(config, dataset)
-        self.tally = Tally(mesh.world)
-        self.epochs: list[EpochRecord] = []
-        self.gradient_norm = math.nan
-        self.seconds_to_first_step = 0.0
-        self.first_step, self.samples_seen, self.stopped = 0, 0, False
-
-    @property
-    def storage(self) -> Storage:
-        """Parameter store of the model."""
-        return self.strategy
+        self._config, self._mesh, self._dataset, self._engine = config, mesh, dataset, engine
+        self.strategy, self.coordination, self.clock = strategy, coordination, clock
+        self.step_plan = coordination.step_plan
+        self._reader = BatchReader(config, dataset)
+        self.epochs = list(epochs)
+        self.gradient_norm, self.seconds_to_first_step = math.nan, 0.0
+        self._callbacks: tuple[LoopCallback, ...] = ()
+        self._attended = coordination.first
 
     @property
     def records(self) -> list[StepRecord]:
-        """One record for each step taken, those before a checkpoint included."""
-        return self.tally.records
+        """Steps whose loss is known on this rank; at the end all of them, on all ranks."""
+        return self.coordination.records
 
-    def lagging(self) -> int | None:
-        """Return a rank for which the others have waited lately, if there is one."""
-        return self.tally.pace.lagging()
+    @property
+    def first_step(self) -> int:
+        """Steps of the run that had been taken before."""
+        return self.coordination.first // self.coordination.shares_per_step
 
     def ask_to_stop(self) -> None:
         """Let all ranks stop soon; may be called from a signal handler."""
-        self.tally.ask_to_stop()
+        self.coordination.ask_to_stop()
 
-    @property
-    def samples_per_second(self) -> float:
-        """Training samples of all ranks a second of training steps, so far."""
-        stepping = self.clock.stepping
-        return self.samples_seen / stepping if stepping else 0.0
+    # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def train(self, monitor: Monitor, saver: Saving) -> None:
-        """Take all steps that are left; evaluate after epochs.
+    def train(self, callbacks: Sequence[LoopCallback]) -> None:
+        """Take all steps that are left, until all ranks have one model.
 
         Raises
         ------
         NonFiniteLoss, ReplicasDiffer, CheckpointFailed
             On every rank.
         """
-        began = time.perf_counter()
-        for epoch, steps in self.course.epochs(self.first_step):
-            stepping, seen = self.clock.stepping, self.samples_seen
-            self._train_epoch(epoch, steps, monitor, saver)
-            with self.clock.spent_on("communication"):
-                self.strategy.meet()
-            if self.stopped:
-                return
-            pace = (self.samples_seen - seen) / max(self.clock.stepping - stepping, 1e-9)
-            self.epochs.append(self._evaluated(epoch, steps.stop, began, pace))
-            monitor.after_epoch(self.epochs[-1])
-            with self.clock.spent_on("evaluation"):
-                self.check_replicas()
-            saver.after_epoch(self, steps.stop)
+        self._callbacks, self._began = tuple(callbacks), time.perf_counter()
+        coordination = self.coordination
+        try:
+            self._take_steps()
+            if coordination.attends:
+                self._end(coordination.settle())
+        except TrainingError as error:
+            coordination.fail(error)
+        self.epochs = coordination.finish(self.epochs)
+        self._note_epochs(coordination.done)
 
-    def _evaluated(self, epoch: int, steps: int, began: float, pace: float) -> EpochRecord:
-        due = (epoch + 1) % self._config.evaluate_every == 0 or steps == self.course.total_steps
-        loss, accuracy = (self.evaluate() if due else None) or (None, None)
-        return EpochRecord(epoch, steps, *self._epoch_means(epoch), loss, accuracy, time.perf_counter() - began, pace)
+    def _take_steps(self) -> None:
+        coordination = self.coordination
+        try:
+            for share in coordination.shares():
+                if coordination.attends:
+                    self._attend(share.done)
+                self._take_step(share)
+        except LeftBehind as error:
+            complain(str(error))
 
-    def _epoch_means(self, epoch: int) -> tuple[float, float]:
-        """Return mean loss and accuracy of an epoch, the last one so far, over its samples."""
-        records = self.records[epoch * self.course.steps_per_epoch :]
-        counts = [self.course.batch_count(record.step) for record in records]
-        loss, accuracy = (
-            sum(getattr(record, name) * count for record, count in zip(records, counts, strict=True)) / sum(counts)
-            for name in ("loss", "accuracy")
-        )
-        return loss, accuracy
+    def _end(self, done: int) -> None:
+        if self.coordination.together:
+            self._attend(done)
+        else:  # the last epochs are evaluated with the model that all workers have in the end
+            self._report(done)
+        for callback in self._callbacks:
+            callback.at_end(self, done)
 
-    def _train_epoch(self, epoch: int, steps: range, monitor: Monitor, saver: Saving) -> None:
-        for step in steps:
-            self._take_step(step, epoch, last=step == steps[-1])
-            monitor.after_step(self)
-            if self.tally.stop:
-                saver.save(self, step + 1)
-                self.stopped = True
-                return
-            saver.after_step(self, step + 1)
+    def _attend(self, done: int) -> None:
+        """Call callbacks, if any step was taken since the last time."""
+        if done == self._attended:
+            return
+        self._report(done)
+        self._note_epochs(done)
+        for callback in self._callbacks:
+            callback.at_rest(self, done)
 
-    def _take_step(self, step: int, epoch: int, *, last: bool) -> None:
-        config, clock = self._config, self.clock
+    def _report(self, done: int) -> None:
+        self._attended = done
+        for callback in self._callbacks:
+            callback.on_step(self, done)
+
+    def announce_checkpoint(self, steps: int) -> None:
+        """Let callbacks know of a checkpoint."""
+        for callback in self._callbacks:
+            callback.on_checkpoint(self, steps)
+
+    def _note_epochs(self, done: int) -> None:
+        """Note the epochs that have ended since the last time."""
+        known = self.epochs[-1].epoch + 1 if self.epochs else self.first_step // self.step_plan.steps_per_epoch
+        ended = self.coordination.epochs_over(done)
+        for epoch in range(known, ended):
+            self._note_epoch(epoch, is_newest=epoch == ended - 1)
+
+    def _take_step(self, share: Share) -> None:
+        clock, strategy, step = self.clock, self.strategy, share.step
         began, waited = time.perf_counter(), self._waited()
-        spans.at_step(step)
+        tracing.at_step(step)
         with clock.spent_on("data"):
-            indices, count = self.course.samples(step, self._mesh.replicas, self._mesh.replica)
+            indices, count = self.step_plan.samples(step, share.parts, share.part)
             parts = self._reader.parts(indices)
         with self._computing():
-            compress = step >= config.warmup_dense
-            loss, correct = self._engine.gradients(self.strategy, parts, 1 / count, compress=compress)
+            strategy.fetch()
+            compress = step >= self._config.warmup_dense
+            loss, correct = self._engine.gradients(strategy, parts, 1 / count, compress=compress)
+        self.coordination.check(step, loss)
         with clock.spent_on("communication"):
-            self.strategy.reduce()
-        rate = self.course.rate(step)
+            strategy.reduce()
+        rate = self.step_plan.rate(step)
         with self._computing("update"):
-            self.gradient_norm = self.strategy.update(rate, config.clip)
+            self.gradient_norm = strategy.update(rate, self._config.clip)
         seconds = time.perf_counter() - began
-        self.samples_seen += count
-        told = (loss, correct) if self._mesh.speaks else (0.0, 0)
         computed = seconds - (self._waited() - waited)
-        due = self.tally.add(step, epoch, rate, count, *told, computed)
-        if due or last or step == self.first_step:
-            with clock.spent_on("communication", "tally"):
-                self.tally.settle(seconds)
-        if step == self.first_step:
+        self.coordination.record(share, ShareResult(rate, count, len(indices), loss, correct, seconds, computed))
+        if self.seconds_to_first_step == 0:
             self.seconds_to_first_step = process_age()
 
     @contextlib.contextmanager
@@ -178,8 +203,56 @@ class SynchronousLoop:
         """Return the seconds that this rank has spent on messages so far."""
         return self.strategy.traffic().waited + self._engine.waited
 
+    # ---- epochs -----------------------------------------------------------------------------------------------------
+
+    def _note_epoch(self, epoch: int, *, is_newest: bool) -> None:
+        """Note an epoch that has ended; evaluate if that is due, and no other has ended since."""
+        plan = self.step_plan
+        with self.clock.spent_on("communication"):
+            self.strategy.meet()
+        pace, steps = self.coordination.epoch_pace(), min((epoch + 1) * plan.steps_per_epoch, plan.total_steps)
+        due = is_newest and ((epoch + 1) % self._config.evaluate_every == 0 or steps == plan.total_steps)
+        loss, accuracy = (self.evaluate() if due else None) or (None, None)
+        means, seconds = epoch_means(plan, self.records, epoch), time.perf_counter() - self._began
+        self.epochs.append(EpochRecord(epoch, steps, *means, loss, accuracy, seconds, pace))
+        for callback in self._callbacks:
+            callback.on_epoch(self, self.epochs[-1])
+        if self.coordination.together:
+            with self.clock.spent_on("evaluation"):
+                self.check_replicas()
+
+    def evaluate(self) -> tuple[float, float] | None:
+        """Return mean loss and accuracy over the test samples, None where there are none or there is no one model.
+
+        Collective where ranks are together; otherwise this rank alone evaluates what its strategy has.
+
+        Raises
+        ------
+        NonFiniteLoss
+            On every rank that takes part.
+        """
+        samples = self._dataset.test
+        if self._config.algorithm == NOOP or samples.count == 0:
+            return None
+        with self.clock.spent_on("evaluation"):
+            loss, correct = (self._test_sums(samples) / samples.count).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {len(self.records)} steps")
+        return loss, correct
+
+    def _test_sums(self, samples: Samples) -> np.ndarray:
+        mesh, together, sums = self._mesh, self.coordination.together, np.zeros(2)
+        share = (mesh.replicas, mesh.replica) if together else (1, 0)
+        for x, y in shares_for_evaluation(samples, *share):
+            sums += self._engine.loss(self.strategy, x, y)
+        if together:
+            if not mesh.speaks:
+                sums[:] = 0
+            mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        return sums
+
     def check_replicas(self) -> str | None:
-        """Return the SHA-256 of the parameters, of all parts of the model, as hexadecimal digits.
+        """Return the SHA-256 of the parameters, of all parts of the model, as hexadecimal digits. Collective.
 
         None where gradients are not exchanged, and replicas differ.
 
@@ -200,49 +273,19 @@ class SynchronousLoop:
             raise ReplicasDiffer(f"the parameters of rank {ranks} differ from those of the other ranks")
         return (common[0] if places == 1 else hashlib.sha256(b"".join(common)).digest()).hex()
 
+    # ---- report -----------------------------------------------------------------------------------------------------
+
     def facts(self) -> dict[str, Any]:
         """Return what a report has to say of how the ranks work together. Collective."""
-        traffic, taken = self._mean_traffic(), max(1, len(self.records) - self.first_step)
-        slowest = self.tally.pace.slowest()
+        world, coordination = self._mesh.world, self.coordination
+        sums = np.array([*self.strategy.traffic(), coordination.taken])
+        world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        traffic = CommunicationStatistics(*sums[:-1].tolist())
         return {
-            "sent_nbytes_per_step": traffic.sent / taken,
+            "sent_nbytes_per_step": traffic.sent / max(1, sums[-1]),
             "compression_ratio": traffic.dense / traffic.sent if traffic.sent else None,
             "overlap": 1 - traffic.waited / traffic.under_way if traffic.under_way else None,
-            "error_feedback": any(name.startswith("owed.") for name in self.strategy.own_state()),
+            "error_feedback": is_fed_back(self._config),
             "nbytes": self.strategy.nbytes(),
-            "slowest_rank": slowest and slowest._asdict(),
-            "mode": None,
+            **coordination.facts(),
         }
-
-    def _mean_traffic(self) -> Traffic:
-        """Return the mean over all ranks."""
-        sums = np.array(self.strategy.traffic())
-        self._mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-        return Traffic(*(sums / self._mesh.world.Get_size()).tolist())
-
-    def evaluate(self) -> tuple[float, float] | None:
-        """Return mean loss and accuracy over the test samples, None where there are none or there is no one model.
-
-        Raises
-        ------
-        NonFiniteLoss
-            On every rank.
-        """
-        if self._config.algorithm == NOOP:
-            return None
-        with self.clock.spent_on("evaluation"):
-            return self._evaluate(self._dataset.test)
-
-    def _evaluate(self, samples: Samples) -> tuple[float, float] | None:
-        if samples.count == 0:
-            return None
-        mesh, sums = self._mesh, np.zeros(2)
-        for x, y in shares_for_evaluation(samples, mesh.replicas, mesh.replica):
-            sums += self._engine.loss(self.strategy, x, y)
-        if not mesh.speaks:
-            sums[:] = 0
-        mesh.world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-        loss, correct = (sums / samples.count).tolist()
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {len(self.records)} steps")
-        return loss, correct

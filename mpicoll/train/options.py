@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mpicoll import __version__
-from mpicoll.train.checks import DEFAULTS, FILTERS, HIDDEN, LATER, complete
+from mpicoll.errors import UsageError
 from mpicoll.train.config import (
     AVERAGINGS,
     DTYPES,
@@ -24,10 +24,16 @@ from mpicoll.train.config import (
     SILENCES,
     TrainConfig,
 )
-from mpicoll.train.failures import UsageError
+from mpicoll.train.option_checks import DEFAULTS, FILTERS, HIDDEN, LATER, complete
+from mpicoll.train.strategies import STRATEGIES
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
+_OF_OPTIMIZERS = {
+    "beta1": "adam and adamw: decay of the mean of gradients (default: 0.9)",
+    "beta2": "adam and adamw: decay of the mean of their squares (default: 0.999)",
+    "epsilon": "adagrad, adam and adamw: number added to the divisor (default: 1e-10, 1e-8, 1e-8)",
+}
 _DESCRIPTION = """\
 Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
 added up by mpicoll, and all ranks hold the same model, bit for bit. A run gives the same loss curve on any number of
@@ -48,7 +54,7 @@ examples:
   mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
   mpirun -n 8 python -m mpicoll.train --dataset ~/mnist --algorithm ring --epochs 5
   mpirun -n 8 python -m mpicoll.train --compression sign --warmup-dense 100
-  mpirun -n 8 python -m mpicoll.train --mode ps --servers 2 --staleness 4 --compression int8
+  mpirun -n 8 python -m mpicoll.train --strategy parameter_server --servers 2 --staleness 4 --compression int8
   mpirun -n 8 python -m mpicoll.train --dataset x.npy --labels y.npy --model logistic"""
 
 
@@ -125,9 +131,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end before")
     group.add_argument("--batch", type=_integer(1), metavar="N",
                        help="samples a step, all ranks together (default: %(default)s)")  # fmt: skip
-    group.add_argument("--lr", type=_real(0), metavar="X", help="learning rate at its highest (default: %(default)s)")
-    group.add_argument("--momentum", type=_real(0, 1), metavar="X", help="0 for none (default: %(default)s)")
-    group.add_argument("--nesterov", action="store_true", help="look ahead along the momentum")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
+                       "all but adamw, gossip has momentum (default: %(default)s)")  # fmt: skip
+    group.add_argument("--lr", type=_real(0), metavar="X", help="learning rate at its highest (default: 0.1 for sgd "
+                       "and momentum, 0.01 for adagrad, 0.001 for adam and adamw)")  # fmt: skip
+    for name, text in _OF_OPTIMIZERS.items():
+        in_range = _real(0, open_start=True) if name == "epsilon" else _real(0, 1)
+        group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
+    group.add_argument(
+        "--momentum", type=_real(0, 1), metavar="X", help="of --optimizer momentum (default: %(default)s)"
+    )
+    group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=_real(0), metavar="X",
                        help="L2 penalty, added to the gradient of weights but not of biases "
                        "(default: %(default)s)")  # fmt: skip
@@ -150,8 +164,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "library), ring, ...; noop: not at all, which shows what communication costs; "
                        "`python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
-                       help="the most that one Allreduce takes, such as 64K or 4M; with --shard, the least that layers "
-                       "which travel together have (default: 4M)")  # fmt: skip
+                       help="the most that one Allreduce takes, such as 64K or 4M; with a sharded strategy, the least "
+                       "that layers which travel together have (default: 4M)")  # fmt: skip
     group.add_argument("--compression", metavar="SPEC", help="how gradients (float32) are compressed on their way: "
                        "fp16, int8, int4:block=128, sign, ... (default: not at all)")  # fmt: skip
     group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether what compression loses is kept and "
@@ -164,9 +178,6 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
 
 def _add_sharing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sharing the work")
-    group.add_argument("--shard", choices=SHARDINGS, help="what is divided among the replicas, where each "
-                       "would hold it: the optimizer's state; gradients too; parameters too "
-                       "(default: %(default)s)")  # fmt: skip
     group.add_argument("--tensor", type=_integer(1), metavar="N",
                        help="ranks that share every layer (default: %(default)s)")  # fmt: skip
     group.add_argument("--pipeline", type=_integer(1), metavar="N", help="groups of ranks that share the layers, each "
@@ -176,32 +187,37 @@ def _add_sharing(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="one forward and one backward pass in "
                        "turn, or all forward passes first, which takes more memory (default: 1f1b)")  # fmt: skip
     group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
-                       "computed; auto: between hosts; no effect with --shard gradients; with --shard parameters, "
+                       "computed; auto: between hosts; no effect with sharded_gradients; with sharded, "
                        "whether layers come while others are used; auto: yes (default: %(default)s)")  # fmt: skip
 
 
-def _add_modes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("who waits for whom")
-    group.add_argument("--mode", choices=MODES, help="sync: all ranks take each step together; local: each takes steps "
-                       "of its own, and replicas are averaged now and then; ps: workers push gradients to parameter "
-                       "servers and go on; p2p: to each other; gossip: each passes half of what it has to one other "
-                       "rank (default: %(default)s)")  # fmt: skip
-    group.add_argument("--optimizer", choices=OPTIMIZERS, help="what a gradient does in ps and p2p; otherwise momentum "
-                       "(default: %(default)s)")  # fmt: skip
+def _add_strategies(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("strategy")
+    group.add_argument("--strategy", choices=tuple(STRATEGIES), help="replicated: every rank holds the model, and all "
+                       "take each step together; sharded_optimizer, sharded_gradients, sharded: they divide the "
+                       "optimizer's state, gradients too, parameters too; local: each takes steps of its own, and "
+                       "replicas are averaged now and then; parameter_server: workers push gradients to servers and "
+                       "go on; peer_to_peer: to each other; gossip: each passes half of what it has to one other "
+                       "rank (default: replicated)")  # fmt: skip
+    group.add_argument("--mode", choices=MODES, help="older names of strategies: sync, local, ps (parameter_server), "
+                       "p2p (peer_to_peer), gossip")  # fmt: skip
+    group.add_argument("--shard", choices=SHARDINGS, help="older names of strategies: none (replicated), optimizer "
+                       "(sharded_optimizer), gradients (sharded_gradients), parameters (sharded)")  # fmt: skip
     group.add_argument("--sync-every", type=_integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
     group.add_argument("--averaging", choices=AVERAGINGS, help="local: take the mean, or draw replicas and a common "
                        "centre towards each other (default: periodic)")  # fmt: skip
-    group.add_argument("--servers", type=_integer(1), metavar="N", help="ps: the last N ranks are servers, each of a "
+    group = parser.add_argument_group("strategy parameter_server")
+    group.add_argument("--servers", type=_integer(1), metavar="N", help="the last N ranks are servers, each of a "
                        "part of the parameters (default: 1)")  # fmt: skip
-    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="ps: a worker that is further ahead of "
+    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="a worker that is further ahead of "
                        "the slowest waits; 0: all take each step together (default: nobody waits)")  # fmt: skip
-    group.add_argument("--backup", type=_integer(1), metavar="N", help="ps with --staleness 0: the last N gradients of "
+    group.add_argument("--backup", type=_integer(1), metavar="N", help="with --staleness 0: the last N gradients of "
                        "each step are not waited for, and left out (default: 0)")  # fmt: skip
-    group.add_argument("--damping", action="store_true", help="ps: a gradient that is late counts less")
-    group.add_argument("--push", choices=PUSHES, help="ps: gradients go to mailboxes of the server, which applies "
+    group.add_argument("--damping", action="store_true", help="a gradient that is late counts less")
+    group.add_argument("--push", choices=PUSHES, help="gradients go to mailboxes of the server, which applies "
                        "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
-    group.add_argument("--on-silence", choices=SILENCES, help="ps: a worker that is silent for longer than --timeout "
+    group.add_argument("--on-silence", choices=SILENCES, help="a worker that is silent for longer than --timeout "
                        "ends the run if others wait for it, or is dropped (default: raise)")  # fmt: skip
 
 
@@ -263,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    groups = (_add_data, _add_model, _add_training, _add_communication, _add_sharing, _add_modes, _add_checkpoints,
+    groups = (_add_data, _add_model, _add_training, _add_communication, _add_strategies, _add_sharing, _add_checkpoints,
               _add_output, _add_experiments)  # fmt: skip
     for add in groups:
         add(parser)

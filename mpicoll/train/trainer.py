@@ -11,28 +11,19 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.assemble import make_communicator
-from mpicoll.train.checks import DEFAULTS
+from mpicoll.data.datasets import Dataset, OwnSamples, check_same_data
+from mpicoll.errors import TrainingError, UsageError
+from mpicoll.models.own_model import OwnModel, TrainableModel
+from mpicoll.models.sequential import Model
+from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.data import Dataset, OwnSamples, check_same_data
-from mpicoll.train.failures import UsageError
-from mpicoll.train.models import Model
-from mpicoll.train.monitor import Callback
+from mpicoll.train.loop import Loop
+from mpicoll.train.metrics import EpochRecord, StepRecord
+from mpicoll.train.option_checks import DEFAULTS
 from mpicoll.train.options import parse
-from mpicoll.train.own_model import OwnModel, TrainableModel
-from mpicoll.train.run import Loop, run
+from mpicoll.train.strategies import STRATEGIES, Strategy
+from mpicoll.train.training_run import Observer, run
 
-STRATEGIES = {
-    "replicated": (),
-    "sharded_optimizer": ("--shard=optimizer",),
-    "sharded_gradients": ("--shard=gradients",),
-    "sharded": ("--shard=parameters",),
-    "local": ("--mode=local",),
-    "parameter_server": ("--mode=ps",),
-    "peer_to_peer": ("--mode=p2p",),
-    "gossip": ("--mode=gossip",),
-}
-"""What ``strategy`` may be, and the options of the command line that say the same."""
 _GIVEN = ("dataset", "labels", "test_fraction", "model", "hidden", "filters", "dtype", "mode", "shard")
 _OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)
@@ -66,6 +57,22 @@ class ArrayDataset:
         return self.x[indices], self.y[indices]
 
 
+class Callback:
+    """Base class of callbacks of a :class:`Trainer`; they are called on rank 0."""
+
+    def on_step(self, trainer: Trainer, record: StepRecord) -> None:
+        """Called with each step whose loss has become known; in synchronous training that is every few steps."""
+
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        """Called after an epoch, with its mean loss and accuracy and those over the test samples."""
+
+    def on_checkpoint(self, trainer: Trainer, steps: int) -> None:
+        """Called when a checkpoint after so many steps of the run is on the disk."""
+
+    def on_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
+        """Called when :meth:`Trainer.fit` is about to return `result`; not after an error."""
+
+
 class EarlyStopping(Callback):
     """Callback that ends training when the test loss has not improved for some evaluations.
 
@@ -81,7 +88,7 @@ class EarlyStopping(Callback):
         self.patience, self.min_delta = patience, min_delta
         self.best, self.waited = np.inf, 0
 
-    def on_epoch(self, trainer: Trainer, record: Any) -> None:
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
         """Compare the test loss with the best one so far."""
         if record.test_loss is None:
             return
@@ -108,10 +115,11 @@ class Trainer:
         Samples for evaluation after each epoch, of the same kind.
     comm : MPI.Intracomm, optional
         The ranks that train; ``MPI.COMM_WORLD`` by default.
-    strategy : str
+    strategy : str, ParameterServer or LocalSGD
         Placement and synchronisation of parameters, gradients and optimizer state: ``"replicated"``;
         ``"sharded_optimizer"``, ``"sharded_gradients"`` or ``"sharded"`` (ZeRO stages 1 to 3); ``"local"`` (local SGD);
-        ``"parameter_server"``, ``"peer_to_peer"`` or ``"gossip"`` (asynchronous).
+        ``"parameter_server"``, ``"peer_to_peer"`` or ``"gossip"`` (asynchronous). :class:`ParameterServer` and
+        :class:`LocalSGD` have options of their own.
     callbacks : sequence of Callback
         Called on rank 0.
     options
@@ -122,6 +130,8 @@ class Trainer:
     ----------
     parameters : list of np.ndarray
         The trained parameters, after :meth:`fit`, on every rank.
+    running
+        The loop while :meth:`fit` runs, else None.
 
     Raises
     ------
@@ -143,7 +153,7 @@ class Trainer:
         *,
         test_data: Any = None,
         comm: MPI.Intracomm | None = None,
-        strategy: str = "replicated",
+        strategy: str | Strategy = "replicated",
         callbacks: Sequence[Callback] = (),
         **options: Any,
     ) -> None:
@@ -151,7 +161,7 @@ class Trainer:
         self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
-        self._loop: Loop | None = None
+        self.running: Loop | None = None
         self.parameters: list[np.ndarray] = []
 
     def fit(self) -> dict[str, Any]:
@@ -163,31 +173,69 @@ class Trainer:
         Raises
         ------
         TrainingError
-            On every rank, such as NonFiniteLoss, DataError or CheckpointFailed.
+            On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have different data.
+        Exception
+            On the rank where the model, the data set or a callback raised it. The others wait for that rank, at most
+            for the timeout, unless the exception ends the job.
         """
-        comm = self._comm if isinstance(self._comm, Intracomm) else make_communicator(self._config, self._comm)
-        return run(self._config, comm, self._load, begun=self._note, ended=self._take, callbacks=self._callbacks)
+        try:
+            comm = self._comm if isinstance(self._comm, Intracomm) else make_communicator(self._config, self._comm)
+            result = run(self._config, comm, self._load, _Dispatch(self, self._model, self._callbacks))
+        except TrainingError as error:
+            text = _in_arguments(str(error))
+            if text == str(error):
+                raise
+            raise type(error)(text) from error
+        for callback in self._callbacks if comm.Get_rank() == 0 else ():
+            callback.on_end(self, result)
+        return result
 
     def stop(self) -> None:
         """End training soon, on all ranks; for callbacks and signal handlers."""
-        if self._loop is not None:
-            self._loop.ask_to_stop()
+        if self.running is not None:
+            self.running.ask_to_stop()
 
     def _load(self, config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
         train, test = OwnSamples(self._data), OwnSamples(self._test_data)
         check_same_data(comm, (train.count, test.count, self._model.shapes, self._model.dtype))
         return Dataset(train, test, 0, 0, None), self._model
 
-    def _note(self, loop: Loop) -> Trainer:
-        self._loop = loop
-        return self
 
-    def _take(self, loop: Loop, model: Model) -> None:
-        self.parameters = self._model.arrays(loop.storage)
+class _Dispatch(Observer):
+    """Calls a trainer's callbacks, and gives it the parameters at the end."""
+
+    def __init__(self, trainer: Trainer, model: OwnModel, callbacks: tuple[Callback, ...]) -> None:
+        self._trainer, self._model, self._callbacks = trainer, model, callbacks
+
+    def began(self, loop: Loop) -> None:
+        self._trainer.running = loop
+
+    def report(self, loop: Loop, records: list[StepRecord]) -> None:
+        for record in records:
+            for callback in self._callbacks:
+                callback.on_step(self._trainer, record)
+
+    def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
+        for callback in self._callbacks:
+            callback.on_epoch(self._trainer, record)
+
+    def on_checkpoint(self, loop: Loop, steps: int) -> None:
+        for callback in self._callbacks:
+            callback.on_checkpoint(self._trainer, steps)
+
+    def ended(self, loop: Loop) -> None:
+        self._trainer.running = None
+        self._trainer.parameters = self._model.arrays(loop.strategy)
 
 
-def _config(model: TrainableModel, data: Any, strategy: str, dtype: np.dtype, options: dict[str, Any]) -> TrainConfig:
+def _config(
+    model: TrainableModel, data: Any, strategy: str | Strategy, dtype: np.dtype, options: dict[str, Any]
+) -> TrainConfig:
     """Read options as the command line does, so that the same ones are refused."""
+    if isinstance(strategy, Strategy):
+        if twice := sorted(set(options) & set(strategy.options())):
+            raise TypeError(f"{twice[0]}: given to Trainer and to {type(strategy).__name__}")
+        options, strategy = {**options, **strategy.options()}, strategy.name
     if strategy not in STRATEGIES:
         raise UsageError(f"strategy: {strategy!r} is not one of {', '.join(STRATEGIES)}")
     for name in options:
@@ -197,11 +245,18 @@ def _config(model: TrainableModel, data: Any, strategy: str, dtype: np.dtype, op
             raise TypeError(f"{name}: there is no such option; there are {', '.join(OPTIONS)}")
     written = [text for name, value in options.items() for text in _written(name, value)]
     try:
-        config = parse([f"--dtype={dtype}", *STRATEGIES[strategy], *written])
+        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *written])
     except UsageError as error:
-        raise UsageError(re.sub(r"--([a-z-]+)", lambda match: match[1].replace("-", "_"), str(error))) from None
+        raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
     return replace(config, dataset=dataset, model=own, hidden=())
+
+
+def _in_arguments(text: str) -> str:
+    """Return a message of the command line with arguments of :class:`Trainer` in place of options."""
+    text = text.removeprefix("argument ")
+    text = re.sub(r"--strategy (\w+)", r"strategy='\1'", text)
+    return re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)
 
 
 def _written(name: str, value: Any) -> list[str]:

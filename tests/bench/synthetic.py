@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.records import BACK_TO_BACK, WRITTEN, Case, Result, Run
+from bench.result_files import BACK_TO_BACK, WRITTEN, Case, Result, ResultSet
 
 SIZES = tuple(8 * 4**power for power in range(10))
 PACE = {"native": 1.0, "auto": 0.5, "plan": 0.2, "ring": 1.4, "tree": 1.2}
@@ -20,7 +20,7 @@ def run(
     pace: Mapping[str, float] = PACE,
     manner: tuple[str, str] = (BACK_TO_BACK, WRITTEN),
     **metadata: Any,
-) -> Run:
+) -> ResultSet:
     """Return one launch: samples scatter in bursts, and each contender's launch has a pace of its own."""
     random = np.random.default_rng(seed)
     results = []
@@ -33,7 +33,7 @@ def run(
             case = Case("allreduce", nbytes, nbytes // 4, "float32", size, "", *manner)
             results.append(Result(case, name, samples, 10, 0, detail))
     facts = {"library": "MPICH 5", "thread_level": "multiple", "setting": "", "cores": 2, "ranks": size}
-    return Run("bench.collectives", {**facts, "warnings": [], **metadata}, results)
+    return ResultSet("bench.collectives", {**facts, "warnings": [], **metadata}, results)
 
 
 def _bursts(random: np.random.Generator) -> np.ndarray:

@@ -6,7 +6,7 @@ DENSE = {0: 0.95, 1: 0.96, 2: 0.94, 3: 0.97, 4: 0.93}
 
 
 def test_a_mean_has_an_interval():
-    assert accuracy.cell(DENSE) == "95.00% ±1.97"  # 2.78 x 1.58 / sqrt(5)
+    assert accuracy.cell(DENSE) == "95.00% ±1.96"  # 2.78 x 1.58 / sqrt(5)
     assert accuracy.cell({0: 0.95}) == "95.00%"
 
 

@@ -5,8 +5,8 @@ import pytest
 from mpi4py import MPI
 
 from bench.baselines import WAYS
-from bench.collectives import COLLECTIVES, Collective
-from bench.records import UNTOUCHED, WRITTEN
+from bench.collectives import COLLECTIVES, BenchCollective
+from bench.result_files import UNTOUCHED, WRITTEN
 from mpicoll import Intracomm
 
 NATIVES = ["native", "native persistent", "native Alloc_mem"]
@@ -20,7 +20,7 @@ class WithoutPersistent(MPI.Intracomm):
 
 
 def made(collective="allreduce", plain=MPI.Intracomm, **options):
-    contest = Collective(
+    contest = BenchCollective(
         (Intracomm(MPI.COMM_SELF), plain(MPI.COMM_SELF)), collective, 4000, "float32", "SUM", **options
     )
     contest.add(["auto", "plan", "copy"], ways=WAYS)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import compare, intervals, records
-from bench.records import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, Run
+from bench import compare, intervals, result_files
+from bench.result_files import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, ResultSet
 from tests.bench import synthetic
 
 SLOWED = {**synthetic.PACE, "ring": 1.3 * synthetic.PACE["ring"]}
 
 
-def save(folder: Path, runs: Iterable[Run]) -> str:
+def save(folder: Path, runs: Iterable[ResultSet]) -> str:
     for run in runs:
-        records.save_in(folder, run)
+        result_files.save_in(folder, run)
     return str(folder)
 
 

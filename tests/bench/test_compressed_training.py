@@ -8,7 +8,7 @@ from tests.bench.synthetic import row_cells
 
 
 def outcome(variant, seed, accuracy, task="digits"):
-    return bench.Outcome(task, variant, seed, 10, accuracy, [1.0, 0.5], 1000.0, 8.0, 0.002)
+    return bench.CompressionOutcome(task, variant, seed, 10, accuracy, [1.0, 0.5], 1000.0, 8.0, 0.002)
 
 
 def test_compressors_that_need_feedback_are_trained_with_and_without():
@@ -29,8 +29,8 @@ def test_means_are_compared_with_dense():
     lines = bench.table(outcomes).splitlines()
     assert "digits: 10 steps, 3 seeds" in lines
     rows = [row_cells(line) for line in lines]
-    assert ["dense", "93.67% ±7.98", "+0.00 ±0.00", "0.5000", "1,000", "8.0", "2.0"] in rows
-    assert ["sign +EF", "91.00% ±24.45", "-2.67 ±28.67", "0.5000", "1,000", "8.0", "2.0"] in rows
+    assert ["dense", "93.67% ±7.99", "+0.00 ±0.00", "0.5000", "1,000", "8.0", "2.0"] in rows
+    assert ["sign +EF", "91.00% ±24.47", "-2.67 ±28.68", "0.5000", "1,000", "8.0", "2.0"] in rows
 
 
 def test_the_drawing_has_a_panel_for_each_task(tmp_path):

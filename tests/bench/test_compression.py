@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from bench import compression
 from bench.compression_kernels import OURS, Codec, specifications
-from bench.records import UNTOUCHED
+from bench.result_files import UNTOUCHED
 from mpicoll import Intracomm
 from mpicoll.compression import compressor
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import async_modes, compressed_training, compression, headline, table, training
+from bench import async_modes, compressed_training, compression, headline, result_table, training
 from tests.bench import synthetic
 from tests.bench.synthetic import row_cells
 from tests.test_layers import REPOSITORY
@@ -17,19 +17,21 @@ def by_strategy():
 
 
 def by_mode():
-    return async_modes.table([async_modes.Outcome("digits", "sync", 0, 1.0, 1.0, None, None, None, 1.0, 1.0, [], [])])
+    return async_modes.table(
+        [async_modes.ModeOutcome("digits", "sync", 0, 1.0, 1.0, None, None, None, 1.0, 1.0, [], [])]
+    )
 
 
 def by_compressor():
-    outcome = compressed_training.Outcome("digits", "dense", 0, 1, 1.0, [1.0], 1.0, 1.0, 1.0)
+    outcome = compressed_training.CompressionOutcome("digits", "dense", 0, 1, 1.0, [1.0], 1.0, 1.0, 1.0)
     return compressed_training.table([outcome]).partition("|")[2]
 
 
 def by_compressed_length():
     names = [compression.contender(spec) for spec in compression.DEFAULT]
     run = synthetic.run(1, pace=dict.fromkeys(["native", "dense", *names], 1.0))
-    (rows,) = table.group([run]).values()
-    return "|".join(name for name in table.cells(rows, brief=True)[0])
+    (rows,) = result_table.group([run]).values()
+    return "|".join(name for name in result_table.cells(rows, brief=True)[0])
 
 
 def in_short():

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from bench import intervals, table
+from bench import intervals, result_table
 from bench.intervals import Interval
-from bench.records import SINGLE, WRITTEN, Case, Result
+from bench.result_files import SINGLE, WRITTEN, Case, Result
 from tests.bench import synthetic
 
 CASE = Case("allreduce", 8, 2, "float32", 2)
@@ -71,9 +71,9 @@ def test_an_interval_prints_its_bounds() -> None:
 
 def test_tables_show_ratios_and_what_is_wrong() -> None:
     runs = [synthetic.run(seed) for seed in range(3)]
-    ((title, rows),) = table.group(runs).items()
+    ((title, rows),) = result_table.group(runs).items()
     assert (title.benchmark, title.size) == ("allreduce", 2)
-    header, *lines = table.cells(rows)
+    header, *lines = result_table.cells(rows)
     extra = ["busbw GB/s", "auto takes", "auto over fastest"]
     assert header == ["size", "native us", "auto", "plan", "ring", "tree", *extra, "wrong"]
     time, name = lines[0][-2].split()
@@ -84,7 +84,7 @@ def test_tables_show_ratios_and_what_is_wrong() -> None:
     assert lines[-2][0] == "geometric mean"
     assert float(lines[-2][2]) == pytest.approx(2, rel=0.1)
     assert float(lines[-2][3]) == pytest.approx(5, rel=0.1)
-    long = table.cells(rows, long=True)
+    long = result_table.cells(rows, long=True)
     assert len(long) == 1 + len(synthetic.SIZES) * len(synthetic.PACE)
     assert long[0][2:6] == ["median us", "p5", "p90", "p99"]
 
@@ -92,12 +92,12 @@ def test_tables_show_ratios_and_what_is_wrong() -> None:
 def test_single_calls_have_a_table_with_percentiles() -> None:
     pace = {"native": 1.0, "native Alloc_mem": 0.9, "auto": 0.5, "pipelined_ring": 2.0}
     single = synthetic.run(2, pace=pace, manner=(SINGLE, WRITTEN))
-    tables = table.group([synthetic.run(1, pace=pace), single])
-    assert [table.heading(title).rpartition("float32, ")[2] for title in tables] == [
+    tables = result_table.group([synthetic.run(1, pace=pace), single])
+    assert [result_table.heading(title).rpartition("float32, ")[2] for title in tables] == [
         "back to back, send buffers written",
         "single calls, send buffers written",
     ]
-    plain, found = (table.cells(rows) for rows in tables.values())
+    plain, found = (result_table.cells(rows) for rows in tables.values())
     assert not [name for name in plain[0] if "%" in name]
     names = ["native us 50/90/99%", "auto us 50/90/99%"]
     assert [name for name in found[0] if "%" in name] == names

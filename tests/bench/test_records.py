@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import records
-from bench.records import Case, Result, ResultsError, Run
+from bench import result_files
+from bench.result_files import Case, Result, ResultsError, ResultSet
 from tests.bench import synthetic
 
 
 def test_a_run_reads_back(tmp_path: Path) -> None:
     run = synthetic.run(1, size=8, commit="abc")
-    files = [records.save_in(tmp_path, run), records.save_in(tmp_path, run)]
+    files = [result_files.save_in(tmp_path, run), result_files.save_in(tmp_path, run)]
     assert files[0] != files[1]
-    for back in records.load_all([tmp_path]):
+    for back in result_files.load_all([tmp_path]):
         assert back.metadata == run.metadata
         assert [r.case for r in back.results] == [r.case for r in run.results]
         assert [r.detail for r in back.results] == [r.detail for r in run.results]
@@ -41,9 +41,9 @@ def test_percentiles_and_csv() -> None:
     summary = result.summary()
     found = [summary[name] for name in ("median", "p5", "p90", "p95", "p99")]
     assert found == [50.5, 5.95, 90.1, 95.05, 99.01]
-    run = Run("bench.collectives", {"library": 'a "quoted", name'}, [result])
+    run = ResultSet("bench.collectives", {"library": 'a "quoted", name'}, [result])
     stream = io.StringIO()
-    records.save_csv([run, run], stream)
+    result_files.save_csv([run, run], stream)
     rows = list(csv.DictReader(io.StringIO(stream.getvalue())))
     assert [row["wrong"] for row in rows] == ["3", "3"]
     assert rows[0]["library"] == 'a "quoted", name'
@@ -51,18 +51,18 @@ def test_percentiles_and_csv() -> None:
 
 
 def test_files_of_version_1_knew_one_manner(tmp_path: Path) -> None:
-    path = records.save_in(tmp_path, synthetic.run(1))
+    path = result_files.save_in(tmp_path, synthetic.run(1))
     content = json.loads(path.read_text())
     content["version"] = 1
     for row in content["results"]:
         del row["pace"], row["buffers"]
     path.write_text(json.dumps(content))
-    (back,) = records.load_all([tmp_path])
+    (back,) = result_files.load_all([tmp_path])
     assert {(r.case.pace, r.case.buffers, r.case.manner) for r in back.results} == {("back to back", "untouched", "")}
     content["version"] = 2
     path.write_text(json.dumps(content))
     with pytest.raises(ResultsError, match=r"damaged.*pace"):
-        records.load(path)
+        result_files.load(path)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_other_files_are_refused_by_name(content: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(content)
     with pytest.raises(ResultsError, match=r"odd\.json"):
-        records.load(path)
+        result_files.load(path)
 
 
 @pytest.mark.parametrize("samples", [[], [0.0], [-1.0], [float("nan")], "x", None])
 def test_samples_must_be_times(samples: object, tmp_path: Path) -> None:
-    path = records.save_in(tmp_path, synthetic.run(1))
+    path = result_files.save_in(tmp_path, synthetic.run(1))
     content = json.loads(path.read_text())
     content["results"][3]["samples"] = samples
     path.write_text(json.dumps(content))
     with pytest.raises(ResultsError, match="damaged"):
-        records.load(path)
+        result_files.load(path)
 
 
 def test_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no results"):
-        records.load_all([tmp_path])
+        result_files.load_all([tmp_path])
     with pytest.raises(ResultsError, match="nowhere"):
-        records.load_all([tmp_path / "nowhere.json"])
+        result_files.load_all([tmp_path / "nowhere.json"])

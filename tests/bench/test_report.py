@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import headline, records, report
-from bench.records import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, Case, Result, Run
+from bench import headline, report, result_files
+from bench.result_files import BACK_TO_BACK, SINGLE, UNTOUCHED, WRITTEN, Case, Result, ResultSet
 from tests.bench import synthetic
 
 pytest.importorskip("matplotlib")
 HOSTILE = "<script>alert('x')</script> & \"quotes\""
 
 
-def extra(benchmark: str, size: int, contenders: tuple[str, ...], **detail: float) -> Run:
+def extra(benchmark: str, size: int, contenders: tuple[str, ...], **detail: float) -> ResultSet:
     results = [
         Result(Case(benchmark, nbytes, nbytes // 4, "float32", size), name, np.full(20, 1e-6 * (n + 1)), 1, 0, detail)
         for nbytes in (4096, 65536)
@@ -71,7 +71,7 @@ def test_the_page_is_well_formed(text: str) -> None:
 
 
 def test_text_from_files_is_escaped(text: str) -> None:
-    assert text.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;") == 2
+    assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") == 2
 
 
 def test_the_headline_takes_the_best_baseline() -> None:
@@ -116,7 +116,7 @@ def test_other_ways_of_native_are_baselines() -> None:
 
 def test_wrong_elements_stand_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic.run(1)
-    records.save_in(tmp_path, dataclasses.replace(run, results=[dataclasses.replace(run.results[0], wrong=7)]))
+    result_files.save_in(tmp_path, dataclasses.replace(run, results=[dataclasses.replace(run.results[0], wrong=7)]))
     assert report.main([str(tmp_path)]) == 1
     assert "7 elements of results were wrong" in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "missing.json")]) == 2

@@ -11,10 +11,10 @@ import pytest
 from mpi4py import MPI
 
 from bench import timing
-from bench.records import BACK_TO_BACK, SINGLE
+from bench.result_files import BACK_TO_BACK, SINGLE
 from bench.timing import Contender
 from mpicoll import measure
-from mpicoll.runtime.waiting import NodeCores
+from mpicoll.progress.waiting import NodeCores
 
 CALL, BEFORE, LOOK = 1e-3, 7e-3, 1e-7
 

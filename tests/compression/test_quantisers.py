@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from mpicoll.compression import Compressor, Key, compressor
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels import bounded
+from mpicoll.kernels.codecs import error_bounded_codec
 from tests.compression.test_contract import decode, encode
 
 DRAWS = 10_000
@@ -251,7 +251,7 @@ def within(x: np.ndarray, y: np.ndarray, bound: float) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(
     hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32)),
-    st.floats(bounded.LEAST_BOUND, bounded.MOST_BOUND),
+    st.floats(error_bounded_codec.LEAST_BOUND, error_bounded_codec.MOST_BOUND),
 )
 def test_the_bound_holds_for_any_numbers(x: np.ndarray, bound: float) -> None:
     assert within(x, arrives(f"error:{bound!r}:block=32", x), bound)
@@ -260,7 +260,7 @@ def test_the_bound_holds_for_any_numbers(x: np.ndarray, bound: float) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(-36, 30), st.floats(-3, 6), st.floats(-4, 4), st.integers(0, 1000))
 def test_the_bound_holds_where_it_is_tight(place: float, width: float, offset: float, seed: int) -> None:
-    bound = min(max(10.0**place, bounded.LEAST_BOUND), bounded.MOST_BOUND)
+    bound = min(max(10.0**place, error_bounded_codec.LEAST_BOUND), error_bounded_codec.MOST_BOUND)
     random = np.random.default_rng(seed)
     x = bound * (10.0**width * random.uniform(-1, 1, 1000) + np.sign(offset) * 10.0 ** abs(offset))
     x = np.clip(x, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
@@ -269,7 +269,7 @@ def test_the_bound_holds_where_it_is_tight(place: float, width: float, offset: f
 
 def test_the_bound_holds_at_the_limit_of_what_is_rounded() -> None:
     for bound in np.geomspace(1e-36, 1e30, 200).tolist():
-        limit = bounded.limit_of(bound)
+        limit = error_bounded_codec.limit_of(bound)
         x = limit - np.float32(bound) * np.random.default_rng(3).uniform(0, 3e4, 4096).astype(np.float32)
         x[0] = limit
         for signed in (x, -x):
@@ -279,10 +279,10 @@ def test_the_bound_holds_at_the_limit_of_what_is_rounded() -> None:
 
 
 def test_more_than_sixteen_bits_are_not_taken() -> None:
-    codec, limit = compressor("error:1e-3:block=256"), bounded.limit_of(1e-3)
+    codec, limit = compressor("error:1e-3:block=256"), error_bounded_codec.limit_of(1e-3)
     x = np.tile(np.float32([limit, -limit]), 128)
     payload = encode(codec, x)
-    assert payload[0] == bounded.RAW
+    assert payload[0] == error_bounded_codec.RAW
     np.testing.assert_array_equal(decode(codec, payload, x.size), x)
 
 
@@ -293,11 +293,11 @@ def test_blocks_take_the_bits_that_they_need() -> None:
             x = np.random.default_rng(1).uniform(-0.1, 1, 64).astype(np.float32) * np.float32(power)
             payload = encode(codec, x)
             bits = int(payload[0])
-            assert payload.size == (4 + 4 * 64 if bits == bounded.RAW else 4 + 4 + 64 * bits // 8)
+            assert payload.size == (4 + 4 * 64 if bits == error_bounded_codec.RAW else 4 + 4 + 64 * bits // 8)
             needed = np.log2(np.ptp(x) / 2e-3 + 1)
-            assert bits == bounded.RAW or bits <= max(needed, 0) + 2
+            assert bits == error_bounded_codec.RAW or bits <= max(needed, 0) + 2
             seen[bits] = power
-    assert set(seen) == {*range(17), bounded.RAW}
+    assert set(seen) == {*range(17), error_bounded_codec.RAW}
     assert encode(codec, np.full(64, 7.7, np.float32)).size == 8
     assert encode(codec, np.zeros(6400, np.float32)).size == 100 + 400
 
@@ -327,7 +327,7 @@ def test_the_sum_in_two_shots_keeps_its_bound(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, 17), (0, 31), (0, 33), (0, 255), (0, 0), (0, bounded.RAW), (2, 16), (3, 1), (6, 0x10), (7, 0x10)],
+    [(0, 17), (0, 31), (0, 33), (0, 255), (0, 0), (0, error_bounded_codec.RAW), (2, 16), (3, 1), (6, 0x10), (7, 0x10)],
 )
 def test_damaged_blocks_are_refused(at: int, value: int) -> None:
     codec = compressor("error:1e-3:block=256")

@@ -8,7 +8,7 @@ import pytest
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.compression.randomized import RandomK
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels import draws
+from mpicoll.kernels.codecs import sampling
 from tests.compression.test_contract import decode, encode
 from tests.kernels.test_topk import oracle
 
@@ -88,7 +88,7 @@ def test_sampled_sends_about_as_many() -> None:
 def test_a_sample_that_misleads_is_corrected() -> None:
     codec, x = made("sampled"), normal(200_000)
     sampled = np.empty(6400, np.uint32)
-    draws.positions(x.size, Key().words(), 0, sampled)
+    sampling.positions(x.size, Key().words(), 0, sampled)
     for factor in (100, 0.01):
         bad = x.copy()
         bad[sampled] *= np.float32(factor)
@@ -157,7 +157,7 @@ def test_wangni_has_the_least_variance(density: float, spread: float) -> None:
     count = 10_000
     x = normal(count) * np.exp(np.float32(spread) * normal(count, 1))
     codec, wide = made(f"wangni:{density}"), x.astype(np.float64)
-    rate, wanted = draws.best_rate(x, density * count), closed_form_rate(x, density)
+    rate, wanted = sampling.best_rate(x, density * count), closed_form_rate(x, density)
     chance, best = np.minimum(rate * np.abs(wide), 1), np.minimum(wanted * np.abs(wide), 1)
     assert chance.sum() <= density * count * (1 + 1e-9)
     ratio = (wide**2 / best).sum()
@@ -179,13 +179,13 @@ def test_wangni_sends_what_is_certain_as_it_is() -> None:
 
 def test_wangni_draws_again_if_too_many_come(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, x, calls = made("wangni:0.1"), normal(5000), []
-    keep = draws.keep
+    keep = sampling.keep
 
     def too_many_at_first(*given: object) -> int:
         calls.append(given[2])
         return 10**6 if len(calls) < 3 else int(keep(*given))
 
-    monkeypatch.setattr(draws, "keep", too_many_at_first)
+    monkeypatch.setattr(sampling, "keep", too_many_at_first)
     indices, _ = entries(codec, x)
     assert 300 < indices.size < 700
     assert len({bytes(words) for words in calls}) == 3  # type: ignore[call-overload]

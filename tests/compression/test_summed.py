@@ -5,23 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicoll.compression import Key, Summed, compressor, names
-from mpicoll.compression.common import Common
+from mpicoll.compression import Aggregatable, Key, compressor, names
+from mpicoll.compression.aggregatable import AggregationSession, Memory
 from mpicoll.compression.powersgd import PowerSGD
-from mpicoll.compression.summed import Memory, Session
+from mpicoll.compression.shared_scale import SharedScaleIntegers
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels import lowrank
+from mpicoll.kernels.codecs import thin_products
 from mpicoll.kernels.reduce import reducer
 
-SPECS = [name for name in names() if isinstance(compressor(name), Summed)]
+SPECS = [name for name in names() if isinstance(compressor(name), Aggregatable)]
 
 
-def summed(codec: Summed, xs: np.ndarray, memories: list[Memory] | None = None, step: int = 0) -> list[np.ndarray]:
+def summed(
+    codec: Aggregatable, xs: np.ndarray, memories: list[Memory] | None = None, step: int = 0
+) -> list[np.ndarray]:
     """Return the result on rank 0, then what each rank contributed."""
     size, count = xs.shape
     rounds = codec.rounds(count, size)
     rooms = [[np.full(each.count, 77, each.carrier) for each in rounds] for _ in xs]
-    sessions: list[Session] = [codec.session(count, size, room) for room in rooms]
+    sessions: list[AggregationSession] = [codec.session(count, size, room) for room in rooms]
     owns = np.empty_like(xs)
     for rank, session in enumerate(sessions):
         session.begin(Key(0, rank, step), {} if memories is None else memories[rank])
@@ -60,7 +62,7 @@ def test_contributions_add_up_to_the_result(spec: str, size: int) -> None:
 
 def test_no_sum_of_codes_overflows() -> None:
     for bits, sizes in ((8, (1, 2, 3, 64, 127)), (16, (1, 8, 1000))):
-        codec = Common(bits)
+        codec = SharedScaleIntegers(bits)
         for size in sizes:
             result, *_ = summed(codec, np.full((size, 600), -2.5, np.float32))
             np.testing.assert_allclose(result, -2.5 * size, rtol=1e-6)
@@ -68,31 +70,31 @@ def test_no_sum_of_codes_overflows() -> None:
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 127), (16, 32767)])
 def test_too_many_ranks_are_refused(bits: int, most: int) -> None:
-    Common(bits).rounds(100, most)
+    SharedScaleIntegers(bits).rounds(100, most)
     with pytest.raises(ValueError, match=f"at most {most} ranks without overflow, not on {most + 1}"):
-        Common(bits).rounds(100, most + 1)
+        SharedScaleIntegers(bits).rounds(100, most + 1)
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_blocks_too_small_for_a_scale_arrive_as_zeros(bits: int) -> None:
-    levels = Common(bits).levels(2)
+    levels = SharedScaleIntegers(bits).levels(2)
     for factor, wanted in ((0.99, 0.0), (1.01, 1.0)):
         x = np.full((2, 100), factor * levels * 2.0**-126, np.float32)
-        result, *_ = summed(Common(bits), x)
+        result, *_ = summed(SharedScaleIntegers(bits), x)
         np.testing.assert_allclose(result, wanted * 2 * x[0], rtol=1e-5)
 
 
 def test_nan_beside_inf_beside_numbers() -> None:
     x = vectors(3, 1536)
     x[0, 3], x[1, 3], x[2, 600] = np.nan, np.inf, -np.inf
-    result, *owns = summed(Common(), x)
+    result, *owns = summed(SharedScaleIntegers(), x)
     assert np.isnan(result[:1024]).all()
     assert np.isfinite(result[1024:]).all()
     assert all(np.isnan(own[:1024]).all() for own in owns)
 
 
 def test_damaged_maxima_are_refused() -> None:
-    codec, x = Common(), vectors(1, 600)[0]
+    codec, x = SharedScaleIntegers(), vectors(1, 600)[0]
     payload = np.empty(codec.wire_nbytes(x.size), np.uint8)
     codec.compress(x, payload, Key())
     payload[:4].view(np.uint32)[0] = 0x7F800001
@@ -104,7 +106,7 @@ def test_columns_become_orthonormal_whatever_they_were() -> None:
     random = np.random.default_rng(1)
     for length in (3, 16, 33, 1000):
         columns = random.standard_normal((3, length)).astype(np.float32) * np.float32([[1e-30], [1e10], [1]])
-        assert lowrank.orthonormalize(columns) == 0
+        assert thin_products.orthonormalize(columns) == 0
         np.testing.assert_allclose(columns @ columns.T, np.eye(3), atol=3e-7)
 
 
@@ -112,10 +114,10 @@ def test_dependent_columns_become_zero_and_then_random() -> None:
     columns = np.random.default_rng(1).standard_normal((5, 40)).astype(np.float32)
     columns[1] = -3 * columns[0]
     columns[2] = 0
-    assert lowrank.orthonormalize(columns) == 2
+    assert thin_products.orthonormalize(columns) == 2
     assert (columns[[1, 2]] == 0).all()
-    lowrank.fill_zero_columns(columns, Key(step=1).words(), 0)
-    assert lowrank.orthonormalize(columns) == 0
+    thin_products.fill_zero_columns(columns, Key(step=1).words(), 0)
+    assert thin_products.orthonormalize(columns) == 0
     np.testing.assert_allclose(columns @ columns.T, np.eye(5), atol=3e-7)
 
 

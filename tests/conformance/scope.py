@@ -13,20 +13,20 @@ QUICK = (
     "test_cco_pr_vec",
     "test_cco_obj",
     "test_comm",
+    "test_comm_topo",
+    "test_comm_inter",
+    "test_cco_ngh_buf",
+    "test_cco_ngh_obj",
+    "test_cco_pr_ngh_buf",
     "test_request",
 )
-"""What mpicoll overrides: collectives, making communicators, requests."""
+"""What mpicoll overrides: collectives, making communicators, topologies, requests."""
 
 MODULES = (
     *QUICK,
     "test_cco_buf_inter",
     "test_cco_obj_inter",
     "test_cco_vec_inter",
-    "test_cco_ngh_buf",
-    "test_cco_ngh_obj",
-    "test_cco_pr_ngh_buf",
-    "test_comm_inter",
-    "test_comm_topo",
     "test_msgspec",
     "test_msgzero",
     "test_attributes",

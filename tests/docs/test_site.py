@@ -139,9 +139,14 @@ def test_every_environment_variable_is_on_its_page(extension: ModuleType) -> Non
 
 
 def test_references_to_what_does_not_exist_are_not_excused(extension: ModuleType) -> None:
-    assert extension._lookup("mpicoll.schedules.verify.verify", "", "")
+    assert extension._lookup("mpicoll.schedules.verify_schedule.verify", "", "")
     assert extension._lookup("Schedule", "mpicoll.schedules.types", "")
-    for target in ("mpicoll.schedules.verify.vrify", "Shcedule", "mpicoll.nothing", "mpicoll.Intracomm.Alreduce"):
+    for target in (
+        "mpicoll.schedules.verify_schedule.vrify",
+        "Shcedule",
+        "mpicoll.nothing",
+        "mpicoll.Intracomm.Alreduce",
+    ):
         with pytest.raises(LookupError):
             extension._lookup(target, "mpicoll.schedules.types", "")
 

@@ -1,8 +1,8 @@
 """Simulated memory with stores that arrive late, and ranks interleaved access by access at random.
 
-:class:`mpicoll.plans.memory.Memory` decides for all interleavings at once, where loads decide only when a wait ends.
-What withdrawals do depends on what a rank happens to see: they are run here, in random interleavings. Each rank is a
-greenlet that gives control back to a seeded scheduler at every access to memory that others may see.
+:class:`mpicoll.plans.simulated_memory.Memory` decides for all interleavings at once, where loads decide only when a
+wait ends. What withdrawals do depends on what a rank happens to see: they are run here, in random interleavings. Each
+rank is a greenlet that gives control back to a seeded scheduler at every access to memory that others may see.
 
 - Happens-before: a load-acquire is ordered after the store-release that it has read.
 - Values: stores pass through a FIFO buffer per rank and reach memory later, as on x86-64 (TSO), so that results are
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from greenlet import greenlet
 
-from mpicoll.plans.memory import Memory
+from mpicoll.plans.simulated_memory import Memory
 
 
 class Lost(AssertionError):

@@ -33,7 +33,7 @@ def test_self_test_passes() -> None:
 
 
 def test_self_test_notices_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomics, "_single", lambda words: False)
+    monkeypatch.setattr(atomics._single, "run", lambda words: False)
     assert "wrong result" in atomics.self_test()
 
 
@@ -60,7 +60,7 @@ def test_a_stranger_is_not_written_to() -> None:
 
 
 def test_the_compiler_is_told_the_order() -> None:
-    fresh = uncached_kernel(exercise.py_func)  # Numba does not show the code of what comes from the cache
+    fresh = uncached_kernel(exercise.function)  # Numba does not show the code of what comes from the cache
     fresh(np.zeros(4, np.int64))
     (code,) = fresh.inspect_llvm().values()
     assert re.search(r"load atomic i64, .* acquire, align 8", code)
@@ -73,6 +73,8 @@ def test_that_order_is_an_instruction_on_aarch64() -> None:
     """On x86-64 every load and store is ordered enough; on AArch64 only these are."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    from mpicoll.kernels import intrinsics
+
     triple = "aarch64-unknown-linux-gnu"
     module = llvm.parse_assembly(f"""
         target triple = "{triple}"
@@ -88,7 +90,7 @@ def test_that_order_is_an_instruction_on_aarch64() -> None:
     assembly = llvm.Target.from_triple(triple).create_target_machine().emit_assembly(module)
     for wanted in (r"\blda[p]?r\b", r"\bstlr\b", r"\bisb\b", r"\bldaxr\b|\bldaddal\b"):
         assert re.search(wanted, assembly), wanted
-    assert atomics._PAUSES["aarch64"][0] == "llvm.aarch64.isb"
+    assert intrinsics._PAUSES["aarch64"][0] == "llvm.aarch64.isb"
 
 
 def test_reducers_are_called_by_address() -> None:

@@ -1,27 +1,27 @@
-"""What the short way sees of arrays, and how calls are told apart."""
+"""What the compiled path sees of arrays, and how calls are told apart."""
 
 from __future__ import annotations
 
 import pytest
 from numba import config
 
-from mpicoll.kernels import table
+from mpicoll.kernels import dispatch_table
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
 
 
 def test_arrays_are_laid_out_as_expected() -> None:
-    assert table.layout_error() == ""
+    assert dispatch_table.layout_error() == ""
 
 
 def test_another_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "header_nbytes", lambda: 24)
-    assert "laid out" in table.layout_error()
+    monkeypatch.setattr(dispatch_table, "header_nbytes", lambda: 24)
+    assert "laid out" in dispatch_table.layout_error()
 
 
 def test_different_calls_have_different_words() -> None:
     seen = {
-        table.pack_call(collective, single_copy, dtype, op, root)
+        dispatch_table.pack_call(collective, single_copy, dtype, op, root)
         for collective in range(11)
         for single_copy in (0, 1)
         for dtype in range(15)

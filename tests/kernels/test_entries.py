@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpicoll.kernels import entries
+from mpicoll.kernels.codecs import sparse_encoding
 
 LENGTHS = (0, 1, 2, 5, 1000, 65_535, 65_536, 65_537, 200_000)
 
@@ -19,9 +19,9 @@ def some(length: int, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 def encoded(indices: np.ndarray, values: np.ndarray, length: int, first: int = 0) -> np.ndarray:
-    most = entries.wire_nbytes(indices.size, length)
+    most = sparse_encoding.wire_nbytes(indices.size, length)
     out = np.full(most + 64, 0xA5, np.uint8)
-    nbytes = entries.encode(indices + np.uint32(first), values, first, length, out[:most])
+    nbytes = sparse_encoding.encode(indices + np.uint32(first), values, first, length, out[:most])
     assert nbytes == most
     assert (out[most:] == 0xA5).all()
     return out[:nbytes]
@@ -32,14 +32,14 @@ def encoded(indices: np.ndarray, values: np.ndarray, length: int, first: int = 0
 def test_there_and_back(length: int, share: float) -> None:
     indices, values = some(length, share)
     payload = encoded(indices, values, length, first=77)
-    assert entries.length_of(payload, length) == payload.size <= 4 + 4 * length
+    assert sparse_encoding.length_of(payload, length) == payload.size <= 4 + 4 * length
     wanted = np.zeros(length, np.float32)
     wanted[indices] = values
     out = np.full(length, np.nan, np.float32)
-    found = entries.decode(payload, out, False)
+    found = sparse_encoding.decode(payload, out, False)
     np.testing.assert_array_equal(out, wanted)
     assert found in (indices.size, length)
-    entries.decode(payload, out, True)
+    sparse_encoding.decode(payload, out, True)
     np.testing.assert_array_equal(out, wanted + wanted)
 
 
@@ -47,9 +47,9 @@ def test_more_room_than_needed() -> None:
     indices, values = some(1000, 0.1)
     payload = encoded(indices, values, 1000)
     longer = np.concatenate([payload, np.full(40, 0xA5, np.uint8)])
-    assert entries.length_of(longer, 1000) == payload.size
+    assert sparse_encoding.length_of(longer, 1000) == payload.size
     out = np.zeros(1000, np.float32)
-    assert entries.decode(longer, out, False) == indices.size
+    assert sparse_encoding.decode(longer, out, False) == indices.size
 
 
 @given(st.data())
@@ -63,10 +63,10 @@ def test_damage_is_refused_or_stays_inside(data: st.DataObject) -> None:
         )
     payload = payload[: data.draw(st.sampled_from([payload.size, payload.size // 8 * 4]))]
     guard = np.full(length + 64, 0.25, np.float32)
-    nbytes = entries.length_of(payload, length)
+    nbytes = sparse_encoding.length_of(payload, length)
     assert -1 <= nbytes <= payload.size
     if nbytes >= 0:
-        entries.decode(payload, guard[:length], False)
+        sparse_encoding.decode(payload, guard[:length], False)
     assert (guard[length:] == 0.25).all()
 
 
@@ -76,7 +76,7 @@ def test_counts_out_of_range_are_refused(word: int, place: int) -> None:
     length = 100_000
     payload = encoded(*some(length, 0.001), length).copy()
     payload.view(np.uint32)[place] = word
-    assert entries.length_of(payload, length) == -1
+    assert sparse_encoding.length_of(payload, length) == -1
 
 
 def test_places_in_wrong_order_are_refused() -> None:
@@ -84,6 +84,6 @@ def test_places_in_wrong_order_are_refused() -> None:
     halves = payload[8:12].view(np.uint16)
     for wrong in ([9, 3], [9, 9], [3, 100], [3, 65_535]):
         halves[:] = wrong
-        assert entries.length_of(payload, 100) == -1
+        assert sparse_encoding.length_of(payload, 100) == -1
     halves[:] = [3, 99]
-    assert entries.length_of(payload, 100) == payload.size
+    assert sparse_encoding.length_of(payload, 100) == payload.size

@@ -1,7 +1,7 @@
 """Sequences of collectives on shared memory, proved right in every interleaving, by one run each.
 
-See :mod:`mpicoll.plans.verify`. Errors of a protocol show where memory is used again, so that sequences matter: what
-the last operation but one left in a record, a slot or a stage is overwritten by the next.
+See :mod:`mpicoll.plans.verify_plan`. Errors of a protocol show where memory is used again, so that sequences matter:
+what the last operation but one left in a record, a slot or a stage is overwritten by the next.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpicoll.plans.memory import Memory
-from mpicoll.plans.model import BUFFER_NBYTES, PLANS_NBYTES, Edits, Operation, Ranks
-from mpicoll.plans.verify import (
+from mpicoll.plans.simulated_executor import BUFFER_NBYTES, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_memory import Memory
+from mpicoll.plans.verify_plan import (
     METHODS,
     SEGMENTS,
     SLOT,
@@ -37,7 +37,7 @@ def test_every_operation(size: int, method: str) -> None:
         prove(size, (one,), method)
 
 
-def some(sequences: list[tuple[Operation, ...]], most: int) -> list[tuple[Operation, ...]]:
+def some(sequences: list[tuple[SimulatedOperation, ...]], most: int) -> list[tuple[SimulatedOperation, ...]]:
     """Return all of them where all tests are run; otherwise so many, drawn at random."""
     return sequences if extent.ALL else random.Random(1).sample(sequences, min(most, len(sequences)))
 
@@ -127,12 +127,16 @@ def test_stages_of_another_lane() -> None:
 
 PLANTED = {
     "two stages instead of three": ("operands", "INPUT_STAGES, index", "1, index"),
-    "no wait before a record is used again": ("records", "if not all_have_come(job, sequence - 1, 0):", "if False:"),
-    "one record": ("job", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
-    "one slot": ("job", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
-    "no wait for the others' work": ("records", "return all_have_come(job, sequence, 1) if", "return True if"),
+    "no wait before a record is used again": (
+        "call_records",
+        "if not all_have_come(job, sequence - 1, 0):",
+        "if False:",
+    ),
+    "one record": ("operation_words", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
+    "one slot": ("operation_words", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
+    "no wait for the others' work": ("call_records", "return all_have_come(job, sequence, 1) if", "return True if"),
     "started before its data": (
-        "records",
+        "call_records",
         "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n",
         "    store(record + 8 * RECORD_COUNT, get(job, COUNT))\n    store_release(record, 4 * sequence)\n",
     ),

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config
 
-from mpicoll.kernels import heap
+from mpicoll.kernels import allocator
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
-ARENA_NBYTES = 1 << 22
+SEGMENT_NBYTES = 1 << 22
 WORD = ctypes.c_ssize_t
 
 
@@ -22,24 +22,28 @@ class Heap:
     """A heap in ordinary memory, called as NumPy calls it."""
 
     def __init__(self, threshold: int = 0) -> None:
-        self.memory = np.zeros(ARENA_NBYTES, np.uint8)
-        self.words = np.zeros(heap.HEAP_WORDS, np.int64)
+        self.memory = np.zeros(SEGMENT_NBYTES, np.uint8)
+        self.words = np.zeros(allocator.HEAP_WORDS, np.int64)
         base = self.memory.ctypes.data + -self.memory.ctypes.data % 4096
-        self.words[[heap.BASE, heap.NEXT]] = base
-        self.words[heap.END] = self.memory.ctypes.data + ARENA_NBYTES
-        self.words[heap.THRESHOLD], self.words[heap.OPEN], self.words[heap.KEEP] = threshold, 1, ARENA_NBYTES
+        self.words[[allocator.BASE, allocator.NEXT]] = base
+        self.words[allocator.END] = self.memory.ctypes.data + SEGMENT_NBYTES
+        self.words[allocator.THRESHOLD], self.words[allocator.OPEN], self.words[allocator.KEEP] = (
+            threshold,
+            1,
+            SEGMENT_NBYTES,
+        )
         self.at = self.words.ctypes.data
-        self.allocate = ctypes.CFUNCTYPE(WORD, WORD, WORD)(heap.allocate.address)
-        self.zeros = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(heap.allocate_zeros.address)
-        self.resize = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(heap.resize.address)
-        self.release = ctypes.CFUNCTYPE(None, WORD, WORD, WORD)(heap.release.address)
+        self.allocate = ctypes.CFUNCTYPE(WORD, WORD, WORD)(allocator.allocate.address)
+        self.zeros = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.allocate_zeros.address)
+        self.resize = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.resize.address)
+        self.release = ctypes.CFUNCTYPE(None, WORD, WORD, WORD)(allocator.release.address)
 
     def has(self, address: int) -> bool:
-        return bool(self.words[heap.BASE] <= address < self.words[heap.END])
+        return bool(self.words[allocator.BASE] <= address < self.words[allocator.END])
 
     @property
     def used(self) -> int:
-        return int(self.words[heap.USED])
+        return int(self.words[allocator.USED])
 
 
 @pytest.fixture
@@ -104,10 +108,10 @@ def test_a_freed_block_is_used_again(space: Heap) -> None:
 
 
 def test_what_does_not_fit_is_ordinary_memory(space: Heap) -> None:
-    large = space.allocate(space.at, 2 * ARENA_NBYTES)
+    large = space.allocate(space.at, 2 * SEGMENT_NBYTES)
     assert large
     assert not space.has(large)
-    space.release(space.at, large, 2 * ARENA_NBYTES)
+    space.release(space.at, large, 2 * SEGMENT_NBYTES)
 
 
 def test_short_blocks_are_ordinary_memory() -> None:
@@ -132,11 +136,11 @@ def test_a_closed_heap_neither_gives_nor_takes(space: Heap) -> None:
     """As after a fork, in the child."""
     block = space.allocate(space.at, 5000)
     used = space.used
-    space.words[heap.OPEN] = 0
+    space.words[allocator.OPEN] = 0
     other = space.allocate(space.at, 5000)
     assert not space.has(other)
     space.release(space.at, other, 5000)
     space.release(space.at, block, 5000)
     assert space.used == used
-    space.words[heap.OPEN] = 1
+    space.words[allocator.OPEN] = 1
     space.release(space.at, block, 5000)

@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 
-from mpicoll.plans.model import BUFFER_NBYTES, Operation
+from mpicoll.plans.simulated_executor import BUFFER_NBYTES, SimulatedOperation
 from tests import extent
 from tests.kernels.world import KINDS, World, run_all
 
@@ -45,7 +45,7 @@ def give_up(world: World, rank: int) -> None:
         world.machine.write(world.buffers[rank][place], np.full(BUFFER_NBYTES // 8, -rank - 1))
 
 
-def run_until_somebody_gives_up(world: World, operations: list[Operation]) -> None:
+def run_until_somebody_gives_up(world: World, operations: list[SimulatedOperation]) -> None:
     """Let a rank give up at a random moment, and the others when they see it or have waited long for what comes."""
     pick = world.machine.random
     patience = {pick.randrange(world.size): pick.randrange(40)}

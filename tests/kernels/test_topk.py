@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpicoll.kernels import masks, sparse, topk
+from mpicoll.kernels.codecs import sparse_vectors, threshold_masks, topk
 
 COUNTS = (1, 2, 63, 64, 65, 1000, 1 << 14, 50_001, 300_000)
 
@@ -53,7 +53,7 @@ def check(x: np.ndarray, k: int) -> None:
     assert larger == np.count_nonzero(pattern_of(x) > limit)
     assert k == 0 or limit == pattern_of(x)[wanted].min()
     indices, values = room(k)
-    assert sparse.select(x, limit, k - larger, indices, values) == k
+    assert sparse_vectors.select(x, limit, k - larger, indices, values) == k
     np.testing.assert_array_equal(indices, wanted)
     np.testing.assert_array_equal(values.view(np.uint32), x[wanted].view(np.uint32))
 
@@ -103,8 +103,8 @@ def test_selection_without_enough_room_says_so_and_stays_inside(count: int) -> N
     for size in {0, 1, count // 2, count - 1}:
         indices, values = room(size + 8)
         for number in (
-            sparse.select(x, 0, 0, indices[:size], values[:size]),
-            sparse.compact(x, indices[:size], values[:size]),
+            sparse_vectors.select(x, 0, 0, indices[:size], values[:size]),
+            sparse_vectors.compact(x, indices[:size], values[:size]),
         ):
             assert number == count
         np.testing.assert_array_equal(indices, [*range(size), *[7] * 8])
@@ -115,7 +115,7 @@ def test_selection_without_enough_room_says_so_and_stays_inside(count: int) -> N
 def test_ties_are_taken_from_the_front(ties: int) -> None:
     x = np.tile(np.array([1, -2, 2, 3, 0], np.float32), 100)
     indices, values = room(500)
-    number = sparse.select(x, np.float32(2).view(np.uint32), ties, indices, values)
+    number = sparse_vectors.select(x, np.float32(2).view(np.uint32), ties, indices, values)
     equal = np.flatnonzero(np.abs(x) == 2)[:ties]
     np.testing.assert_array_equal(indices[:number], np.sort(np.concatenate([np.flatnonzero(x == 3), equal])))
 
@@ -125,7 +125,7 @@ def test_compacting() -> None:
         for count in COUNTS[:-2]:
             x = make(np.random.default_rng(count), count).astype(np.float32)
             indices, values = room(count)
-            number = sparse.compact(x, indices, values)
+            number = sparse_vectors.compact(x, indices, values)
             np.testing.assert_array_equal(indices[:number], np.flatnonzero(x))
 
 
@@ -133,20 +133,22 @@ def test_moving_entries() -> None:
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     indices = np.array([0, 3, 500, 999], np.uint32)
     values, out = np.empty(4, np.float32), np.ones(1000, np.float32)
-    sparse.gather(x, indices, values)
+    sparse_vectors.gather(x, indices, values)
     np.testing.assert_array_equal(values, x[indices])
-    sparse.scatter(indices, values, out)
+    sparse_vectors.scatter(indices, values, out)
     np.testing.assert_array_equal(out[indices], x[indices])
-    sparse.take_out(out, indices)
+    sparse_vectors.take_out(out, indices)
     assert np.flatnonzero(out == 0).tolist() == indices.tolist()
     assert np.count_nonzero(out == 1) == 996
 
 
 def test_plain_functions_agree_with_machine_code() -> None:
     patterns = np.random.default_rng(3).integers(0, 1 << 32, 64, dtype=np.uint32)
-    mask = masks.mask_at_least(patterns, 0, np.uint32(1 << 30))
-    assert masks.ones(mask) == np.count_nonzero(patterns & np.uint32(0x7FFFFFFF) >= np.uint32(1 << 30))
+    mask = threshold_masks.mask_at_least(patterns, 0, np.uint32(1 << 30))
+    assert threshold_masks.ones(mask) == np.count_nonzero(patterns & np.uint32(0x7FFFFFFF) >= np.uint32(1 << 30))
     indices, values = room(64)
-    assert sparse.select(patterns.view(np.float32), (1 << 30) - 1, 0, indices, values) == masks.ones(mask)
-    assert masks.lowest(mask) == indices[0]
-    assert masks.lowest(np.uint64(0)) == 64
+    assert sparse_vectors.select(patterns.view(np.float32), (1 << 30) - 1, 0, indices, values) == threshold_masks.ones(
+        mask
+    )
+    assert threshold_masks.lowest(mask) == indices[0]
+    assert threshold_masks.lowest(np.uint64(0)) == 64

@@ -6,23 +6,23 @@ import sys
 
 import pytest
 
-from mpicoll.kernels import turns
-from mpicoll.kernels.turns import Turn
+from mpicoll.kernels import compile_lock, compile_progress
+from mpicoll.kernels.compile_lock import CompileLock
 
 COMPILE = """
 import sys
 import numpy as np
-from mpicoll.kernels import updates
+from mpicoll.kernels import optimizer_updates
 sys.stdin.readline()
-updates.checksum(np.empty(0, np.uint32), np.uint64(0))
-stats = updates.checksum.stats
-print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+optimizer_updates.checksum(np.empty(0, np.uint32), np.uint64(0))
+from mpicoll.kernels import compile_progress
+print(compile_progress.speaker.count)
 """
 TRY = """
 import sys
-from mpicoll.kernels import turns
-turns._PATIENCE_SECONDS = 0.2
-turn = turns.Turn(sys.argv[1])
+from mpicoll.kernels import compile_lock, compile_progress
+compile_lock._PATIENCE_SECONDS = 0.2
+turn = compile_lock.CompileLock(sys.argv[1])
 turn.take()
 print(turn._descriptor is None)
 """
@@ -36,12 +36,12 @@ def test_one_of_many_processes_compiles(tmp_path, monkeypatch):
         process.stdin.write("\n")
         process.stdin.flush()
     outcomes = [process.communicate(timeout=100)[0].split() for process in started]
-    assert sorted(outcomes) == [["0", "1"], ["1", "0"], ["1", "0"]]
+    assert sorted(outcomes) == [["0"], ["0"], ["1"]]
 
 
 def test_a_turn_is_one_process_at_a_time(tmp_path):
     path = tmp_path / "x.lock"
-    turn = Turn(path)
+    turn = CompileLock(path)
     turn.take()
     turn.take()
     command = [sys.executable, "-c", TRY, str(path)]
@@ -55,14 +55,32 @@ def test_where_files_have_no_locks_nobody_waits(tmp_path, monkeypatch):
     def flock(descriptor, how):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(turns.fcntl, "flock", flock)
-    monkeypatch.setattr(turns.time, "sleep", lambda seconds: pytest.fail("it waits"))
-    turn = Turn(tmp_path / "x.lock")
+    monkeypatch.setattr(compile_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(compile_lock.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    turn = CompileLock(tmp_path / "x.lock")
     turn.take()
     turn.give()
 
 
 def test_where_there_can_be_no_file_nobody_waits(tmp_path):
-    turn = Turn(tmp_path / "missing" / "x.lock")
+    turn = CompileLock(tmp_path / "missing" / "x.lock")
     turn.take()
     turn.give()
+
+
+def test_one_process_says_that_it_compiles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compile_progress, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(compile_progress, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(compile_progress.machine_code, "folder_to_write", lambda: tmp_path)
+    monkeypatch.setenv("MPICOLL_PROGRESS", "off")
+    silent, first, second = (compile_progress._Speaker() for _ in range(3))
+    with silent.compiling("a kernel"):
+        pass
+    monkeypatch.delenv("MPICOLL_PROGRESS")
+    for speaker in (first, second, first):
+        with speaker.compiling("a kernel"):
+            pass
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "once" in line and "mpicoll warmup" in line]) == 1
+    assert lines[-1].startswith("mpicoll: 2 kernels compiled")
+    assert (silent.count, first.count, second.count) == (1, 2, 1)

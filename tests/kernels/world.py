@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from mpicoll import plans
-from mpicoll.plans.model import BY_PARTS, PLANS_NBYTES, Operation, Ranks
+from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Ranks, SimulatedOperation
 from tests.kernels.interleaving import Machine
 
 KINDS = plans.COLLECTIVES
@@ -22,7 +22,7 @@ class World(Ranks):
         self.machine = Machine(size, size * (PLANS_NBYTES + (1 << 19)), seed)
         super().__init__(self.machine, method)
 
-    def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> Operation:
+    def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> SimulatedOperation:
         """Draw an operation, of which all ranks know everything."""
         pick = self.machine.random
         kind, count = pick.choice(kinds), pick.choice(counts)
@@ -32,7 +32,7 @@ class World(Ranks):
         places = [self._places(pick, near) for _ in range(self.size)]
         values = np.array([[pick.randrange(1 << 40) for _ in range(count)] for _ in range(self.size)], np.int64)
         in_place = pick.random() < 0.3 and kind == "allreduce"
-        return Operation(kind, count, pick.randrange(self.size), in_place, places, values)
+        return SimulatedOperation(kind, count, pick.randrange(self.size), in_place, places, values)
 
     def _places(self, pick: random.Random, near: float) -> tuple[int, int]:
         send, recv = (pick.randrange(2) if pick.random() < near else 4 + pick.randrange(2) for _ in range(2))
@@ -46,7 +46,7 @@ class World(Ranks):
         return status
 
 
-def run_all(world: World, operations: list[Operation]) -> None:
+def run_all(world: World, operations: list[SimulatedOperation]) -> None:
     def program(rank: int) -> None:
         for operation in operations:
             status = world.finish(rank, world.start(rank, operation))

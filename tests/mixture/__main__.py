@@ -4,9 +4,11 @@
 same interleaving. ``python -m tests.mixture --soak --minutes 60`` goes through all variants on 2, 3, 4, 5 and 8 ranks
 under each MPI library that has an environment here, with fresh seeds, and prints a table.
 
-Blocking, nonblocking, persistent and compressed calls of all collectives; lengths from 1 to 1.5 million elements; eight
-element types; buffers in ordinary and shared memory, strided and misaligned; in place; on duplicates, halves and
-reversed communicators; from two threads; with ranks late, and with ranks stopped (SIGSTOP), at random.
+Blocking, nonblocking, persistent and compressed calls of all collectives, and collectives of Python objects; lengths
+from 1 to 1.5 million elements; eight element types; buffers in ordinary and shared memory, strided and misaligned, and
+laid out by derived datatypes that each rank draws for itself; ranks without elements that give any type; in place; on
+duplicates, halves, reversed communicators, grids and their columns; among neighbours; from two threads; with ranks
+late, and with ranks stopped (SIGSTOP), at random.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.layout import markdown
+from bench.text_tables import markdown
 from tests import mpirun
 
 VARIANTS: dict[str, dict[str, str]] = {
     "default": {},
     "stopped ranks": {},
-    "no arenas": {"MPICOLL_ARENA": "off"},
-    "no process copies": {"MPICOLL_ARENA": "off", "MPICOLL_TRANSFER": "off"},
+    "no segments": {"MPICOLL_SEGMENTS": "off"},
+    "no process copies": {"MPICOLL_SEGMENTS": "off", "MPICOLL_TRANSFER": "off"},
     "pretended nodes": {"MPICOLL_NODES": "2"},
     "messages only": {"MPICOLL_NODE": "off"},
     "every call compared": {"MPICOLL_CHECK": "full"},

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.runtime.ops import Operation as UserOp
+from mpicoll.buffers.reduction_ops import UserOperation as UserOp
 
 LONGEST = 1_500_000
 NARROW_COUNT = 40_000
@@ -33,6 +33,9 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 
 BY_PARTS = ("reduce_scatter_block", "allgather", "gather", "scatter", "alltoall")
 BY_UNEQUAL_PARTS = ("reduce_scatter", "allgatherv", "gatherv", "scatterv", "alltoallv")
+MOVING_UNEQUAL_PARTS = ("allgatherv", "gatherv", "scatterv", "alltoallv")
+"""Collectives to which a rank without elements may give any element type."""
+ANY_DTYPES = tuple(map(np.dtype, ("float64", "int8", "complex64", "longdouble")))
 REDUCING = ("allreduce", "reduce", "reduce_scatter_block", "reduce_scatter", "scan", "exscan")
 ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
 IN_PLACE = ("allreduce", "reduce", "allgather", "reduce_scatter_block", "alltoall", "scan", "exscan")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mpicoll import Intracomm
+from tests import layouts
 
-KINDS = {"own": 45, "arena": 35, "arena slice": 10, "own slice": 5, "strided": 3, "misaligned": 2}
+KINDS = {"own": 41, "segment": 32, "segment slice": 10, "own slice": 5, "strided": 3, "misaligned": 2, "datatype": 7}
 _GUARD = 8
+_LONGEST_ENTRY = 1000
+MOST_SCATTERED = 20_000
+"""Longer vectors are not laid out by datatypes, since drawing and checking them takes too long."""
 _CANARY = 0x5B
 
 
@@ -18,8 +25,8 @@ class Memory:
 
     def __init__(self, comm: Intracomm, kind: str, count: int, dtype: np.dtype) -> None:
         self.kind = kind
-        make = comm.empty if kind.startswith("arena") else np.empty
-        if kind in ("own", "arena"):
+        make = comm.empty if kind.startswith("segment") else np.empty
+        if kind in ("own", "segment"):
             self._around, self.data = None, make(count, dtype)
             return
         step = 2 if kind == "strided" else 1
@@ -30,6 +37,30 @@ class Memory:
         self.data = self._around[begin : begin + nbytes].view(dtype)[::step]
         self._inside = (begin, begin + nbytes, step * dtype.itemsize, dtype.itemsize)
 
+    def spec(self, blocks: int = 1) -> Any:
+        """Return what a call gets for a buffer of so many blocks."""
+        return self.data
+
+    def spec_of_parts(self, counts: Sequence[int]) -> Any:
+        """Return what a call gets for a buffer of parts of so many elements."""
+        return [self.data, list(counts)]
+
+    @property
+    def unit(self) -> int:
+        """Elements of an entry of the datatype."""
+        return 1
+
+    def read(self) -> np.ndarray:
+        """Return the elements."""
+        return self.data
+
+    def write(self, values: Any, place: slice = slice(None)) -> None:
+        """Write elements."""
+        self.data[place] = values
+
+    def free(self) -> None:
+        """Free what NumPy does not."""
+
     def is_intact(self) -> bool:
         """Say whether nothing was written but the elements."""
         if self._around is None:
@@ -38,6 +69,47 @@ class Memory:
         outside = (self._around[:begin] == _CANARY).all() and (self._around[end:] == _CANARY).all()
         between = self._around[begin:end].reshape(-1, stride)[:, itemsize:]
         return bool(outside and (between == _CANARY).all())
+
+
+class DatatypeMemory(Memory):
+    """A buffer laid out by a derived datatype, which this rank draws for itself.
+
+    Parameters
+    ----------
+    parts
+        Elements of the parts that calls give in numbers of entries.
+    """
+
+    def __init__(self, own: random.Random, count: int, dtype: np.dtype, parts: Sequence[int]) -> None:
+        self.kind, self._around = "datatype", None
+        most = math.gcd(count, *parts)
+        unit = own.choice([n for n in (1, 2, 3, most) if n <= _LONGEST_ENTRY and n and most % n == 0])
+        layout = layouts.draw(own, dtype, unit)
+        self._scattered = layouts.Scattered(layout, count, dtype)
+        self.spec, self.spec_of_parts = self._scattered.spec, self._scattered.spec_of_parts  # type: ignore[method-assign]
+
+    @property
+    def unit(self) -> int:
+        """Elements of an entry of the datatype."""
+        return self._scattered.each
+
+    def read(self) -> np.ndarray:
+        """Return the elements."""
+        return self._scattered.values
+
+    def write(self, values: Any, place: slice = slice(None)) -> None:
+        """Write elements."""
+        whole = self.read()
+        whole[place] = values
+        self._scattered.values = whole
+
+    def free(self) -> None:
+        """Free the datatype; calls on their way do not need it."""
+        self._scattered.layout.datatype.Free()
+
+    def is_intact(self) -> bool:
+        """Say whether nothing was written but the elements."""
+        return self._scattered.is_intact()
 
 
 def draw_kind(numbers: random.Random) -> str:

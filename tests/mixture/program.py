@@ -21,7 +21,8 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from tests.mixture import draw
 from tests.mixture.draw import Operation
-from tests.mixture.memory import Memory, draw_kind
+from tests.mixture.memory import MOST_SCATTERED, DatatypeMemory, Memory, draw_kind
+from tests.mixture.objects import ObjectCall
 
 WORLD = MPI.COMM_WORLD
 LOOK_EVERY = 32
@@ -50,9 +51,25 @@ class Call:
         if operation.collective == "exscan" and result is None:
             result = operation.given(comm.rank)  # rank 0 has a buffer, too
         if result is not None:
-            self._recv = Memory(comm, kinds[0], operation.count if whole else result.size, operation.dtype)
+            self._recv = self._memory(own, kinds[0], operation.count if whole else result.size)
         if operation.collective != "barrier" and not self._in_place and not self._is_bcast and self._gives:
-            self._send = Memory(comm, kinds[1], operation.given(comm.rank).size, operation.dtype)
+            self._send = self._memory(own, kinds[1], operation.given(comm.rank).size)
+
+    def _memory(self, own: random.Random, kind: str, count: int) -> Memory:
+        operation, dtype = self.operation, self.operation.dtype
+        if count == 0 and operation.collective in draw.MOVING_UNEQUAL_PARTS:
+            dtype = own.choice(draw.ANY_DTYPES)
+        if kind != "datatype":
+            return Memory(self.comm, kind, count, dtype)
+        if not 0 < count <= MOST_SCATTERED or dtype == np.float16:  # of which MPI has no datatype
+            return Memory(self.comm, "own", count, dtype)
+        return DatatypeMemory(own, count, dtype, (*operation.counts, *operation.sent_counts(self.comm.rank)))
+
+    def free(self) -> None:
+        """Free the datatypes."""
+        for memory in (self._send, self._recv):
+            if memory is not None:
+                memory.free()
 
     @property
     def _is_bcast(self) -> bool:
@@ -68,16 +85,16 @@ class Call:
         self.operation, rank = operation, self.comm.rank
         given = operation.given(rank)
         if self._recv is not None:
-            self._recv.data[...] = 77
+            self._recv.write(77)
         if self._send is not None:
-            self._send.data[...] = given
+            self._send.write(given)
         elif self._in_place:
             assert self._recv is not None
             whole = operation.collective != "allgather"
-            self._recv.data[slice(None) if whole else operation.part(rank)] = given
+            self._recv.write(given, slice(None) if whole else operation.part(rank))
         elif self._is_bcast and rank == operation.root:
             assert self._recv is not None
-            self._recv.data[...] = given
+            self._recv.write(given)
 
     def make(self, prefix: str = "", suffix: str = "", **settings: Any) -> Any:
         """Make the call; `prefix` and `suffix` as in ``Iallreduce`` and ``Allreduce_init``."""
@@ -86,28 +103,35 @@ class Call:
         return getattr(self.comm, prefix + name + suffix)(*self._arguments(), **settings)
 
     def _arguments(self) -> Sequence[Any]:
-        operation = self.operation
-        send = MPI.IN_PLACE if self._in_place else self._send.data if self._send else None
-        recv = self._recv.data if self._recv else None
-        counts, sent, root = list(operation.counts), operation.sent_counts(self.comm.rank), operation.root
+        operation, size = self.operation, self.comm.size
+        given, got = self._send, self._recv
+        collective, root = operation.collective, operation.root
+        send = MPI.IN_PLACE if self._in_place else given.spec() if given else None
+        each = MPI.IN_PLACE if self._in_place else given.spec(size) if given else None  # a block for each rank
+        recv, every = (got.spec(), got.spec(size)) if got else (None, None)
+        counts, sent = operation.counts, operation.sent_counts(self.comm.rank)
+        if collective == "reduce_scatter":
+            assert got is not None
+            counts = tuple(count // got.unit for count in counts)
+        whole = recv if not self._in_place else every  # in place, the whole vector
         return {
-            "gather": (send, recv, root),
-            "gatherv": (send, None if recv is None else [recv, counts], root),
-            "scatter": (send, recv, root),
-            "scatterv": (None if send is None else [send, counts], recv, root),
-            "alltoall": (send, recv),
-            "alltoallv": ([send, sent], [recv, sent]),
-            "scan": (send, recv, operation.mpi_op),
-            "exscan": (send, recv, operation.mpi_op),
-            "barrier": (),
-            "bcast": (recv, operation.root),
-            "allgather": (send, recv),
-            "allgatherv": (send, [recv, list(operation.counts)]),
-            "allreduce": (send, recv, operation.mpi_op),
-            "reduce": (send, recv, operation.mpi_op, operation.root),
-            "reduce_scatter_block": (send, recv, operation.mpi_op),
-            "reduce_scatter": (send, recv, operation.counts, operation.mpi_op),
-        }[operation.collective]
+            "gather": lambda: (send, every, root),
+            "gatherv": lambda: (send, None if got is None else got.spec_of_parts(counts), root),
+            "scatter": lambda: (each, recv, root),
+            "scatterv": lambda: (None if given is None else given.spec_of_parts(counts), recv, root),
+            "alltoall": lambda: (each, every),
+            "alltoallv": lambda: (given.spec_of_parts(sent), got.spec_of_parts(sent)),
+            "scan": lambda: (send, recv, operation.mpi_op),
+            "exscan": lambda: (send, recv, operation.mpi_op),
+            "barrier": lambda: (),
+            "bcast": lambda: (recv, operation.root),
+            "allgather": lambda: (send, every),
+            "allgatherv": lambda: (send, got.spec_of_parts(counts)),
+            "allreduce": lambda: (send, recv, operation.mpi_op),
+            "reduce": lambda: (send, recv, operation.mpi_op, operation.root),
+            "reduce_scatter_block": lambda: (each, whole, operation.mpi_op),
+            "reduce_scatter": lambda: (send, recv, counts, operation.mpi_op),
+        }[collective]()
 
     def check(self) -> None:
         """Compare every element, and see that nothing else was written.
@@ -123,7 +147,7 @@ class Call:
         expected = self.operation.result(self.comm.rank, self.comm.size)
         if expected is None or self._recv is None:
             return
-        got = self._recv.data[: expected.size]
+        got = self._recv.read()[: expected.size]
         wrong = np.flatnonzero(got != expected)
         if wrong.size:
             first = wrong[0]
@@ -137,7 +161,7 @@ class Call:
         assert self._recv is not None
         expected = self.operation.result(self.comm.rank, self.comm.size)
         assert expected is not None
-        got = self._recv.data
+        got = self._recv.read()
         if self.operation.compression.startswith("int8"):
             bound = (self.comm.size + 2) * float(np.abs(expected).max()) / 127
             if not (np.abs(got - expected) <= bound).all():
@@ -172,12 +196,15 @@ class Stream:
 
     def __init__(self, seed: int, sleeps: bool) -> None:
         self._alike, self._own = random.Random(seed), random.Random(f"{seed} {WORLD.rank}")
-        self._sleeps = sleeps
+        self._sleeps, self._tag = sleeps, seed % 1000
         world = WORLD.Dup()
         parts = [world, world.Dup(), world.Split(world.rank % 2, world.rank), world.Split(0, -world.rank)]
         self.comms = [Intracomm(part, timeout=120.0) for part in parts]
+        self.grid = self.comms[0].Create_cart(MPI.Compute_dims(world.size, 2), [True, False])
+        column = self.grid.Sub([True, False])
+        self.comms += [self.grid, column, column.Dup()]
         self.done: Counter[str] = Counter()
-        self.recent: deque[tuple[str, int, Operation]] = deque(maxlen=12)
+        self.recent: deque[tuple[str, int, Operation | ObjectCall]] = deque(maxlen=12)
         self._turn = 0
         self._in_flight: list[tuple[Call, Any]] = []
         self._persistent: list[tuple[Call, Any, Operation]] = []
@@ -194,8 +221,9 @@ class Stream:
         self._finish()
 
     def _finish(self) -> None:
-        while self._in_flight:
-            self._end_one(0)
+        MPI.Request.Waitall([request for _, request in self._in_flight])
+        for call, _ in self._in_flight:
+            call.check()
         for _, request, _ in self._persistent:
             request.Free()
         for comm in reversed(self.comms):
@@ -205,10 +233,14 @@ class Stream:
         self._turn += 1
         if self._sleeps and self._own.random() < 0.02:
             time.sleep(self._own.uniform(0, 3e-3))
-        (comm,) = self._alike.choices(self.comms, (0.6, 0.2, 0.1, 0.1))
+        (comm,) = self._alike.choices(self.comms, (0.5, 0.14, 0.08, 0.08, 0.1, 0.05, 0.05))
         way, numbers = self._alike.random(), _child(self._alike)
-        if way < 0.70:
+        if way < 0.62:
             self._blocking(comm, numbers)
+        elif way < 0.63:
+            self._neighbors(numbers)
+        elif way < 0.70:
+            self._objects(comm, numbers)
         elif way < 0.82:
             self._nonblocking(comm, numbers)
         elif way < 0.96:
@@ -228,6 +260,7 @@ class Stream:
         self._note("blocking", comm, operation)
         call.make(**settings)
         call.check()
+        call.free()
 
     def _settings(self, comm: Intracomm, operation: Operation, numbers: random.Random) -> dict[str, str]:
         """Return an algorithm, sometimes."""
@@ -252,9 +285,16 @@ class Stream:
             self._end_one(self._own.randrange(len(self._in_flight)))
 
     def _end_one(self, which: int) -> None:
+        """Wait for one, or for whichever comes first, with a message to this rank itself among them."""
+        if self._own.random() < 0.3:
+            receive = WORLD.Irecv(np.zeros(1), WORLD.rank, self._tag)
+            which = MPI.Request.Waitany([receive, *(request for _, request in self._in_flight)]) - 1
+            WORLD.Send(np.zeros(1), WORLD.rank, self._tag)
+            receive.Wait()
         call, request = self._in_flight.pop(which)
         request.Wait()
         call.check()
+        call.free()
 
     def _start_persistent(self, numbers: random.Random) -> None:
         """Set one up, or start some that are there, in any order, with a blocking call meanwhile."""
@@ -276,7 +316,30 @@ class Stream:
             request.Wait()
             call.check()
         if numbers.random() < 0.05:
-            self._persistent.pop(numbers.randrange(_PERSISTENT))[1].Free()
+            call, request, _ = self._persistent.pop(numbers.randrange(_PERSISTENT))
+            request.Free()
+            call.free()
+
+    def _neighbors(self, numbers: random.Random) -> None:
+        grid, count = self.grid, numbers.randrange(1, 3000)
+        given, got = np.arange(count) + 10_000.0 * grid.rank, np.full((grid.indegree, count), -1.0)
+        self.done["neighbor_allgather"] += 1
+        if numbers.random() < 0.5:
+            grid.Neighbor_allgather(given, got)
+        else:
+            grid.Ineighbor_allgather(given, got).Wait()
+        for source, part in zip(grid.inedges, got, strict=True):
+            expected = np.arange(count) + 10_000.0 * source if source != MPI.PROC_NULL else np.full(count, -1.0)
+            if (part != expected).any():
+                raise WrongResult(f"neighbor_allgather of {count} elements: those of rank {source} are wrong")
+
+    def _objects(self, comm: Intracomm, numbers: random.Random) -> None:
+        call = ObjectCall(numbers, comm.size)
+        self.recent.append(("objects", comm.size, call))
+        self.done[call.collective] += 1
+        wrong = call.wrong(comm)
+        if wrong:
+            raise WrongResult(wrong)
 
     def _compressed(self, comm: Intracomm, numbers: random.Random) -> None:
         operation = draw.draw_compressed(numbers, self._turn, comm.size)
@@ -288,6 +351,7 @@ class Stream:
             call.check()
         else:
             call.check_compressed()
+        call.free()
 
 
 def _fail(stream: Stream, seed: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.train.agreement import share, wait_politely
+from mpicoll.consensus import share, wait_politely
 
 WORLD = MPI.COMM_WORLD
 TIMEOUT = 20.0

@@ -11,7 +11,7 @@ from mpicoll import Intracomm
 KINDS = ("private", "shared", "slice")
 HERE = os.environ.get("MPICOLL_NODE") != "off"
 """Whether the ranks of these tests share memory; then a communicator that does not is a failure."""
-ARENAS = HERE and os.environ.get("MPICOLL_ARENA") != "off"
+SEGMENTS = HERE and os.environ.get("MPICOLL_SEGMENTS") != "off"
 _CANARY = 0x5B
 
 
@@ -62,5 +62,5 @@ def algorithm_for(comm: Intracomm, wanted: str | None, nbytes: int) -> str | Non
 
 def went_the_short_way(comm: Intracomm) -> bool:
     """Say whether the last call on `comm` was made, or begun, in one step."""
-    front = comm._scope.channel.front
+    front = comm._scope.channel.dispatch
     return front.recall(front.number) is not None

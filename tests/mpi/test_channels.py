@@ -12,11 +12,12 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.communicator import channel as channels
 from mpicoll.errors import MismatchError
-from mpicoll.runtime import channel as channels
-from mpicoll.runtime import engine
-from mpicoll.runtime.news import CONTROL_TAG
-from mpicoll.runtime.supervisor import Signature, Supervisor
+from mpicoll.progress import progress_engine
+from mpicoll.progress.call_signature import Signature
+from mpicoll.progress.control_messages import CONTROL_TAG
+from mpicoll.progress.watchdog import Watchdog
 from mpicoll.schedules import ALGORITHMS, find, register
 from tests.mpi.test_communicators import in_thread, needs_threads
 
@@ -166,7 +167,7 @@ def test_two_threads_read_the_same_news() -> None:
     needs_threads()
     comm = Meeting(MPI.COMM_SELF.Dup())
     comm.both = threading.Barrier(2)
-    sender, reader = Supervisor(MPI.Intracomm(comm), 7), Supervisor(comm, 7)
+    sender, reader = Watchdog(MPI.Intracomm(comm), 7), Watchdog(comm, 7)
     sender._mailbox.tell(0, {"kind": "waiting", "number": 3, "code": 1, "text": "x", "progress": ""})
     threads = [in_thread(reader.read_news) for _ in range(2)]
     for thread, _ in threads:
@@ -185,12 +186,12 @@ def test_two_threads_read_the_same_news() -> None:
 def test_an_alarm_is_heard_in_every_wait() -> None:
     """What one wait has read is not news to another one, but concerns it too."""
     comm = MPI.Intracomm(MPI.COMM_SELF.Dup())
-    supervisor = Supervisor(comm, 7)
-    supervisor.record(1, Signature.of("a"))
-    supervisor._mailbox.tell(0, {"kind": "mismatch", "number": 1, "text": "they differ"})
+    watchdog = Watchdog(comm, 7)
+    watchdog.record(1, Signature.of("a"))
+    watchdog._mailbox.tell(0, {"kind": "mismatch", "number": 1, "text": "they differ"})
     for _ in range(2):
         with pytest.raises(MismatchError, match="they differ"):
-            supervisor.read_news()
+            watchdog.read_news()
     comm.Free()
 
 
@@ -224,15 +225,15 @@ def test_a_signal_handler_may_begin_an_operation() -> None:
 
     class First:
         def step(self) -> bool:
-            engine.add(Second())
-            engine.progress()  # does nothing: somebody is at it
+            progress_engine.add(Second())
+            progress_engine.progress()  # does nothing: somebody is at it
             return True
 
-    engine.add(First())
-    thread = threading.Thread(target=engine.progress, daemon=True)
+    progress_engine.add(First())
+    thread = threading.Thread(target=progress_engine.progress, daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive(), "it waits for a lock that it holds"
-    assert engine.pending() == 1
-    engine.progress()
-    assert engine.pending() == 0
+    assert progress_engine.pending() == 1
+    progress_engine.progress()
+    assert progress_engine.pending() == 0

@@ -26,7 +26,7 @@ CASES = (("SUM", np.float32), ("MAX", np.int16), ("PROD", np.float64), ("SUM", n
 def clustered(request: pytest.FixtureRequest, verdicts: MPI.Intracomm) -> Iterator[Intracomm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPICOLL_NODES", request.param)
-        patch.setattr(select, "CROWDED", {})  # the hierarchy is what is tested, whatever this machine is
+        patch.setattr(select, "OVERSUBSCRIBED", {})  # the hierarchy is what is tested, whatever this machine is
         plain = WORLD.Dup()
         yield Intracomm(plain, timeout=TIMEOUT)
         plain.Free()
@@ -131,6 +131,22 @@ def test_ranks_in_another_order(verdicts: MPI.Intracomm, monkeypatch: pytest.Mon
     plain.Free()
 
 
+def test_messages_name_ranks_as_the_user_does(clustered: Intracomm) -> None:
+    """Not by their numbers on a node or a lane."""
+    cluster = clustered.channel.cluster
+    if cluster is None:
+        pytest.skip("one rank a node, or one node")
+    whole = clustered.channel.comm.Get_group()
+    for channel in cluster.channels():
+        watchdog, group = channel.watchdog, channel.comm.Get_group()
+        ranks = range(channel.size)
+        assert list(watchdog.numbers) == list(MPI.Group.Translate_ranks(group, list(ranks), whole))
+        last = watchdog.numbers[channel.size - 1]
+        assert watchdog._named([channel.size - 1]) == f"rank {last}"
+        group.Free()
+    whole.Free()
+
+
 def test_what_is_chosen(clustered: Intracomm) -> None:
     cluster = clustered.channel.cluster
     if cluster is None:  # one rank a node, or one node
@@ -143,7 +159,7 @@ def test_what_is_chosen(clustered: Intracomm) -> None:
 
 
 def test_in_a_crowd_short_vectors_go_by_messages() -> None:
-    means = select.Means(8, hierarchy=True, blocked=True, even=True, crowded=True)
+    means = select.Capabilities(8, hierarchy=True, blocked=True, even=True, oversubscribed=True)
     assert select.choose("allreduce", 64 << 10, means) == "halving_doubling"
     assert select.choose("allreduce", 16 << 20, means) == "hierarchy"
     assert select.choose("allreduce", 64 << 10, means._replace(blocked=False)) == "hierarchy"
@@ -152,7 +168,7 @@ def test_in_a_crowd_short_vectors_go_by_messages() -> None:
 
 
 def test_networks_have_rules_of_their_own() -> None:
-    apart = select.Means(4, apart=True)
+    apart = select.Capabilities(4, apart=True)
     assert select.choose("bcast", 64 << 10, apart) == "double_tree"
     assert select.choose("bcast", 64 << 10, apart._replace(size=2)) == "tree"
     assert select.choose("allreduce", 1 << 20, apart._replace(size=3)) == "ring"

@@ -898,7 +898,7 @@ def test_read_only_arrays_are_noticed_in_a_repeated_broadcast(comm: Intracomm) -
 
 
 def test_views_that_hide_an_overlap_are_refused_in_repetition(comm: Intracomm) -> None:
-    """Arrays that own their memory travel the short way; views of them must not."""
+    """Arrays that own their memory travel by the compiled path; views of them must not."""
     for count in (16, 5000):
         given, result = numbers(comm.rank, count), np.zeros(count)
         for _ in range(3):

@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.kernels.table import KNOWN_LENGTH
-from mpicoll.runtime import bound
+from mpicoll.kernels.dispatch_table import KNOWN_LENGTH
+from mpicoll.messages import bound_plan
 from tests.mpi.conftest import WORLD
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -39,7 +39,7 @@ def apart(verdicts: MPI.Intracomm) -> Iterator[Intracomm]:
 @pytest.fixture
 def from_python(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Intracomm]:
     """One where the MPI library cannot be called by address."""
-    monkeypatch.setattr(bound, "functions", lambda: None)
+    monkeypatch.setattr(bound_plan, "functions", lambda: None)
     yield from _communicator()
 
 
@@ -51,7 +51,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def fail(*arguments: Any) -> None:
             raise AssertionError(f"made from Python: {arguments[2:4]}")
 
-        monkeypatch.setattr("mpicoll.collectives.run.run", fail)
+        monkeypatch.setattr("mpicoll.collectives.execute.run", fail)
 
     return close
 
@@ -173,7 +173,7 @@ def test_more_calls_than_there_are_entries(apart: Intracomm) -> None:
             apart.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
             assert (data == apart.size - 1).all()
     assert len(apart.channel.known) <= 2 * KNOWN_LENGTH
-    assert apart.channel.front.remembered <= 2 * KNOWN_LENGTH + 64
+    assert apart.channel.dispatch.remembered <= 2 * KNOWN_LENGTH + 64
 
 
 def test_calls_after_plans_were_released(apart: Intracomm) -> None:

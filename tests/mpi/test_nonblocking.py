@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.runtime import engine
+from mpicoll.progress import progress_engine
 from mpicoll.schedules import ALGORITHMS
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -76,7 +76,7 @@ def test_each_kind(comm: Intracomm, count: int) -> None:
         part = np.zeros(count)
         comm.Ireduce_scatter(values(comm.rank, comm.size * count), part).wait()
         assert (part == data[:count]).all()
-    assert engine.pending() == 0
+    assert progress_engine.pending() == 0
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS["allreduce"], "native", "auto"])
@@ -99,7 +99,7 @@ def test_many_in_flight_completed_in_reverse_order(comm: Intracomm, count: int) 
         for request in reversed(started.requests):
             request.Wait()
         started.check()
-    assert engine.pending() == 0
+    assert progress_engine.pending() == 0
 
 
 def test_hundreds_of_the_same_kind(comm: Intracomm) -> None:
@@ -190,7 +190,7 @@ def test_all_at_once(comm: Intracomm) -> None:
 def test_testing_one_drives_all(comm: Intracomm) -> None:
     first, second = Started(comm, 60, 0), Started(comm, 60, 1)
     deadline = time.monotonic() + 20
-    while engine.pending():
+    while progress_engine.pending():
         second.requests[0].Test()
         assert time.monotonic() < deadline
     first.check()
@@ -215,8 +215,8 @@ def test_buffers_and_requests_may_be_forgotten(comm: Intracomm) -> None:
         assert (kept == total(comm, count)).all()
         comm.Barrier()
         deadline = time.monotonic() + 20
-        while engine.pending():
-            engine.progress()
+        while progress_engine.pending():
+            progress_engine.progress()
             assert time.monotonic() < deadline
 
 

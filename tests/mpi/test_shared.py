@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.kernels import job as words
-from mpicoll.runtime import node
+from mpicoll.kernels import operation_words as words
+from mpicoll.shared_memory import domain
 from tests.mpi import exact
 from tests.mpi.memory import Kinds, algorithm_for, neighbours_are_intact, place
 
@@ -27,7 +27,7 @@ IN_PLACE = MPI.IN_PLACE
 
 def limits(size: int) -> list[int]:
     """Lengths in bytes at which vectors begin to be treated in another way."""
-    slot, stage = node.slot_nbytes(size), node.STAGE_NBYTES
+    slot, stage = domain.slot_nbytes(size), domain.STAGE_NBYTES
     return [INLINE_NBYTES, NEAR_TILE_NBYTES, size * NEAR_TILE_NBYTES, words.TILE_NBYTES, slot, stage, 3 * stage]
 
 

@@ -12,27 +12,27 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.kernels import heap
-from mpicoll.runtime import arena, shared_arrays
-from tests.mpi.memory import ARENAS
+from mpicoll.kernels import allocator
+from mpicoll.shared_memory import numpy_allocator, segment
+from tests.mpi.memory import SEGMENTS
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
-    pytest.mark.skipif(not ARENAS, reason="no shared memory for arrays"),
+    pytest.mark.skipif(not SEGMENTS, reason="no shared memory for arrays"),
 ]
 COUNT = 10_000
 
 
 def inside(array: np.ndarray) -> bool:
-    home = arena.own()
+    home = segment.own()
     return bool(home.nbytes > 0 and 0 <= array.ctypes.data - home.address < home.nbytes)
 
 
 def used() -> int:
     gc.collect()
-    source = shared_arrays.source()
+    source = numpy_allocator.source()
     assert source is not None
-    return int(source.words[heap.USED])
+    return int(source.words[allocator.USED])
 
 
 def test_numpys_own_results_are_shared() -> None:
@@ -129,16 +129,16 @@ def test_arrays_live_as_long_as_they_are_used(comm: Intracomm) -> None:
 
 
 def test_a_thousand_arrays_take_no_more_room_than_one() -> None:
-    source = shared_arrays.source()
+    source = numpy_allocator.source()
     assert source is not None
     with mpicoll.shared_arrays():
         data = np.ones(COUNT)
         data = data + 1
-        highest = int(source.words[heap.NEXT])
+        highest = int(source.words[allocator.NEXT])
         for _ in range(1000):
             data = data + 1
     assert data[0] == 1002
-    assert source.words[heap.NEXT] <= highest + 2 * data.nbytes
+    assert source.words[allocator.NEXT] <= highest + 2 * data.nbytes
 
 
 def test_communicators_have_no_arrays_of_their_own(comm: Intracomm) -> None:

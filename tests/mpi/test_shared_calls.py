@@ -1,4 +1,4 @@
-"""The short way takes plain calls, and leaves everything else to the long way, which gives the same results."""
+"""The compiled path takes plain calls, and leaves everything else to the general path, which gives the same results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.runtime import front
+from mpicoll.shared_memory import fast_dispatch
 from tests.mpi.memory import HERE, KINDS, place, went_the_short_way
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -32,7 +32,7 @@ def total(comm: Intracomm, count: int = COUNT) -> np.ndarray:
 
 
 def warm(comm: Intracomm) -> None:
-    """Make a call of each kind the long way; from the second on the short one is taken."""
+    """Make a call of each kind on the general path; from the second on the compiled one is taken."""
     for _ in range(2):
         data, wide = filled(comm), np.zeros(COUNT * comm.size)
         comm.Allreduce(data, np.zeros(COUNT))
@@ -134,10 +134,10 @@ def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: boo
 )
 def test_wrong_arguments_are_refused_as_ever(comm: Intracomm, call: Callable[[Intracomm], Any], error: Any) -> None:
     warm(comm)
-    number = comm._scope.channel.front.number
+    number = comm._scope.channel.dispatch.number
     with pytest.raises(error):
         call(comm)
-    assert comm._scope.channel.front.number <= number + 1
+    assert comm._scope.channel.dispatch.number <= number + 1
     comm.Allreduce(filled(comm), result := np.zeros(COUNT))
     assert (result == total(comm)).all()
 
@@ -180,9 +180,9 @@ def test_operands_are_combined_in_rank_order(comm: Intracomm) -> None:
 
 
 def test_news_are_read_after_so_many_calls(comm: Intracomm) -> None:
-    """Now and then a call goes the long way; ranks may do so at different times."""
+    """Now and then a call takes the general path; ranks may do so at different times."""
     data, ways = filled(comm), []
-    for turn in range(3 * front.NEWS_EVERY):
+    for turn in range(3 * fast_dispatch.NEWS_EVERY):
         recv = np.zeros(COUNT)
         comm.Allreduce([data, MPI.DOUBLE] if turn == 10 * comm.rank else data, recv)
         ways.append(went_the_short_way(comm))

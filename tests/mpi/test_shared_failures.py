@@ -15,8 +15,8 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import Intracomm
 from mpicoll.errors import MismatchError, OperationError, RemoteError
-from mpicoll.kernels import job as words
-from tests.mpi.memory import ARENAS, HERE
+from mpicoll.kernels import operation_words as words
+from tests.mpi.memory import HERE, SEGMENTS
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -97,7 +97,7 @@ def test_plans_in_two_threads_reduce_each_in_memory_of_its_own(comm: Intracomm) 
     for thread in threads:
         thread.join()
     assert not wrong
-    if ARENAS:
+    if SEGMENTS:
         scratch = {int(plan._job[words.SCRATCH]) for *_, plan in plans}
         assert len(scratch) == 2
     for *_, plan in plans:

@@ -10,11 +10,11 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import shared
+from mpicoll.collectives import on_shared_memory
+from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
 from mpicoll.collectives.requests import MessageRequest
-from mpicoll.collectives.shared import SharedRequest
 from mpicoll.errors import CommunicatorBroken
-from mpicoll.runtime.node import PLAN_LANES, STAGE_NBYTES
+from mpicoll.shared_memory.domain import PLAN_LANES, STAGE_NBYTES
 from tests.mpi.memory import HERE, KINDS, place
 from tests.mpi.test_nonblocking import receive_soon
 
@@ -78,7 +78,7 @@ def test_each_collective_many_times(comm: Intracomm, count: int, kind: str) -> N
     own = KINDS[comm.rank % 3] if kind == "mixed" else kind
     plans = Plans(comm, count, own, comm.size - 1)
     if HERE and comm._scope.channel.shared_nbytes == float("inf"):
-        assert {type(request) for request in plans.kept} == {SharedRequest}
+        assert {type(request) for request in plans.kept} == {PersistentSharedRequest}
     order = np.random.default_rng(comm.rank)
     for turn in range(5):
         plans.fill(turn)
@@ -106,7 +106,7 @@ def test_every_lane_and_more(comm: Intracomm) -> None:
         assert (results == np.stack([total(comm, 40, turn + i) for i in range(many)])).all()
 
     if HERE:
-        assert [type(request) for request in kept] == [SharedRequest] * PLAN_LANES + [MessageRequest] * 5
+        assert [type(request) for request in kept] == [PersistentSharedRequest] * PLAN_LANES + [MessageRequest] * 5
     go(0)
     for turn in range(1, 4):
         freed = np.random.default_rng(turn).permutation(PLAN_LANES)[:20]
@@ -115,7 +115,7 @@ def test_every_lane_and_more(comm: Intracomm) -> None:
         for number in freed:
             kept[number] = comm.Allreduce_init(given[number], results[number])
         if HERE:
-            assert {type(kept[number]) for number in freed} == {SharedRequest}
+            assert {type(kept[number]) for number in freed} == {PersistentSharedRequest}
         go(turn)
     for request in kept:
         request.Free()
@@ -130,8 +130,8 @@ def test_a_lane_is_taken_again_only_when_all_ranks_have_freed_it(comm: Intracomm
         first.Free()
     second = comm.Allreduce_init(MPI.IN_PLACE, other := np.ones(7))
     if HERE:
-        assert isinstance(first, SharedRequest)
-        assert isinstance(second, SharedRequest)
+        assert isinstance(first, PersistentSharedRequest)
+        assert isinstance(second, PersistentSharedRequest)
         assert second._lane.number != first._lane.number
     second.Start()
     second.Wait()
@@ -185,14 +185,14 @@ def test_a_result_is_in_its_buffer_before_the_operation_has_ended(
     """For a thread that waits for it while another one drives it."""
     wide = np.ones(comm.size * COUNTS[-1])
     plan = comm.Reduce_scatter_block_init(MPI.IN_PLACE, wide)  # made aside, since others read what it overwrites
-    unload, ended = shared._unload, []
+    unload, ended = on_shared_memory._unload, []
 
     def seen(task: Any, *arguments: Any) -> None:
         if task.collective == "reduce_scatter":
             ended.append(plan.Get_status())
         unload(task, *arguments)
 
-    monkeypatch.setattr(shared, "_unload", seen)
+    monkeypatch.setattr(on_shared_memory, "_unload", seen)
     plan.Start()
     comm.Barrier()
     plan.Wait()

@@ -105,14 +105,14 @@ def test_many_communicators_leave_nothing_behind(comm: Intracomm) -> None:
     """Neither descriptors nor shared memory: what is freed is used again."""
     from pathlib import Path
 
-    from mpicoll.kernels import heap
-    from mpicoll.runtime import shared_arrays
+    from mpicoll.kernels import allocator
+    from mpicoll.shared_memory import numpy_allocator
 
-    source = shared_arrays.source()
+    source = numpy_allocator.source()
 
     def footprint() -> tuple[int, int]:
         descriptors = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-        return descriptors, int(source.words[heap.NEXT]) if source else 0
+        return descriptors, int(source.words[allocator.NEXT]) if source else 0
 
     def use() -> None:
         made = Intracomm(MPI.COMM_WORLD.Dup(), timeout=comm.timeout)

@@ -16,10 +16,10 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.collectives import select
-from mpicoll.collectives.select import Means
+from mpicoll.collectives.select import Capabilities
 from mpicoll.errors import MismatchError, RemoteError
-from mpicoll.kernels.job import COLLECTIVES
-from mpicoll.runtime.copies import LENGTHS, Ratios
+from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -171,7 +171,7 @@ def test_where_processes_may_not_copy(monkeypatch: pytest.MonkeyPatch, verdicts:
 def test_the_choice_is_made_from_what_was_measured() -> None:
     for size in (2, 3, 8, 64):
         every = (Ratios((ratio,) * 3, (ratio,) * 3) for ratio in (0.9, 1000.0))
-        fast, slow = (Means(size, math.inf, in_memory=COLLECTIVES, copies=copies) for copies in every)
+        fast, slow = (Capabilities(size, math.inf, in_memory=COLLECTIVES, copies=copies) for copies in every)
         none = fast._replace(copies=None)
         for collective in COLLECTIVES:
             chosen = [select.choose(collective, 1 << 20, means) for means in (fast, slow, none)]
@@ -193,7 +193,7 @@ def test_all_ranks_have_the_same_measurement(single: Intracomm) -> None:
 
 def test_a_bcast_is_judged_by_copies_from_one_source() -> None:
     crowded_pages = Ratios((0.9, 0.9, 0.9), (5.0, 5.0, 0.9))
-    means = Means(8, math.inf, in_memory=COLLECTIVES, copies=crowded_pages)
+    means = Capabilities(8, math.inf, in_memory=COLLECTIVES, copies=crowded_pages)
     assert select.choose("bcast", LENGTHS[2] - 1, means) == "shared"
     assert select.choose("bcast", LENGTHS[2], means) == "single_copy"
     assert select.choose("allreduce", LENGTHS[0], means) == "single_copy"

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm, tune
-from mpicoll.collectives import payoff, tables
-from mpicoll.collectives.payoff import Span
+from mpicoll.collectives import compression_tuning, tuning_table
+from mpicoll.collectives.compression_tuning import PayingRange
 from mpicoll.collectives.select import Rule
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 def folder(monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> Path:
     """A folder for tables that nobody has read."""
     monkeypatch.setenv("MPICOLL_CACHE_DIR", str(shared_folder))
-    monkeypatch.setattr(tables, "_read", {})
+    monkeypatch.setattr(tuning_table, "_read", {})
     return shared_folder
 
 
@@ -32,7 +32,7 @@ def fresh() -> Intracomm:
 
 def test_a_table_is_used_by_all_ranks(folder: Path, comm: Intracomm) -> None:
     if comm.rank == 0:
-        tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"), Rule(1 << 62, "tree"))})
+        tuning_table.save(tuning_table.facts(comm.channel), {"allreduce": (Rule(1024, "ring"), Rule(1 << 62, "tree"))})
     comm.Barrier()
     tuned = fresh()
     assert tuned.choice("allreduce", 100) == "ring"
@@ -46,7 +46,7 @@ def test_a_table_is_used_by_all_ranks(folder: Path, comm: Intracomm) -> None:
 
 def test_native_may_be_the_best(folder: Path, comm: Intracomm) -> None:
     if comm.rank == 0:
-        tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1 << 62, "native"),)})
+        tuning_table.save(tuning_table.facts(comm.channel), {"allreduce": (Rule(1 << 62, "native"),)})
     comm.Barrier()
     tuned = fresh()
     data = np.ones(10)
@@ -73,8 +73,8 @@ def test_native_may_be_the_best(folder: Path, comm: Intracomm) -> None:
 def test_a_bad_table_costs_one_warning(folder: Path, comm: Intracomm, damage: object) -> None:
     assert callable(damage)
     if comm.rank == 0:
-        spans = {"int8": Span(65536, 65536)}
-        path = tables.save(tables.facts(comm.channel), {"allreduce": (Rule(1024, "ring"),)}, spans)
+        spans = {"int8": PayingRange(65536, 65536)}
+        path = tuning_table.save(tuning_table.facts(comm.channel), {"allreduce": (Rule(1024, "ring"),)}, spans)
         path.write_text(damage(path.read_text()))
     comm.Barrier()
     with warnings.catch_warnings(record=True) as caught:
@@ -95,7 +95,7 @@ def test_tune_keeps_what_it_finds(folder: Path, comm: Intracomm, capsys: pytest.
     assert tune.main(options) == 0
     comm.Barrier()
     (path,) = folder.glob("tuning-*")
-    assert set(tables.parse(path.read_text(), tables.facts(comm.channel))[0]) == {"allreduce", "bcast"}
+    assert set(tuning_table.parse(path.read_text(), tuning_table.facts(comm.channel))[0]) == {"allreduce", "bcast"}
     assert ("shipped choice" in capsys.readouterr().out) == (comm.rank == 0)
 
 
@@ -103,10 +103,10 @@ def test_tune_finds_where_compressors_pay(folder: Path, comm: Intracomm, capsys:
     assert tune.main(["--compression", "int8", "fp16", "--max-mb", "0", "--seconds", "0.01"]) == 0
     shown = capsys.readouterr().out
     assert ("int8 does not pay on this node" in shown or "int8 pays from" in shown) == (comm.rank == 0)
-    tables._read.clear()
+    tuning_table._read.clear()
     comm.Barrier()
     tuned = fresh()
-    spans = payoff.remembered(tuned.channel)
+    spans = compression_tuning.remembered(tuned.channel)
     assert set(spans) == {"int8", "fp16"}
     numbers = np.array([min(bound, 1e12) for span in spans.values() for bound in span])
     least, most = np.empty_like(numbers), np.empty_like(numbers)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpicoll.schedules import Reduce, Schedule, chunk_bounds
 from mpicoll.schedules.machine import MachineDescription, Wire
-from mpicoll.schedules.replay import Ensemble, Place
+from mpicoll.schedules.replay import Ensemble, Posting
 
 
 class PlainClocks:
@@ -25,7 +25,7 @@ class PlainClocks:
             for place, (peer, sent_at) in matches.items():
                 self.receiver_of[peer][sent_at] = (rank, place)
         self.posted: dict[tuple[int, int], float] = {}
-        self.ready: dict[tuple[int, Place], float] = {}
+        self.ready: dict[tuple[int, Posting], float] = {}
         ranks = [nodes.count(node) for node in nodes]
         known = max(machine.fitted.ranks) if machine.one_host and machine.fitted else size
         crowd = [min(size, known) if machine.one_host else count for count in ranks]
@@ -56,11 +56,11 @@ class PlainClocks:
 
     def met(self, rank: int, number: int) -> bool:
         step = self.schedules[rank].steps[number]
-        others = [self.receiver_of[rank][Place(number, slot)] for slot in range(len(step.sends))]
-        others += [self.sender_of[rank][Place(number, slot)] for slot in range(len(step.recvs))]
+        others = [self.receiver_of[rank][Posting(number, slot)] for slot in range(len(step.sends))]
+        others += [self.sender_of[rank][Posting(number, slot)] for slot in range(len(step.recvs))]
         return all((peer, place.step) in self.posted for peer, place in others)
 
-    def facts(self, rank: int, place: Place) -> dict[str, Any]:
+    def facts(self, rank: int, place: Posting) -> dict[str, Any]:
         """Everything about one message, found by its send."""
         machine, wire = self.machine, self.wire
         send = self.schedules[rank].steps[place.step].sends[place.slot]
@@ -72,7 +72,7 @@ class PlainClocks:
         if leaves:
             crowd = max(crowd, self.crowd(send.peer, place.step, True, sends=False))
         share = max(1.0, crowd / link.streams)
-        turns = [1.0 if link.crowded else self.slow[end] for end in (rank, send.peer)]
+        turns = [1.0 if link.oversubscribed else self.slow[end] for end in (rank, send.peer)]
         slow = turns[0] if machine.one_host or not leaves else 1.0
         transfer = row.per_byte * nbytes * wire.ratio * share * (1.0 if leaves else slow)
         per_reduced = next(kernel.per_byte for kernel in machine.reduce if nbytes < kernel.below)
@@ -102,23 +102,23 @@ class PlainClocks:
         self.clock[rank] += self.machine.step * self.slow[rank]
         self.posted[rank, number] = self.clock[rank]
         for slot in range(len(self.schedules[rank].steps[number].sends)):
-            self.clock[rank] += self.facts(rank, Place(number, slot))["sending"]
-            self.ready[rank, Place(number, slot)] = self.clock[rank]
+            self.clock[rank] += self.facts(rank, Posting(number, slot))["sending"]
+            self.ready[rank, Posting(number, slot)] = self.clock[rank]
 
-    def start(self, rank: int, place: Place) -> float:
+    def start(self, rank: int, place: Posting) -> float:
         facts = self.facts(rank, place)
         ready = self.ready[rank, place]
         if facts["waits"]:
             peer, received_at = self.receiver_of[rank][place]
             ready = max(ready, self.posted[peer, received_at.step])
-        behind = sum(self.facts(rank, Place(place.step, slot))["busy"] for slot in range(place.slot))
+        behind = sum(self.facts(rank, Posting(place.step, slot))["busy"] for slot in range(place.slot))
         return max(ready, self.link_free(rank, place.step)) + behind
 
     def link_free(self, rank: int, number: int) -> float:
         """When the rank's link is free for the sends of a step."""
         times = self.free[rank]
         for earlier in range(max(times), number):
-            sends = [Place(earlier, slot) for slot in range(len(self.schedules[rank].steps[earlier].sends))]
+            sends = [Posting(earlier, slot) for slot in range(len(self.schedules[rank].steps[earlier].sends))]
             ends = [self.start(rank, place) + self.facts(rank, place)["busy"] for place in sends]
             times[earlier + 1] = max([times[earlier], *ends])
         return times[number]
@@ -126,13 +126,13 @@ class PlainClocks:
     def complete(self, rank: int, number: int) -> None:
         step = self.schedules[rank].steps[number]
         for slot in range(len(step.sends)):
-            facts = self.facts(rank, Place(number, slot))
+            facts = self.facts(rank, Posting(number, slot))
             if facts["waits"]:
-                through = self.start(rank, Place(number, slot)) + facts["transfer"]
+                through = self.start(rank, Posting(number, slot)) + facts["transfer"]
                 self.clock[rank] = max(self.clock[rank], through)
         arrivals, after = [], 0.0
         for slot, recv in enumerate(step.recvs):
-            peer, sent_at = self.sender_of[rank][Place(number, slot)]
+            peer, sent_at = self.sender_of[rank][Posting(number, slot)]
             facts = self.facts(peer, sent_at)
             arrivals.append((self.start(peer, sent_at) + facts["latency"], facts["transfer"]))
             after += facts["receiving"] + (facts["reduce"] if recv.reduce is not Reduce.COPY else 0.0)

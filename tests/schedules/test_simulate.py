@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll.schedules import ALGORITHMS, COLLECTIVES, Algorithm, Recv, Reduce, Schedule, Send, Step, find
+from mpicoll.schedules.all_ranks import Structure, written_down
 from mpicoll.schedules.machine import (
     IDENTITY,
     UNBOUNDED,
@@ -21,7 +22,6 @@ from mpicoll.schedules.machine import (
     Wire,
     textbook,
 )
-from mpicoll.schedules.parts import Structure, written_down
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.simulate import run, simulate
 from tests import extent
@@ -119,8 +119,8 @@ def machines(draw: st.DrawFn) -> MachineDescription:
     def link() -> Link:
         first, second = draw(rows), draw(rows)
         classes = (SizeClass(draw(st.integers(1, 3000)), *first), SizeClass(UNBOUNDED, *second))
-        crowded = tuple(SizeClass(row.below, *draw(rows)[:4], row.rendezvous) for row in classes)
-        return Link(classes, draw(st.floats(0.5, 3)), crowded if draw(st.booleans()) else ())
+        oversubscribed = tuple(SizeClass(row.below, *draw(rows)[:4], row.rendezvous) for row in classes)
+        return Link(classes, draw(st.floats(0.5, 3)), oversubscribed if draw(st.booleans()) else ())
 
     kernels = (ReduceClass(draw(st.integers(1, 3000)), draw(st.floats(0, 1e-8))), ReduceClass(UNBOUNDED, 1e-9))
     fitted = draw(st.sampled_from([None, Fitted((2, 3), 2, 1, 9, 0.1, 5)]))
@@ -164,9 +164,9 @@ def test_nodes_by_hand() -> None:
     nodes = [0, 0, 1, 1]
     assert math.isclose(run(written_down(schedules), 1000, machine, nodes), first + second, rel_tol=1e-12)
     # One core for two ranks: processor time and the copy inside take twice as long.
-    crowded = first + second + 3e-6 + 1e-6 + 1e-6 + 1e-6 + second
+    oversubscribed = first + second + 3e-6 + 1e-6 + 1e-6 + 1e-6 + second
     one = replace(machine, cores=1)
-    assert math.isclose(run(written_down(schedules), 1000, one, nodes), crowded, rel_tol=1e-12)
+    assert math.isclose(run(written_down(schedules), 1000, one, nodes), oversubscribed, rel_tol=1e-12)
 
 
 def test_a_rendezvous_waits_for_the_receiver() -> None:

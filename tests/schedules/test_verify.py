@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpicoll.schedules import ALGORITHMS, COLLECTIVES, Algorithm, Recv, Reduce, Schedule, Send, Step, find
 from mpicoll.schedules.replay import ScheduleError
-from mpicoll.schedules.verify import verify, verify_schedules
+from mpicoll.schedules.verify_schedule import verify, verify_schedules
 from tests import extent
 
 ROWS = [row for table in ALGORITHMS.values() for row in table.values()]
@@ -116,7 +116,7 @@ def test_sending_before_receiving_in_a_circle_is_a_deadlock() -> None:
 
 def test_a_window_too_wide_is_found() -> None:
     parts = [replace(part, window=2) for part in schedules("allreduce", "ring")]
-    with pytest.raises(ScheduleError, match="while step 0 changes it"):
+    with pytest.raises(ScheduleError, match="while step 1 changes it"):
         verify_schedules(parts)
 
 

@@ -25,9 +25,9 @@ SAVES = """
 import os, signal, sys
 import numpy as np
 from mpi4py import MPI
-from mpicoll.train.checkpoints import Piece, Store, folders, store
+from mpicoll.checkpoint import CheckpointStore, Piece
 comm, (folder, victim, where) = MPI.COMM_WORLD, sys.argv[1:]
-checkpoints = Store(folder, comm)
+checkpoints = CheckpointStore(folder, comm)
 if checkpoints.steps():
     found = checkpoints.open()
     assert (found.read("x") == found.step).all()
@@ -37,20 +37,24 @@ else:
     checkpoints.save(1, {"x": Piece(np.full(9, 1.0), 9 * comm.rank, 9 * comm.size)}, {})
 if where:
     module, name, moment = where.split()
-    function = getattr(sys.modules["mpicoll.train.checkpoints." + module], name)
+    function = getattr(sys.modules["mpicoll.checkpoint." + module], name)
     def killed(*arguments):
         if moment == "after":
             function(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank == int(victim):
-        setattr(sys.modules["mpicoll.train.checkpoints." + module], name, killed)
+        setattr(sys.modules["mpicoll.checkpoint." + module], name, killed)
 checkpoints.save(2, {"x": Piece(np.full(9, 2.0), 9 * comm.rank, 9 * comm.size)}, {})
 """
 
 
 @pytest.mark.parametrize(
     ("victim", "where", "step"),
-    [(1, "tensorfile write before", 1), (0, "folders write_durably after", 1), (0, "folders clean before", 2)],
+    [
+        (1, "tensor_file write before", 1),
+        (0, "durable_files write_durably after", 1),
+        (0, "durable_files clean before", 2),
+    ],
 )
 def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_resumes(tmp_path, victim, where, step):
     died = run(3, ["-c", SAVES, str(tmp_path), str(victim), where], timeout=60)

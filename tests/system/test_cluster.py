@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench import namespaces
-from bench.cluster import Cluster, main, parse_rate, unavailable
+from bench.cluster import EmulatedCluster, main, parse_rate, unavailable
 from tests.mpirun import REPOSITORY
 
 PROGRAM = Path(__file__).with_name("programs") / "across.py"
@@ -67,7 +67,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_collectives_are_exact_across_hosts(hosts: int) -> None:
     before = everything()
-    with Cluster(hosts=hosts, ranks_per_host=2, gbit=1.0) as cluster:
+    with EmulatedCluster(hosts=hosts, ranks_per_host=2, gbit=1.0) as cluster:
         done = cluster.run([str(PROGRAM)], timeout=RUN_SECONDS, environment={"PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all exact\n"
@@ -76,7 +76,7 @@ def test_collectives_are_exact_across_hosts(hosts: int) -> None:
 
 @needs_hosts
 def test_one_cluster_runs_several_programs_and_passes_on_their_status() -> None:
-    with Cluster(hosts=2, ranks_per_host=1) as cluster:
+    with EmulatedCluster(hosts=2, ranks_per_host=1) as cluster:
         assert cluster.run(["-c", "import sys; sys.exit(3)"], timeout=RUN_SECONDS).returncode == 3
         with pytest.raises(subprocess.TimeoutExpired) as late:
             cluster.run(["-c", SLEEPER], timeout=3.0)
@@ -153,7 +153,7 @@ def test_what_the_kernel_refuses_is_said_in_one_line(monkeypatch: pytest.MonkeyP
     before = everything()
     monkeypatch.setattr(namespaces, "limit", lambda device, gbit: f"qdisc replace dev {device} root no_such_thing")
     with pytest.raises(namespaces.NamespaceError, match=r"^tc fails: .*qdisc") as failed:
-        Cluster(2, 1)
+        EmulatedCluster(2, 1)
     assert "\n" not in str(failed.value)
     assert everything() == before
 
@@ -176,4 +176,4 @@ def test_wrong_arguments(arguments: list[str]) -> None:
 )
 def test_wrong_numbers(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Cluster(**wrong)  # type: ignore[arg-type]
+        EmulatedCluster(**wrong)  # type: ignore[arg-type]

@@ -89,14 +89,14 @@ def test_the_wheel_holds_the_modules_of_the_tree_and_nothing_else(checkout: Path
 
 def test_packages_below_the_kernels_are_found_and_others_are_not(checkout: Path, folder: Path) -> None:
     source = copy_sources(folder / "grown")
-    for name in ("kernels/codecs", "kernels/codecs/deep", "mpicoll/train/more", "notebooks"):
+    for name in ("kernels/added", "kernels/added/deep", "mpicoll/train/more", "notebooks"):
         (source / name).mkdir()
         (source / name / "__init__.py").touch()
     expected = set(to_install(source))
     build(source, folder / "built_grown", "--wheel")
     assert expected - set(to_install(checkout)) == {
-        "mpicoll/kernels/codecs/__init__.py",
-        "mpicoll/kernels/codecs/deep/__init__.py",
+        "mpicoll/kernels/added/__init__.py",
+        "mpicoll/kernels/added/deep/__init__.py",
         "mpicoll/train/more/__init__.py",
     }
     found = wheel_in(folder / "built_grown")
@@ -142,20 +142,21 @@ def test_all_modules_can_be_imported_and_come_from_the_wheel(environment: Enviro
 
 def test_a_package_that_is_missing_is_missed(environment: Environment) -> None:
     """No other mpicoll fills the gap."""
-    modes = environment.packages / "mpicoll" / "train" / "modes"
-    aside = modes.rename(environment.folder / "modes")
+    modes = environment.packages / "mpicoll" / "train" / "asynchronous"
+    aside = modes.rename(environment.folder / "asynchronous")
     try:
         done = environment.run(0, "-m", "mpicoll.train", "--steps", "1")
     finally:
         aside.rename(modes)
     assert done.returncode != 0
-    assert "No module named 'mpicoll.train.modes'" in done.stderr
+    assert "No module named 'mpicoll.train.asynchronous'" in done.stderr
 
 
 COMMANDS = {
     "explain": (0, "explain ring --size 3 --verify", "verified for 3 ranks"),
     "algorithms": (0, "algorithms", "halving_doubling"),
     "predict": (0, "predict ring --size 1024 --nbytes 64MB", "textbook"),
+    "run": (2, "run -m mpi4py.bench helloworld", "Hello, World! I am process 1 of 2"),
     "doctor": (2, "doctor", f"mpicoll {mpicoll.__version__}"),
     "tune": (2, "tune --collective bcast --max-mb 0 --seconds 0.01", "bcast"),
     "warmup": (0, "warmup --compression sign", "1 compressor ready"),

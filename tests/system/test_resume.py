@@ -40,20 +40,34 @@ def begin(size: int, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ranks_of(job: subprocess.Popen[str]) -> list[int]:
-    """Return the processes that train; those that are not yet Python do not."""
-    found, parents = [], {job.pid}
-    for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+def children() -> dict[int, list[int]]:
+    """Return the child processes of each process of this machine."""
+    found: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            command = (path / "cmdline").read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if int(fields[1]) in parents:
-            parents.add(int(path.name))
-            if b"mpicoll.train" in command and b"python" in command.split(b"\0")[0]:
-                found.append(int(path.name))
+        found.setdefault(parent, []).append(int(path.name))
     return found
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    """Return the processes that train; those that are not yet Python do not.
+
+    A child's number may be below its parent's, where the system has begun to count anew.
+    """
+    below, found, rest = children(), [], [job.pid]
+    while rest:
+        process = rest.pop()
+        rest += below.get(process, [])
+        try:
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if process != job.pid and b"mpicoll.train" in command and b"python" in command.split(b"\0")[0]:
+            found.append(process)
+    return sorted(found)
 
 
 def ended(job: subprocess.Popen[str]) -> str:

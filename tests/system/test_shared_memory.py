@@ -8,9 +8,9 @@ from tests import extent
 from tests.mpirun import run
 
 SWITCHES = {
-    "no arenas": {"MPICOLL_ARENA": "off"},
+    "no segments": {"MPICOLL_SEGMENTS": "off"},
     "no copying": {"MPICOLL_TRANSFER": "off"},
-    "slots only": {"MPICOLL_ARENA": "off", "MPICOLL_TRANSFER": "off"},
+    "slots only": {"MPICOLL_SEGMENTS": "off", "MPICOLL_TRANSFER": "off"},
     "nothing": {"MPICOLL_NODE": "off"},
 }
 FILES = ["tests/mpi/test_shared.py", "tests/mpi/test_shared_calls.py::test_operands_are_combined_in_rank_order"]
@@ -29,10 +29,10 @@ import sys
 import numpy as np
 from mpi4py import MPI
 import mpicoll
-from mpicoll.kernels import job
+from mpicoll.kernels import operation_words as job
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
 node = comm._scope.channel.node
-way = None if node is None else (node.method, node.arenas, comm.choice("allreduce", 1 << 24))
+way = None if node is None else (node.method, node.segments, comm.choice("allreduce", 1 << 24))
 sys.stdout.write(f"way {way}\\n")
 sys.stdout.flush()
 """
@@ -114,11 +114,12 @@ import os
 import numpy as np
 from mpi4py import MPI
 import mpicoll
-from mpicoll.kernels import heap
-from mpicoll.runtime import arena, shared_arrays
+from mpicoll.kernels import allocator as heap
+from mpicoll.shared_memory import numpy_allocator as shared_arrays
+from mpicoll.shared_memory import segment as segment
 
 comm = mpicoll.Intracomm(MPI.COMM_WORLD)
-home = arena.own()
+home = segment.own()
 inside = lambda a: 0 <= a.ctypes.data - home.address < home.nbytes
 with mpicoll.shared_arrays():
     mine = np.ones(50_000)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import launch
-from bench.records import load_all
+from bench.result_files import load_all
 from mpicoll.schedules import machine as machines
 
 DEADLINE = 120
@@ -59,7 +59,7 @@ def test_doctor_names_a_launcher_of_another_library() -> None:
     ("variable", "value", "what", "says"),
     [
         ("MPICOLL_NODE", "off", "shared memory", "MPICOLL_NODE=off"),
-        ("MPICOLL_ARENA", "off", "shared memory", "copies between processes"),
+        ("MPICOLL_SEGMENTS", "off", "shared memory", "copies between processes"),
         ("NUMBA_DISABLE_JIT", "1", "shared memory", "JIT"),
     ],
 )

@@ -144,13 +144,13 @@ def test_ranks_with_different_options_are_named():
 
 PATCH_STEP = """
 from mpi4py import MPI
-from mpicoll.train.loop import SynchronousLoop
-take_step = SynchronousLoop._take_step
-def patched(self, step, *rest, **more):
-    take_step(self, step, *rest, **more)
-    if MPI.COMM_WORLD.rank == 1 and step == 5:
+from mpicoll.train.loop import Loop
+take_step = Loop._take_step
+def patched(self, share):
+    take_step(self, share)
+    if MPI.COMM_WORLD.rank == 1 and share.step == 5:
         {action}
-SynchronousLoop._take_step = patched
+Loop._take_step = patched
 """
 
 

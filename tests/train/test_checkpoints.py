@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mpicoll.errors import CheckpointError, MpicollError
-from mpicoll.train.checkpoints import PerRank, Piece, Store, Whole, open_checkpoint, store, tensorfile
-from mpicoll.train.failures import CheckpointFailed, TrainingError
-from mpicoll.train.sharding import part
+from mpicoll.checkpoint import CheckpointStore, PerRank, Piece, Whole, open_checkpoint, tensor_file, writer
+from mpicoll.data.sampler import part
+from mpicoll.errors import CheckpointError, CheckpointFailed, MpicollError, TrainingError
 from tests.threads import on_ranks, results
 
 TOTAL = 103
@@ -46,7 +45,7 @@ def state(comm, step, *, total=TOTAL):
 
 def save(folder, size, *steps, keep=2):
     def work(comm):
-        with Store(folder, comm, keep=keep, patience=0) as checkpoints:
+        with CheckpointStore(folder, comm, keep=keep, patience=0) as checkpoints:
             for step in steps:
                 checkpoints.save(step, state(comm, step), {"step": step})
             return checkpoints.steps()
@@ -88,7 +87,7 @@ def test_every_dtype_keeps_its_bits(tmp_path, dtype):
 
     def work(comm):
         tensors = {"w": Whole(data.reshape(2, 3, -1)), "p": PerRank(data), "e": Piece(data[:0], 0, 0)}
-        with Store(tmp_path, comm) as checkpoints:
+        with CheckpointStore(tmp_path, comm) as checkpoints:
             checkpoints.save(0, tensors, {})
             found = checkpoints.open()
         assert found.read("w").tobytes() == data.tobytes() == found.per_rank("p")[0].tobytes()
@@ -103,7 +102,7 @@ def test_other_memory_layouts_are_saved_by_value_and_filled_in_place(tmp_path):
     layouts = [values.astype(">f8"), np.asfortranarray(values), np.repeat(values, 2, axis=1)[:, ::2]]
 
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints:
+        with CheckpointStore(tmp_path, comm) as checkpoints:
             for step, array in enumerate(layouts):
                 checkpoints.save(step, {"x": Whole(array)}, {})
                 target = np.zeros_like(array)
@@ -116,7 +115,7 @@ def test_other_memory_layouts_are_saved_by_value_and_filled_in_place(tmp_path):
 def test_only_the_wanted_range_is_read(tmp_path, monkeypatch):
     save(tmp_path, 4, 1)
     read = []
-    monkeypatch.setattr(tensorfile.os, "preadv", lambda *a: read.append(sum(map(len, a[1]))) or preadv(*a))
+    monkeypatch.setattr(tensor_file.os, "preadv", lambda *a: read.append(sum(map(len, a[1]))) or preadv(*a))
     (found,) = results(1, lambda comm: open_checkpoint(tmp_path, comm))
     read.clear()
     np.testing.assert_array_equal(found.read("velocity", 20, 60), np.arange(20.0, 60) + 1000)
@@ -155,7 +154,7 @@ def test_random_states_come_back_through_facts(tmp_path):
     facts = {"numpy": generator.bit_generator.state, "python": plain.getstate(), 1: [0.1, 1e300, None, True, "ü\0"]}
 
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints:
+        with CheckpointStore(tmp_path, comm) as checkpoints:
             checkpoints.save(1, {}, facts)
             return checkpoints.open().facts
 
@@ -181,7 +180,7 @@ def test_going_back_replaces_the_course_that_was_given_up(tmp_path):
     save(tmp_path, 2, 4, 6, 8, keep=3)
 
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints:
+        with CheckpointStore(tmp_path, comm) as checkpoints:
             assert checkpoints.open(4).step == 4
             checkpoints.save(4, {}, {})  # is there already
             assert checkpoints.steps() == [4, 6, 8]
@@ -200,13 +199,13 @@ def test_going_back_replaces_the_course_that_was_given_up(tmp_path):
 
 def test_a_second_run_on_the_folder_is_refused_until_the_first_is_done(tmp_path):
     def work(comm):
-        with Store(tmp_path, comm) as first:
+        with CheckpointStore(tmp_path, comm) as first:
             first.save(1, state(comm, 1), {"step": 1})
             with pytest.raises(CheckpointError, match=f"another run .*process {os.getpid()} on"):
-                Store(tmp_path, comm)
+                CheckpointStore(tmp_path, comm)
             assert open_checkpoint(tmp_path, comm).step == 1  # looking is no offence
             first.save(2, state(comm, 2), {"step": 2})
-        Store(tmp_path, comm).close()
+        CheckpointStore(tmp_path, comm).close()
 
     results(2, work)
 
@@ -224,7 +223,7 @@ def test_only_left_overs_of_ours_are_removed(tmp_path):
     others = [".step-4.tmp", ".step-00000004.0123", "step-4", "notes", ".step-00000004.0123456789ABCDEF"]
     for name in others:
         (tmp_path / name).mkdir()
-    results(1, lambda comm: Store(tmp_path, comm).close())
+    results(1, lambda comm: CheckpointStore(tmp_path, comm).close())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock", *others])
     assert (outside / "precious").exists()
 
@@ -234,7 +233,7 @@ def test_a_folder_that_cannot_be_used_is_refused_on_all_ranks(tmp_path, kind):
     folder = {"missing": tmp_path / "no" / "such", "file": tmp_path / "file", "lock-link": tmp_path}[kind]
     (tmp_path / "file").touch()
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
-    found = on_ranks(3, lambda comm: Store(folder, comm))
+    found = on_ranks(3, lambda comm: CheckpointStore(folder, comm))
     assert len({str(error) for error in found}) == 1
     assert all(isinstance(error, CheckpointError) and str(folder) in str(error) for error in found)
     assert not (tmp_path / "elsewhere").exists()
@@ -254,17 +253,29 @@ def failing(real, error, when):
 
 FAILURES = {
     "full disk on rank 1": (
-        tensorfile,
+        tensor_file,
         "write",
         "rank-0001",
         OSError(errno.ENOSPC, "No space", "x"),
         "rank 1: x: No space",
     ),
-    "writing on rank 2": (tensorfile, "write", "rank-0002", CheckpointFailed("f: too large"), "rank 2: f: too large"),
-    "fsync on rank 2": (tensorfile, "write_durably", "rank-0002", OSError(errno.EIO, "I/O", "f"), "rank 2: f: I/O"),
-    "no memory on rank 1": (tensorfile, "write", "rank-0001", MemoryError(), "rank 1: not enough memory"),
-    "manifest": (store.folders, "write_durably", "manifest", OSError(errno.EDQUOT, "quota", "m"), "rank 0: m: quota"),
-    "fsync of the folder": (store.folders, "sync", r"\.step", OSError(errno.EIO, "I/O error", "d"), "rank 0: d: I/O"),
+    "writing on rank 2": (tensor_file, "write", "rank-0002", CheckpointFailed("f: too large"), "rank 2: f: too large"),
+    "fsync on rank 2": (tensor_file, "write_durably", "rank-0002", OSError(errno.EIO, "I/O", "f"), "rank 2: f: I/O"),
+    "no memory on rank 1": (tensor_file, "write", "rank-0001", MemoryError(), "rank 1: not enough memory"),
+    "manifest": (
+        writer.durable_files,
+        "write_durably",
+        "manifest",
+        OSError(errno.EDQUOT, "quota", "m"),
+        "rank 0: m: quota",
+    ),
+    "fsync of the folder": (
+        writer.durable_files,
+        "sync",
+        r"\.step",
+        OSError(errno.EIO, "I/O error", "d"),
+        "rank 0: d: I/O",
+    ),
 }
 
 
@@ -276,7 +287,7 @@ def test_a_failure_on_one_rank_is_one_on_all_and_changes_nothing(tmp_path, monke
     def work(comm):
         tensors = state(comm, 2)
         before = tensors["velocity"].array.tobytes()
-        with Store(tmp_path, comm, patience=0) as checkpoints:
+        with CheckpointStore(tmp_path, comm, patience=0) as checkpoints:
             if comm.Get_rank() == 0:
                 broken = failing(getattr(module, function), error, lambda path: re.search(where, path.name))
                 monkeypatch.setattr(module, function, broken)
@@ -323,7 +334,7 @@ def test_what_cannot_be_saved_is_refused_on_all_ranks_before_writing(tmp_path, k
     make, message = WRONG[kind]
 
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError, match=message) as caught:
+        with CheckpointStore(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError, match=message) as caught:
             checkpoints.save(1, make(comm.Get_rank()), {})
         return str(caught.value)
 
@@ -334,7 +345,7 @@ def test_what_cannot_be_saved_is_refused_on_all_ranks_before_writing(tmp_path, k
 @pytest.mark.parametrize("step", [-1, 10**18, "rank", 1.5, None])
 def test_a_wrong_step_is_refused(tmp_path, step):
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError):
+        with CheckpointStore(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError):
             checkpoints.save(comm.Get_rank() if step == "rank" else step, {}, {})
 
     results(2, work)
@@ -343,7 +354,7 @@ def test_a_wrong_step_is_refused(tmp_path, step):
 @pytest.mark.parametrize("facts", [{"x": float("nan")}, {"x": {1, 2}}, {"x": X}, {("a",): 1}], ids=str)
 def test_facts_that_json_cannot_hold_are_refused(tmp_path, facts):
     def work(comm):
-        with Store(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError, match="rank 0"):
+        with CheckpointStore(tmp_path, comm) as checkpoints, pytest.raises(CheckpointError, match="rank 0"):
             checkpoints.save(1, {}, facts)
 
     results(2, work)
@@ -421,7 +432,7 @@ def test_a_file_that_shows_up_late_is_waited_for(tmp_path, monkeypatch):
         if len(naps) == 3:
             path.with_name(".hidden").rename(path)
 
-    monkeypatch.setattr(store.folders, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(writer.durable_files, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     assert results(3, lambda comm: open_checkpoint(tmp_path, comm, patience=20).step) == [1] * 3
     assert len(naps) == 3
 
@@ -437,7 +448,7 @@ def test_the_library_of_the_format_reads_what_is_written(tmp_path):
     kinds = ["bool", "uint8", "int16", "int64", "float16", ml_dtypes.bfloat16, "float32", "float64"]
     arrays = {f"x.{number}@{number}": np.arange(number, dtype=kind) for number, kind in enumerate(kinds)}
     arrays |= {"scalar": np.array(2.5), "two": np.eye(3, 2), "none": np.empty((0, 3), np.float32)}
-    nbytes, digest = tensorfile.write(tmp_path / "x", arrays)
+    nbytes, digest = tensor_file.write(tmp_path / "x", arrays)
     data = (tmp_path / "x").read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (nbytes, digest)
     found = load_file(tmp_path / "x")

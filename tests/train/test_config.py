@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 
+from mpicoll.errors import UsageError
 from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
-from mpicoll.train.failures import UsageError
 from mpicoll.train.options import HelpRequested, parse
+from mpicoll.train.strategies import STRATEGIES, strategy_name
 
 
 def test_no_options_are_the_defaults():
@@ -68,22 +69,33 @@ def test_options_arrive():
         ("--pipeline 3 --hidden 8", "--pipeline 3 needs as many layers; --hidden makes 2"),
         ("--tensor 2 --model logistic", "--tensor and --pipeline are for --model mlp, not logistic"),
         ("--pipeline 2 --model conv", "--tensor and --pipeline are for --model mlp, not conv"),
-        ("--servers 1", "--servers is for --mode ps, not sync"),
-        ("--staleness 0", "--staleness is for --mode ps, not sync"),
-        ("--mode p2p --damping", "--damping is for --mode ps, not p2p"),
-        ("--mode ps --sync-every 3", "--sync-every is for --mode local, not ps"),
+        ("--servers 1", "--servers is for --strategy parameter_server, not replicated"),
+        ("--staleness 0", "--staleness is for --strategy parameter_server, not replicated"),
+        ("--mode p2p --damping", "--damping is for --strategy parameter_server, not peer_to_peer"),
+        ("--mode ps --sync-every 3", "--sync-every is for --strategy local, not parameter_server"),
         ("--mode ps --backup 1", "--backup needs --staleness 0"),
         ("--mode ps --push direct --compression int8", "--compression needs --push mailbox"),
         ("--mode ps --push direct --staleness 0", "--staleness 0 needs --push mailbox"),
         ("--mode ps --push direct --optimizer adam", "--optimizer needs --push mailbox"),
         ("--mode ps --compression powersgd:4", "--compression powersgd:4"),
-        ("--mode ps --shard optimizer", "--shard is for --mode sync, not ps"),
-        ("--mode gossip --compression int8", "--compression is not for --mode gossip"),
-        ("--mode gossip --overlap on", "--overlap on is for --mode sync"),
-        ("--mode local --optimizer adam", "--optimizer adam is for --mode ps or p2p, not local"),
-        ("--optimizer sgd", "--optimizer sgd is for --mode ps or p2p, not sync"),
-        ("--mode p2p --nesterov", "--nesterov is not for --mode p2p"),
+        (
+            "--mode ps --shard optimizer",
+            "--shard is for ranks that take steps together, not --strategy parameter_server",
+        ),
+        ("--mode gossip --compression int8", "--compression is not for --strategy gossip"),
+        ("--mode gossip --overlap on", "--overlap on is for ranks that take steps together, not --strategy gossip"),
+        ("--mode gossip --optimizer adam", "--optimizer adam is not for --strategy gossip"),
+        ("--mode ps --optimizer adamw", "--optimizer adamw is not for --strategy parameter_server"),
+        ("--beta1 0.8", "--beta1 is for --optimizer adam or adamw, not momentum"),
+        ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw, not adagrad"),
+        ("--optimizer adam --epsilon 0", "--epsilon"),
+        ("--optimizer adam --nesterov", "--nesterov needs --optimizer momentum"),
+        ("--mode p2p --nesterov", "--nesterov is not for --strategy peer_to_peer"),
         ("--mode elsewhere", "--mode"),
+        ("--strategy elsewhere", "--strategy"),
+        ("--strategy gossip --mode ps", "--mode is an older name of --strategy"),
+        ("--strategy sharded --shard none", "--shard is an older name of --strategy"),
+        ("--strategy sharded --compression int8", "--compression is not for --strategy sharded"),
         ("--slow 1", "--slow"),
         ("--slow 1:0.5", "--slow"),
         ("--slow 1:2,1:3", "--slow"),
@@ -100,6 +112,13 @@ def test_wrong_options_give_one_line(options, message):
         parse(options.split())
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize(("name", "older"), STRATEGIES.items())
+def test_strategies_have_older_names(name, older):
+    mode, shard = older
+    assert parse(["--strategy", name]) == parse(["--mode", mode, "--shard", shard])
+    assert strategy_name(mode, shard) == name
 
 
 def test_options_of_modes():
@@ -138,3 +157,15 @@ def test_a_pipeline_has_micro_batches_and_a_schedule_by_default():
 )
 def test_synthetic_is_read(text, expected):
     assert parse_synthetic(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "lr"), [("", 0.1), ("--optimizer adam", 0.001), ("--optimizer adam --lr 0.1", 0.1)]
+)
+def test_the_learning_rate_depends_on_the_optimizer_unless_it_is_given(options, lr):
+    assert parse(options.split()).lr == lr
+
+
+def test_settings_of_an_optimizer_reach_it():
+    config = parse(["--optimizer", "adamw", "--beta1", "0.8", "--epsilon", "1e-6"])
+    assert config.optimizer_settings == {"beta1": 0.8, "epsilon": 1e-6}

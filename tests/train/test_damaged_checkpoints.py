@@ -10,10 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.errors import CheckpointError
-from mpicoll.train.checkpoints import PerRank, Piece, Store, Whole, folders, manifest, open_checkpoint, tensorfile
-from mpicoll.train.failures import CheckpointFailed
-from mpicoll.train.sharding import part
+from mpicoll.checkpoint import (
+    CheckpointStore,
+    PerRank,
+    Piece,
+    Whole,
+    durable_files,
+    manifest,
+    open_checkpoint,
+    tensor_file,
+)
+from mpicoll.data.sampler import part
+from mpicoll.errors import CheckpointError, CheckpointFailed
 from tests.threads import on_ranks, results
 
 SIZE, TOTAL = 2, 4000
@@ -33,7 +41,7 @@ def pristine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pristine") / "run"
 
     def work(comm):
-        with Store(folder, comm, patience=0) as checkpoints:
+        with CheckpointStore(folder, comm, patience=0) as checkpoints:
             for step in (1, 2):
                 checkpoints.save(step, tensors(comm, step), {"seed": 1, "schedule": {"lr": 0.125}})
 
@@ -120,7 +128,7 @@ def test_what_is_damaged_on_its_way_to_the_file_is_not_certified(run, monkeypatc
         fsync(descriptor)
 
     def work(comm):
-        with Store(run, comm, patience=0) as checkpoints:
+        with CheckpointStore(run, comm, patience=0) as checkpoints:
             checkpoints.save(3, tensors(comm, 3), {})
 
     monkeypatch.setattr(os, "fsync", damaging)
@@ -243,7 +251,7 @@ def test_a_damaged_one_gives_way_to_the_next_save(run):
     missing(run / "step-00000002")
 
     def work(comm):
-        with Store(run, comm, patience=0) as checkpoints:
+        with CheckpointStore(run, comm, patience=0) as checkpoints:
             assert checkpoints.open(fallback=True).step == 1
             checkpoints.save(2, tensors(comm, 2), {})
             return checkpoints.steps(), checkpoints.open().step
@@ -410,8 +418,8 @@ HEADERS = {
 def test_a_forged_header_is_refused_before_memory_is_taken(tmp_path, kind):
     path = tmp_path / "x.safetensors"
     path.write_bytes(HEADERS[kind])
-    with pytest.raises(CheckpointError, match=r"x\.safetensors: ") as caught, folders.opened(path) as descriptor:
-        tensorfile.read_header(descriptor, path)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: ") as caught, durable_files.opened(path) as descriptor:
+        tensor_file.read_header(descriptor, path)
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
 
@@ -419,8 +427,8 @@ def test_a_forged_header_is_refused_before_memory_is_taken(tmp_path, kind):
 def test_a_good_header_of_another_model_is_refused(run):
     path = run / "step-00000002" / "x"
     path.write_bytes(data := shard({"x": said()}, EIGHT))
-    with folders.opened(path) as descriptor:
-        assert tensorfile.read_header(descriptor, path)["x"].shape == (2,)
+    with durable_files.opened(path) as descriptor:
+        assert tensor_file.read_header(descriptor, path)["x"].shape == (2,)
     path.unlink()
     reseal(run / "step-00000002", data=data)
     assert "not in it as the manifest says" in refusal(run)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.train.data import load
-from mpicoll.train.failures import DataError
+from mpicoll.data.datasets import load
+from mpicoll.errors import DataError
 from mpicoll.train.options import parse
 
 

@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpicoll.train import formats
-from mpicoll.train.failures import DataError
+from mpicoll.data import sample_files
+from mpicoll.errors import DataError
 
 
 def idx_bytes(array, code=0x08):
@@ -50,11 +50,11 @@ IMAGES = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
 def test_idx_is_read(tmp_path, suffix):
     data = idx_bytes(IMAGES)
     path = write(tmp_path / f"images{suffix}", gzip.compress(data) if suffix else data)
-    np.testing.assert_array_equal(formats.read_idx(path), IMAGES)
+    np.testing.assert_array_equal(sample_files.read_idx(path), IMAGES)
 
 
 def test_idx_of_big_endian_integers_comes_out_native(tmp_path):
-    found = formats.read_idx(write(tmp_path / "x", idx_bytes(np.array([1, 70000], ">i4"), 0x0C)))
+    found = sample_files.read_idx(write(tmp_path / "x", idx_bytes(np.array([1, 70000], ">i4"), 0x0C)))
     assert found.dtype.isnative
     assert found.tolist() == [1, 70000]
 
@@ -83,7 +83,7 @@ def test_damaged_idx_is_refused_by_name(tmp_path, kind, suffix):
     data = DAMAGED_IDX[kind]
     path = write(tmp_path / f"images{suffix}", gzip.compress(data) if suffix else data)
     with pytest.raises(DataError, match="images") as caught:
-        formats.read_idx(path)
+        sample_files.read_idx(path)
     assert "\n" not in str(caught.value)
 
 
@@ -93,19 +93,19 @@ def test_idx_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path, su
     data = bytes([0, 0, 8, 2]) + struct.pack(">2I", 1000, claimed // 1000)
     path = write(tmp_path / f"images{suffix}", gzip.compress(data) if suffix else data)
     with pytest.raises(DataError, match="more than the file can hold"):
-        formats.read_idx(path)
+        sample_files.read_idx(path)
 
 
 @pytest.mark.parametrize("cut", [5, 20, -9, -4])
 def test_truncated_gzip_is_refused(tmp_path, cut):
     path = write(tmp_path / "images.gz", gzip.compress(idx_bytes(IMAGES))[:cut])
     with pytest.raises(DataError, match=r"images\.gz"):
-        formats.read_idx(path)
+        sample_files.read_idx(path)
 
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="gone: no such file"):
-        formats.read_idx(tmp_path / "gone")
+        sample_files.read_idx(tmp_path / "gone")
 
 
 def test_idx_folder_takes_either_spelling_and_names_what_is_missing(tmp_path):
@@ -113,9 +113,9 @@ def test_idx_folder_takes_either_spelling_and_names_what_is_missing(tmp_path):
     write(tmp_path / "train-labels.idx1-ubyte", idx_bytes(np.zeros(4, np.uint8)))
     write(tmp_path / "t10k-images-idx3-ubyte.gz", gzip.compress(idx_bytes(IMAGES)))
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte"):
-        formats.read_idx_folder(tmp_path)
+        sample_files.read_idx_folder(tmp_path)
     write(tmp_path / "t10k-labels-idx1-ubyte", idx_bytes(np.zeros(4, np.uint8)))
-    assert set(formats.read_idx_folder(tmp_path)) == set(formats.IDX_NAMES)
+    assert set(sample_files.read_idx_folder(tmp_path)) == set(sample_files.IDX_NAMES)
 
 
 # ---- .npy ----
@@ -125,7 +125,7 @@ def test_idx_folder_takes_either_spelling_and_names_what_is_missing(tmp_path):
 @pytest.mark.parametrize("dtype", ["u1", "<f4", ">f8", "<i2", "?"])
 def test_npy_is_mapped_read_only(tmp_path, order, dtype):
     array = np.asarray(IMAGES.astype(dtype), order=order)
-    mapped = formats.map_npy(write(tmp_path / "x.npy", npy_bytes(array)))
+    mapped = sample_files.map_npy(write(tmp_path / "x.npy", npy_bytes(array)))
     np.testing.assert_array_equal(mapped, array)
     assert isinstance(mapped, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
@@ -159,7 +159,7 @@ HOSTILE_NPY = {
 def test_hostile_npy_is_refused_by_name(tmp_path, kind):
     path = write(tmp_path / "x.npy", HOSTILE_NPY[kind])
     with pytest.raises(DataError, match=r"x\.npy") as caught:
-        formats.map_npy(path)
+        sample_files.map_npy(path)
     assert "\n" not in str(caught.value)
 
 
@@ -179,7 +179,7 @@ def npz_bytes(members, compression=zipfile.ZIP_DEFLATED):
 def test_npz_is_read(tmp_path, save, names):
     arrays = {name: np.asfortranarray(IMAGES) if name[0] == "x" else np.arange(4) for name in names}
     save(tmp_path / "d.npz", **arrays)
-    found = formats.read_npz(tmp_path / "d.npz")
+    found = sample_files.read_npz(tmp_path / "d.npz")
     assert tuple(found) == names
     for name in names:
         np.testing.assert_array_equal(found[name], arrays[name])
@@ -190,12 +190,12 @@ def test_npz_is_read(tmp_path, save, names):
 def test_hostile_member_is_refused_by_name(tmp_path, kind, compression):
     path = write(tmp_path / "d.npz", npz_bytes({"x": HOSTILE_NPY[kind], "y": npy_bytes(np.arange(4))}, compression))
     with pytest.raises(DataError, match=r"d\.npz"):
-        formats.read_npz(path)
+        sample_files.read_npz(path)
 
 
 def test_other_members_are_never_looked_at(tmp_path):
     members = {"x": npy_bytes(IMAGES), "y": npy_bytes(np.arange(4)), "evil": HOSTILE_NPY["object"]}
-    assert set(formats.read_npz(write(tmp_path / "d.npz", npz_bytes(members)))) == {"x", "y"}
+    assert set(sample_files.read_npz(write(tmp_path / "d.npz", npz_bytes(members)))) == {"x", "y"}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_other_members_are_never_looked_at(tmp_path):
 )
 def test_what_is_no_data_set_is_refused(tmp_path, data):
     with pytest.raises(DataError, match=r"d\.npz"):
-        formats.read_npz(write(tmp_path / "d.npz", data))
+        sample_files.read_npz(write(tmp_path / "d.npz", data))
 
 
 def test_size_forged_in_the_directory_is_refused(tmp_path):
@@ -211,7 +211,7 @@ def test_size_forged_in_the_directory_is_refused(tmp_path):
     directory = data.index(b"PK\x01\x02")
     data[directory + 24 : directory + 28] = struct.pack("<I", 4_000_000_128)
     with pytest.raises(DataError, match="more than the file can hold"):
-        formats.read_npz(write(tmp_path / "d.npz", bytes(data)))
+        sample_files.read_npz(write(tmp_path / "d.npz", bytes(data)))
 
 
 @pytest.mark.parametrize("position", range(0, 700, 7))
@@ -219,7 +219,7 @@ def test_any_flipped_byte_is_harmless(tmp_path, position):
     data = bytearray(npz_bytes({"x": npy_bytes(IMAGES), "y": npy_bytes(np.arange(4))}))
     data[position % len(data)] ^= 0xFF
     try:
-        found = formats.read_npz(write(tmp_path / "d.npz", bytes(data)))
+        found = sample_files.read_npz(write(tmp_path / "d.npz", bytes(data)))
     except DataError:
         return
     assert all(array.dtype.kind in "biuf" for array in found.values())

@@ -5,22 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpicoll.parameter_server.optimizers import OPTIMIZERS
+from mpicoll.models.sequential import perceptron
+from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.train.asynchronous import replica as replicas
+from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.models import perceptron
-from mpicoll.train.modes import loop
-from mpicoll.train.modes.momentum import Momentum
 
 
 def test_a_rank_shows_that_it_is_alive_between_layers(monkeypatch):
     beats, model = [], perceptron((5, 4, 3), np.float32)
     parameters = model.initial(0)
-    replica = loop.Replica(model.layout, parameters, np.zeros_like(parameters), lambda: beats.append(1))
+    replica = replicas.Replica(model.layout, parameters, np.zeros_like(parameters), lambda: beats.append(1))
     x, y = np.ones((2, 5), np.float32), np.zeros(2, np.int64)
-    monkeypatch.setattr(loop, "_BEAT_SECONDS", 1e9)
+    monkeypatch.setattr(replicas, "_BEAT_SECONDS", 1e9)
     model.loss_and_gradient(replica, x, y)
     assert not beats
-    monkeypatch.setattr(loop, "_BEAT_SECONDS", -1)
+    monkeypatch.setattr(replicas, "_BEAT_SECONDS", -1)
     model.loss_and_gradient(replica, x, y)
     assert len(beats) == 4
 
@@ -31,7 +31,7 @@ class Workers:
     def __init__(self, config, workers):
         self.parameters = np.zeros(3, np.float32)
         together = workers if config.mode == "ps" and config.staleness == 0 else 1
-        self.momenta = [Momentum(config, self.parameters, workers, together) for _ in range(workers)]
+        self.momenta = [PlacedMomentum(config, self.parameters, workers, together) for _ in range(workers)]
         kind = OPTIMIZERS[self.momenta[0].optimizer]
         self._optimizer = kind(self.parameters, {**kind.defaults, **self.momenta[0].hyper})
         self._together = together

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpicoll.kernels import layers
+from mpicoll.kernels import network
 
 FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
@@ -15,7 +15,7 @@ def test_softmax_cross_entropy_matches_plain_numpy(dtype):
     labels = random.integers(0, 5, 20)
     wide = logits.astype(float)
     p = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
-    loss, correct = layers.softmax_cross_entropy(logits, labels)
+    loss, correct = network.softmax_cross_entropy(logits, labels)
     assert loss == pytest.approx(-np.log(p[np.arange(20), labels]).sum(), rel=1e-13)
     assert correct == (wide.argmax(axis=1) == labels).sum()
     np.testing.assert_allclose(logits, p - np.eye(5)[labels], rtol=1e-5, atol=1e-7)
@@ -24,7 +24,7 @@ def test_softmax_cross_entropy_matches_plain_numpy(dtype):
 @FLOATS
 def test_softmax_cross_entropy_survives_huge_logits(dtype):
     logits = np.array([[1e30, -1e30, 0], [-1e30, -1e30, -1e30]], dtype)
-    loss, correct = layers.softmax_cross_entropy(logits, np.array([0, 2]))
+    loss, correct = network.softmax_cross_entropy(logits, np.array([0, 2]))
     assert loss == pytest.approx(np.log(3))
     assert correct == 1
     assert np.isfinite(logits).all()
@@ -32,7 +32,7 @@ def test_softmax_cross_entropy_survives_huge_logits(dtype):
 
 def test_softmax_cross_entropy_of_a_hopeless_sample_is_large_but_finite():
     logits = np.array([[0, 1e4]], np.float32)
-    assert layers.softmax_cross_entropy(logits, np.array([0]))[0] == pytest.approx(1e4)
+    assert network.softmax_cross_entropy(logits, np.array([0]))[0] == pytest.approx(1e4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -40,7 +40,7 @@ def test_softmax_cross_entropy_of_a_hopeless_sample_is_large_but_finite():
 def test_softmax_cross_entropy_reports_what_is_not_finite(bad, place):
     logits = np.zeros((1, 3))
     logits[0, place] = bad
-    assert not np.isfinite(layers.softmax_cross_entropy(logits, np.array([1]))[0])
+    assert not np.isfinite(network.softmax_cross_entropy(logits, np.array([1]))[0])
 
 
 @FLOATS
@@ -49,7 +49,7 @@ def test_patches_are_shifted_copies_of_the_padded_image(dtype, shape):
     images = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     rows, height, width, channels = shape
     patches = np.full((rows * height * width, 9 * channels), np.nan, dtype)
-    layers.patches_3x3(images, patches)
+    network.patches_3x3(images, patches)
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifts = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
     np.testing.assert_array_equal(patches, np.concatenate(shifts, axis=3).reshape(patches.shape))
@@ -62,13 +62,13 @@ def test_pooling_takes_the_largest_and_sends_its_gradient_back(dtype, height):
     maps, bias = random.standard_normal((3, height, 6, 2)).astype(dtype), random.standard_normal(2).astype(dtype)
     pooled = np.empty((3, height // 2, 3, 2), dtype)
     taken = np.empty(pooled.shape, np.int8)
-    layers.relu_pool_2x2(maps, bias, pooled, taken)
+    network.relu_pool_2x2(maps, bias, pooled, taken)
     clipped = np.maximum(maps + bias, 0)[:, : height // 2 * 2]
     squares = clipped.reshape(3, height // 2, 2, 3, 2, 2)
     np.testing.assert_array_equal(pooled, squares.max(axis=(2, 4)))
 
     back = np.full_like(maps, np.nan)
-    layers.relu_pool_2x2_backward(np.ones_like(pooled), taken, back)
+    network.relu_pool_2x2_backward(np.ones_like(pooled), taken, back)
     largest = (squares == pooled[:, :, None, :, None]) & (squares > 0)
     np.testing.assert_array_equal(back[:, : height // 2 * 2].reshape(squares.shape), largest)
     assert (back[:, height // 2 * 2 :] == 0).all()

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mpicoll.train.models import Flat, Model, Span, convolutional, perceptron
+from mpicoll.models.sequential import FlatParameters, Model, convolutional, perceptron
+from mpicoll.optim.optimizers import ParameterSpan
 
 MODELS = {
     "logistic": (lambda dtype: perceptron((12, 4), dtype), 12, 4),
@@ -13,11 +14,11 @@ MODELS = {
 
 
 def gradient_into(model: Model, parameters, x, y, gradient, *, add=False):
-    return model.loss_and_gradient(Flat(model.layout, parameters, gradient), x, y, add=add)
+    return model.loss_and_gradient(FlatParameters(model.layout, parameters, gradient), x, y, add=add)
 
 
 def loss_of(model: Model, parameters, x, y):
-    return model.loss(Flat(model.layout, parameters), x, y)
+    return model.loss(FlatParameters(model.layout, parameters), x, y)
 
 
 def batch(features, classes, rows, dtype=np.float64, seed=1):
@@ -144,7 +145,7 @@ def test_what_goes_into_the_first_layer_has_a_gradient_too():
     model = perceptron((6, 5, 4), np.float64)
     x, y = batch(6, 4, 3)
     parameters = parameters_away_from_kinks(model)
-    storage, tape = Flat(model.layout, parameters, np.empty_like(parameters)), model.tape()
+    storage, tape = FlatParameters(model.layout, parameters, np.empty_like(parameters)), model.tape()
     logits = model.forward(storage, x, tape)
     powers = np.exp(logits)
     found = model.backward(storage, powers / powers.sum(1, keepdims=True) - np.eye(4)[y], tape, below=True)
@@ -160,6 +161,11 @@ def test_what_goes_into_the_first_layer_has_a_gradient_too():
 
 def test_spans_of_a_part():
     layout = perceptron((2, 3, 4), np.float32).layout  # 6 weights, 3 biases, 12 weights, 4 biases
-    assert layout.decayed(0, 25) == [Span(0, 6, True), Span(6, 9, False), Span(9, 21, True), Span(21, 25, False)]
-    assert layout.decayed(4, 10) == [Span(0, 2, True), Span(2, 5, False), Span(5, 6, True)]
+    assert layout.decayed(0, 25) == [
+        ParameterSpan(0, 6, True),
+        ParameterSpan(6, 9, False),
+        ParameterSpan(9, 21, True),
+        ParameterSpan(21, 25, False),
+    ]
+    assert layout.decayed(4, 10) == [ParameterSpan(0, 2, True), ParameterSpan(2, 5, False), ParameterSpan(5, 6, True)]
     assert layout.decayed(7, 7) == []

@@ -3,8 +3,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mpicoll.train.models import Span
-from mpicoll.train.optimizer import LocalMomentumSGD, MomentumSGD, learning_rate
+from mpicoll.optim.learning_rate import learning_rate
+from mpicoll.optim.local_momentum import LocalMomentum
+from mpicoll.optim.optimizers import OPTIMIZERS, Momentum, ParameterSpan
 
 
 def plain_step(p, v, g, rate, momentum, decay, decayed, nesterov):
@@ -21,15 +22,16 @@ def plain_step(p, v, g, rate, momentum, decay, decayed, nesterov):
 def test_steps_match_plain_numpy(nesterov, momentum, dtype, tolerance, decayed):
     random = np.random.default_rng(0)
     p, v = random.standard_normal(10), np.zeros(10)
-    found, spans = p.astype(dtype), [Span(0, decayed, True), Span(decayed, 10, False)]
-    optimizer = MomentumSGD(found, momentum=momentum, nesterov=nesterov, weight_decay=0.1, spans=spans)
+    found, spans = p.astype(dtype), [ParameterSpan(0, decayed, True), ParameterSpan(decayed, 10, False)]
+    settings = {"momentum": momentum, "nesterov": float(nesterov)}
+    optimizer = Momentum(found, settings, weight_decay=0.1, spans=spans)
     for step in range(5):
         g = random.standard_normal(10)
         p, v = plain_step(p, v, g / 4, 0.05 * step, momentum, 0.1, decayed, nesterov)
         sent = g.astype(dtype)
-        optimizer.step(sent, 0.05 * step, scale=1 / 4)
+        optimizer.apply(sent, 0.05 * step, scale=1 / 4)
         np.testing.assert_array_equal(sent, g.astype(dtype))
-    assert found.dtype == optimizer.velocity.dtype == dtype
+    assert found.dtype == optimizer.state["velocity"].dtype == dtype
     np.testing.assert_allclose(found, p, rtol=tolerance, atol=tolerance)
 
 
@@ -73,16 +75,81 @@ def test_momentum_of_each_rank_adds_up_to_momentum_of_the_sum(nesterov):
         "momentum": 0.9,
         "nesterov": nesterov,
         "weight_decay": 0.01,
-        "spans": [Span(0, 15, True), Span(15, 20, False)],
+        "spans": [ParameterSpan(0, 15, True), ParameterSpan(15, 20, False)],
     }
     wanted, found = start.copy(), start.copy()
-    plain = MomentumSGD(wanted, **settings)
-    ranks = [LocalMomentumSGD(found, **settings) for _ in range(3)]
+    momentum = {"momentum": 0.9, "nesterov": float(nesterov)}
+    plain = Momentum(wanted, momentum, weight_decay=0.01, spans=settings["spans"])
+    ranks = [LocalMomentum(found, **settings) for _ in range(3)]
     for step in range(10):
         gradients = random.standard_normal((3, 20))
-        plain.step(gradients.sum(0), 0.1 / (step + 1), 0.5)
+        plain.apply(gradients.sum(0), 0.1 / (step + 1), scale=0.5)
         for rank, gradient in zip(ranks, gradients, strict=True):
             rank.local(gradient, 0.5)
         total = gradients.sum(0)
         ranks[0].step(total, 0.1 / (step + 1))
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def plain_rule(name, p, g, state, step, rate, decay):
+    """One step of each rule in NumPy, as its paper has it; `decay` of each element."""
+    if name == "adamw":
+        p = p - rate * decay * p
+    else:
+        g = g + decay * p
+    if name == "sgd":
+        return p - rate * g
+    if name == "adagrad":
+        state["total"] = state.get("total", 0) + g**2
+        return p - rate * g / (np.sqrt(state["total"]) + 1e-10)
+    state["mean"] = 0.9 * state.get("mean", 0) + 0.1 * g
+    state["square"] = 0.999 * state.get("square", 0) + 0.001 * g**2
+    mean, square = state["mean"] / (1 - 0.9**step), state["square"] / (1 - 0.999**step)
+    return p - rate * mean / (np.sqrt(square) + 1e-8)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-12)])
+def test_every_rule_matches_plain_numpy_with_decay_of_some_elements(name, dtype, tolerance):
+    random = np.random.default_rng(1)
+    p, state = random.standard_normal(30), {}
+    found = p.astype(dtype)
+    spans = [ParameterSpan(0, 12, True), ParameterSpan(12, 17, False), ParameterSpan(17, 30, True)]
+    optimizer = OPTIMIZERS[name](found, weight_decay=0.05, spans=spans)
+    decay = np.where((np.arange(30) < 12) | (np.arange(30) >= 17), 0.05, 0.0)
+    for step in range(1, 8):
+        g = random.standard_normal(30)
+        p = plain_rule(name, p, g / 3, state, step, 0.02, decay)
+        optimizer.apply(g.astype(dtype), 0.02, scale=1 / 3)
+    assert optimizer.steps == 7
+    np.testing.assert_allclose(found, p, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_vector_in_parts_takes_the_same_bits(name):
+    """Shards update a chunk each, by one rule."""
+    random = np.random.default_rng(2)
+    start = random.standard_normal(40).astype(np.float32)
+    spans = [ParameterSpan(0, 25, True), ParameterSpan(25, 40, False)]
+    whole, parts = start.copy(), start.copy()
+    optimizer = OPTIMIZERS[name](whole, weight_decay=0.1, spans=spans)
+    cuts = [(0, 20), (20, 40)]
+    inside = [[(max(a, x), min(b, y), d) for x, y, d in spans if max(a, x) < min(b, y)] for a, b in cuts]
+    chunks = [
+        OPTIMIZERS[name](parts[a:b], weight_decay=0.1, spans=[ParameterSpan(x - a, y - a, d) for x, y, d in spans_of])
+        for (a, b), spans_of in zip(cuts, inside, strict=True)
+    ]
+    for _ in range(5):
+        g = random.standard_normal(40).astype(np.float32)
+        optimizer.apply(g, 0.1, scale=0.5)
+        for (a, b), chunk in zip(cuts, chunks, strict=True):
+            chunk.apply(g[a:b], 0.1, scale=0.5)
+    assert np.array_equal(whole, parts)
+
+
+def test_a_part_of_the_elements_leaves_the_others_alone():
+    p = np.ones(10)
+    optimizer = OPTIMIZERS["adam"](p)
+    optimizer.apply(np.ones(4), 0.1, first=3)
+    assert (p[:3] == 1).all() and (p[7:] == 1).all() and (p[3:7] < 1).all()  # noqa: PT018
+    assert not optimizer.state["mean"][:3].any()

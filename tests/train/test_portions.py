@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from mpicoll.train import pipeline
-from mpicoll.train.pipeline import most_in_flight, stage_bounds, turns
+from mpicoll.parallel import pipeline
+from mpicoll.parallel.pipeline import most_in_flight, stage_bounds, turns
 
 SHAPES = [(stages, count) for stages in (1, 2, 3, 4, 7) for count in (1, 2, 3, 6, 9)]
 

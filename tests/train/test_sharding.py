@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.train.sharding import batch_of_rank, epoch_order, part, steps_per_epoch
+from mpicoll.data.sampler import batch_of_rank, epoch_order, part, steps_per_epoch
 
 counts, batches, sizes = st.integers(1, 300), st.integers(1, 80), st.integers(1, 70)
 

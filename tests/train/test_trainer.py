@@ -3,8 +3,18 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll.train
-from mpicoll.train import ArrayDataset, Callback, DataError, EarlyStopping, Trainer, UsageError
-from mpicoll.train.tally import EpochRecord
+from mpicoll.train import (
+    ArrayDataset,
+    Callback,
+    DataError,
+    EarlyStopping,
+    LocalSGD,
+    NonFiniteLoss,
+    ParameterServer,
+    Trainer,
+    UsageError,
+)
+from mpicoll.train.metrics import EpochRecord
 from tests.own_models import CLASSES, FEATURES, Softmax, samples
 
 PLAIN = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "warmup": 0, "schedule": "constant"}
@@ -62,6 +72,24 @@ def test_callbacks_see_steps_and_epochs_and_may_stop():
     assert result["steps"] < 50 * 5
 
 
+def test_callbacks_see_checkpoints_and_the_end(tmp_path):
+    class Log(Callback):
+        def __init__(self):
+            self.saved, self.results = [], []
+
+        def on_checkpoint(self, trainer, steps):
+            self.saved.append(steps)
+
+        def on_end(self, trainer, result):
+            self.results.append((result, len(trainer.parameters)))
+
+    log = Log()
+    options = {"batch": 50, "steps": 11, "checkpoint": str(tmp_path / "run"), "checkpoint_every": 5}
+    result = trainer(callbacks=[log], **options).fit()
+    assert log.saved == [5, 10, 11]
+    assert log.results == [(result, 2)]
+
+
 def test_early_stopping_waits_for_so_many_evaluations():
     class Stopped:
         count = 0
@@ -84,9 +112,15 @@ def test_early_stopping_waits_for_so_many_evaluations():
         ({"tensor": 2}, TypeError, "tensor: models of one's own have no layers"),
         ({"dataset": "digits"}, TypeError, "dataset: there is no such option"),
         ({"warmup_dense": 3}, UsageError, "warmup_dense has no meaning without compression"),
-        ({"strategy": "sharded", "compression": "int8"}, UsageError, "compression is for shard none"),
-        ({"strategy": "gossip", "staleness": 3}, UsageError, "staleness is for mode ps"),
-        ({"epochs": 0}, UsageError, "epochs"),
+        ({"strategy": "sharded", "compression": "int8"}, UsageError, "compression is not for strategy='sharded'"),
+        (
+            {"strategy": "gossip", "staleness": 3},
+            UsageError,
+            "staleness is for strategy='parameter_server', not gossip",
+        ),
+        ({"epochs": 0}, UsageError, "^epochs: '0' is not a whole number"),
+        ({"strategy": LocalSGD(0)}, UsageError, "^sync_every: '0'"),
+        ({"strategy": ParameterServer(), "servers": 2}, TypeError, "servers: given to Trainer and to ParameterServer"),
     ],
 )
 def test_options_are_refused_as_on_the_command_line(options, error, text):
@@ -129,3 +163,81 @@ def test_the_package_shows_its_names_before_anything_is_imported():
     assert {"Trainer", "ArrayDataset", "TrainableModel"} <= set(dir(mpicoll.train))
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         mpicoll.train.Trainr  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (0.5, "forward gives a float, not the three of loss"),
+        ((1.0, 2), "forward gives a tuple of 2, not the three of loss"),
+        ((np.ones(3), 0, ()), r"forward gives an array of float64 and shape \(3,\) as loss, not a number summed"),
+        ((1j, 0, ()), "forward gives a complex as loss"),
+        ((1.0, None, ()), "forward gives a NoneType as number of hits"),
+    ],
+)
+def test_a_wrong_result_of_forward_is_named(result, says):
+    class Wrong(Softmax):
+        def forward(self, parameters, x, y):
+            return result
+
+    with pytest.raises(DataError, match=says):
+        Trainer(Wrong(), samples(100), comm=MPI.COMM_SELF).fit()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda found: found[0], "backward gives an array of float32 and shape .*, not a list of 2 gradients"),
+        (lambda found: None, "backward gives a NoneType, not a list of 2 gradients"),
+        (lambda found: (found[0], None), "backward gives shapes"),
+        (
+            lambda found: (found[0], found[1] + 1j),
+            "backward gives an array of complex64 .* for parameter 1, not an array",
+        ),
+        (lambda found: (found[0].astype(object), found[1]), "backward gives an array of object .* for parameter 0"),
+    ],
+)
+def test_a_wrong_result_of_backward_is_named(change, says):
+    class Wrong(Softmax):
+        def backward(self, parameters, saved):
+            return change(super().backward(parameters, saved))
+
+    with pytest.raises(DataError, match=says):
+        Trainer(Wrong(), samples(100), comm=MPI.COMM_SELF).fit()
+
+
+def test_numbers_of_any_kind_and_other_floats_are_taken():
+    class Numbers(Softmax):
+        def forward(self, parameters, x, y):
+            loss, hits, saved = super().forward(parameters, x, y)
+            return np.float32(loss), np.array(hits), saved
+
+        def backward(self, parameters, saved):
+            return [gradient.astype(np.float64) for gradient in super().backward(parameters, saved)]
+
+    assert Trainer(Numbers(), samples(200), comm=MPI.COMM_SELF, epochs=5).fit()["train_loss"] < 1
+
+
+def test_a_regression_is_reported_by_its_loss(capsys):
+    class Regression(Softmax):
+        def forward(self, parameters, x, y):
+            loss, _, saved = super().forward(parameters, x, y)
+            return loss, 0, saved
+
+    result = Trainer(
+        Regression(),
+        samples(100),
+        test_data=samples(50, seed=4),
+        comm=MPI.COMM_SELF,
+        epochs=2,
+        quiet=False,
+        progress=False,
+    ).fit()
+    text = capsys.readouterr().out
+    assert text.startswith(f"test loss {result['test_loss']:.4f}, train loss")
+    assert "accuracy" not in text
+
+
+def test_errors_of_a_run_name_arguments():
+    with pytest.raises(NonFiniteLoss, match="try a lower lr or a longer warmup"):
+        trainer(lr=1e30, warmup=0).fit()

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll.train.holders import ChunkedParameters
-from mpicoll.train.models import perceptron
-from mpicoll.train.units import Division, cut
+from mpicoll.models.sequential import perceptron
+from mpicoll.parallel.parameter_groups import ParameterGroups, cut
+from mpicoll.parallel.sharded_parameters import ChunkedParameters
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 60), st.integers(1, 9))
@@ -32,7 +32,7 @@ def test_units_and_chunks_cover_the_vector_once(sizes: list[int], least: int, si
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_unit_is_gathered_once_for_each_pass_but_where_it_is_still_there(ahead: bool) -> None:
     model = perceptron((4, 4, 4, 4, 4, 4), "float64")
-    division, initial = Division(model, MPI.COMM_SELF, 1), model.initial(0)
+    division, initial = ParameterGroups(model, MPI.COMM_SELF, 1), model.initial(0)
     division.sent_nbytes = lambda unit: 1  # type: ignore[method-assign]
     parameters = ChunkedParameters(division, initial, ahead=ahead)
 

@@ -14,11 +14,11 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.agreement import wait_politely
+from mpicoll.consensus import wait_politely
+from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.train.asynchronous import replica
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.failures import CheckpointFailed, NonFiniteLoss, UsageError
-from mpicoll.train.modes import loop
-from mpicoll.train.run import run
+from mpicoll.train.training_run import run
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intra
 @pytest.mark.parametrize("name", ["ps", "p2p", "gossip"])
 def test_signs_of_life_between_all_layers(comm: Intracomm, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are none at the end, when the last model is evaluated and nobody listens any more."""
-    monkeypatch.setattr(loop, "_BEAT_SECONDS", -1)
+    monkeypatch.setattr(replica, "_BEAT_SECONDS", -1)
     assert run(configured(name, comm, steps=20), comm)["test_loss"] is not None
 
 

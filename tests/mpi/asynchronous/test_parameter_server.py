@@ -18,8 +18,8 @@ import pytest
 from mpicoll import Intracomm, ParameterServer
 from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, RemoteError
-from mpicoll.parameter_server.optimizers import OPTIMIZERS, checked_settings
-from mpicoll.parameter_server.shard import HEADER_NBYTES, Header
+from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
+from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, ShardHeader
 
 pytestmark = pytest.mark.mpi
 TIMEOUT = 20.0
@@ -261,7 +261,7 @@ def test_what_comes_behind_its_step_is_left_out(comm: Intracomm) -> None:
 
 
 @pytest.mark.parametrize("read_own", [True, False])
-def test_what_is_left_out_stays_owed(comm: Intracomm, read_own: bool) -> None:
+def test_what_is_left_out_stays_residuals(comm: Intracomm, read_own: bool) -> None:
     """Of a worker's own elements, what has arrived and what is owed is what was given, though steps went without it.
 
     Rank 1 computes so long that the others have taken two steps meanwhile.
@@ -424,6 +424,25 @@ def test_workers_end_when_they_like(comm: Intracomm) -> None:
     assert ps.staleness.sum() == 30 * workers * (workers - 1) // 2
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_nobody_waits_for_a_worker_that_settles(comm: Intracomm, staleness: int) -> None:
+    """The others are one step further, of which they have begun another, when the first pushes nothing more."""
+    if comm.size < 3:
+        pytest.skip("two workers and a server are three ranks")
+    with serving(np.zeros(3, np.float32), comm, staleness=staleness, timeout=5.0) as ps:
+        if not ps.is_server:
+            for _ in range(1 if ps.rank == 0 else 4):
+                ps.pull()
+                ps.push(np.ones(3, np.float32))
+            if ps.rank == 0:
+                ps.settle()
+                pushes = 1 + 4 * (comm.size - 2)
+                assert ps.state()["parameters"].tolist() == [pushes] * 3
+                with pytest.raises(RuntimeError, match="push: this worker has called settle"):
+                    ps.push(np.ones(3, np.float32))
+            ps.result()
+
+
 def test_an_exception_in_one_worker_does_not_stop_the_others(comm: Intracomm) -> None:
     @contextmanager
     def expecting() -> Iterator[None]:
@@ -477,10 +496,10 @@ def damage(ps: ParameterServer) -> None:
 
 def test_a_header_is_checked() -> None:
     payload = np.arange(40, dtype=np.float32).view(np.uint8)
-    good = Header(3, 160, 3, 7, 0).sealed(payload)
+    good = ShardHeader(3, 160, 3, 7, 0).sealed(payload)
     assert good.words().nbytes == HEADER_NBYTES
-    assert good == Header(3, 160, 3, 7, 0).sealed(payload)
-    for other in (Header(4, 160, 3, 7, 0), Header(3, 160, 3, 8, 0)):
+    assert good == ShardHeader(3, 160, 3, 7, 0).sealed(payload)
+    for other in (ShardHeader(4, 160, 3, 7, 0), ShardHeader(3, 160, 3, 8, 0)):
         assert other.sealed(payload).checksum != good.checksum
     for place in (0, 77, 159):
         changed = payload.copy()

@@ -10,10 +10,10 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.decentralized.mailboxes import Counter, PeerMailboxes
 from mpicoll.errors import CollectiveTimeout
-from mpicoll.parameter_server.peers import Counter, Peers
+from mpicoll.train.asynchronous.decentralized_exchange import AllToAllExchange, GossipExchange
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.modes.peers import Gossip, PeerToPeer
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(optimizer="sgd", momentum=0.0, timeout=20.0)
@@ -31,7 +31,7 @@ def test_messages_come_once_and_in_order(comm: Intracomm) -> None:
         return [other for other in range(comm.size) if other != rank]
 
     count, others = 200, others_of(comm.rank)
-    peers = Peers(MPI.Intracomm(comm), others_of, 1200, slots=2, timeout=20)
+    peers = PeerMailboxes(MPI.Intracomm(comm), others_of, 1200, slots=2, timeout=20)
     sent, taken = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
     while any(number < count for number in (*sent.values(), *taken.values())):
         for other in others:
@@ -63,7 +63,7 @@ def test_a_silent_peer_is_named(comm: Intracomm) -> None:
     """The others wait for room in the mailbox of rank 0, which does nothing; then it empties it."""
     if comm.size == 1:
         pytest.skip("nobody to wait for")
-    peers = Peers(MPI.Intracomm(comm), lambda rank: [0] if rank else [], 8, slots=1, timeout=1.0)
+    peers = PeerMailboxes(MPI.Intracomm(comm), lambda rank: [0] if rank else [], 8, slots=1, timeout=1.0)
     if comm.rank:
         peers.send(0, np.zeros(8, np.uint8))
         with pytest.raises(CollectiveTimeout, match="rank 0") as caught:
@@ -86,7 +86,7 @@ def test_every_replica_takes_every_gradient(comm: Intracomm, compression: str | 
     config = TrainConfig(**{**vars(CONFIG), "compression": compression})
     count = 101
     replica = np.arange(count, dtype=np.float32)
-    exchange = PeerToPeer(config, comm, replica, None)
+    exchange = AllToAllExchange(config, comm, replica, None)
     for gradient in pushes(comm.rank, count):
         if comm.rank == 1:
             time.sleep(0.002)
@@ -120,7 +120,7 @@ def test_gossip_keeps_the_mean(comm: Intracomm) -> None:
     comm.Allreduce(MPI.IN_PLACE, mean)
     mean /= comm.size
     replica = start.copy()
-    exchange = Gossip(CONFIG, comm, replica, None)
+    exchange = GossipExchange(CONFIG, comm, replica, None)
     for _ in range(steps):
         exchange.before()
         exchange.after(np.zeros(count), 1.0)
@@ -137,7 +137,7 @@ def test_gossip_keeps_the_mean(comm: Intracomm) -> None:
 
 def test_gossip_brings_replicas_together(comm: Intracomm) -> None:
     replica = np.full(9, float(comm.rank))
-    exchange = Gossip(CONFIG, comm, replica, None)
+    exchange = GossipExchange(CONFIG, comm, replica, None)
     for _ in range(100):
         exchange.before()
         exchange.after(np.zeros(9), 1.0)
@@ -149,7 +149,7 @@ def test_gossip_brings_replicas_together(comm: Intracomm) -> None:
     exchange.close()
 
 
-@pytest.mark.parametrize("kind", [PeerToPeer, Gossip])
+@pytest.mark.parametrize("kind", [AllToAllExchange, GossipExchange])
 def test_a_state_is_what_it_goes_on_from(comm: Intracomm, kind: Any) -> None:
     config = TrainConfig(momentum=0.5, timeout=20.0)
     replica = np.random.default_rng(4).standard_normal(30)

@@ -77,16 +77,16 @@ def test_an_absolute_bound_is_kept(comm: Intracomm, bound: float) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_a_length_that_cannot_be_is_refused(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = two_shot.Payload.compress
+    written = two_shot.CompressedChunk.compress
 
-    def too_long(self: two_shot.Payload, x: np.ndarray, key: Key) -> None:
+    def too_long(self: two_shot.CompressedChunk, x: np.ndarray, key: Key) -> None:
         written(self, x, key)
         self.memory[:8].view(np.int64)[0] = 1 << 40
 
     x = np.ones(5000, np.float32)
     if comm.rank == 0:
-        monkeypatch.setattr(two_shot.Payload, "outgoing", lambda self: self.memory)
-        monkeypatch.setattr(two_shot.Payload, "compress", too_long)
+        monkeypatch.setattr(two_shot.CompressedChunk, "outgoing", lambda self: self.memory)
+        monkeypatch.setattr(two_shot.CompressedChunk, "compress", too_long)
     with pytest.raises(CorruptPayload, match="1099511627776"):
         comm.Allreduce(x, x.copy(), compression="error:1e-3")
 
@@ -154,7 +154,9 @@ def test_wrong_settings_are_refused(comm: Intracomm, settings: dict[str, object]
 @pytest.mark.mpi(min_size=2)
 def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr("mpicoll.kernels.quantize.dequantize", lambda packed, out, block, bits, add: False)
+        monkeypatch.setattr(
+            "mpicoll.kernels.codecs.integer_codec.dequantize", lambda packed, out, block, bits, add: False
+        )
     x = np.ones(5000, np.float32)
     with pytest.raises(CorruptPayload, match="a scale is not a finite number"):
         comm.Allreduce(x, x.copy(), compression="int8")

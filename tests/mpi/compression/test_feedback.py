@@ -20,7 +20,7 @@ SPECS = ("sign:block=32", "int4:block=32", "int2:block=32:rounding=nearest", "fp
 STEPS = 4
 
 
-def all_owed(comm: Intracomm, feedback: ErrorFeedback) -> np.ndarray:
+def all_residuals(comm: Intracomm, feedback: ErrorFeedback) -> np.ndarray:
     """Return the sum over all ranks of both residuals."""
     assert feedback.residual is not None
     owed = feedback.residual.astype(np.float64)
@@ -44,7 +44,7 @@ def test_what_arrived_and_what_is_owed_is_all_that_was_given(comm: Intracomm, sp
         assert same_everywhere(comm, y)
         arrived += y
     assert (x == given(comm.rank, count)).all()
-    np.testing.assert_allclose(arrived + all_owed(comm, feedback), STEPS * total(comm, count), atol=2e-4)
+    np.testing.assert_allclose(arrived + all_residuals(comm, feedback), STEPS * total(comm, count), atol=2e-4)
     assert feedback.steps == STEPS
 
 
@@ -119,7 +119,7 @@ def test_a_persistent_call_started_again(comm: Intracomm) -> None:
         plan.Start()
         plan.Wait()
         arrived += y
-    np.testing.assert_allclose(arrived + all_owed(comm, feedback), STEPS * total(comm, 3000), atol=2e-4)
+    np.testing.assert_allclose(arrived + all_residuals(comm, feedback), STEPS * total(comm, 3000), atol=2e-4)
     plan.Free()
 
 
@@ -188,7 +188,7 @@ def test_what_is_not_finite_comes_once(comm: Intracomm) -> None:
         comm.Allreduce(x, y, compression=feedback)
         assert np.isnan(y[500]) == (step == 1)
         assert np.isfinite(y[:480]).all()
-    assert np.isfinite(all_owed(comm, feedback)).all()
+    assert np.isfinite(all_residuals(comm, feedback)).all()
 
 
 @pytest.mark.mpi(min_size=4)
@@ -203,5 +203,5 @@ def test_between_nodes(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch,
         comm.Allreduce(x, y, compression=feedback, algorithm=algorithm)
         assert same_everywhere(comm, y)
         arrived += y
-    np.testing.assert_allclose(arrived + all_owed(comm, feedback), 4 * total(comm, count), atol=5e-4)
+    np.testing.assert_allclose(arrived + all_residuals(comm, feedback), 4 * total(comm, count), atol=5e-4)
     plain.Free()

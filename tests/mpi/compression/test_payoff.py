@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import payoff
-from mpicoll.collectives.payoff import SHORTEST, Span
+from mpicoll.collectives import compression_tuning
+from mpicoll.collectives.compression_tuning import SHORTEST, PayingRange
 from mpicoll.compression import compressor
 from mpicoll.errors import UnknownCompressor
 from tests.mpi.compression.test_compressed import given, same_everywhere
@@ -44,9 +44,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dense: float, packed: float) -> None:
         self.calls = 0
-        self._real = payoff._seconds
+        self._real = compression_tuning._seconds
         self._times = dense, packed
-        monkeypatch.setattr(payoff, "_seconds", self)
+        monkeypatch.setattr(compression_tuning, "_seconds", self)
 
     def __call__(self, scope: object, call: object, prepare: object) -> float:
         self.calls += 1
@@ -88,7 +88,7 @@ def test_the_slowest_rank_decides_for_all(apart: Intracomm, slow_rank: int, monk
 @pytest.mark.parametrize("spec", ["auto", "auto:int4:block=64"])
 def test_what_pays_is_compressed(apart: Intracomm, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 1.0, 0.8)
-    candidate = payoff.candidate(spec)
+    candidate = compression_tuning.candidate(spec)
     wanted = summed(apart, candidate)
     for _ in range(2):
         np.testing.assert_array_equal(summed(apart, spec), wanted)
@@ -150,7 +150,7 @@ def test_measuring_leaves_no_trace(apart: Intracomm) -> None:
     np.testing.assert_array_equal(x, given(apart.rank, COUNT))
     assert apart.channel.compressed - before in (0, 1)
     assert same_everywhere(apart, y)
-    known = payoff.known(apart._scope, "int8", y.nbytes)
+    known = compression_tuning.known(apart._scope, "int8", y.nbytes)
     assert known is not None
     assert (apart.channel.compressed - before == 1) == known
 
@@ -158,8 +158,8 @@ def test_measuring_leaves_no_trace(apart: Intracomm) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_a_table_decides_without_measuring(apart: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 1.0, 0.5)
-    payoff.remember(apart.channel, {"int8": Span(40_000, 80_000), "int4": Span(1 << 30)})
-    assert payoff.remembered(apart.channel)["int8"] == (40_000, 80_000)
+    compression_tuning.remember(apart.channel, {"int8": PayingRange(40_000, 80_000), "int4": PayingRange(1 << 30)})
+    assert compression_tuning.remembered(apart.channel)["int8"] == (40_000, 80_000)
     np.testing.assert_array_equal(summed(apart, "auto", 9_999), summed(apart, None, 9_999))
     np.testing.assert_array_equal(summed(apart, "auto"), summed(apart, "int8"))
     np.testing.assert_array_equal(summed(apart, "auto:int4"), summed(apart, None))
@@ -197,7 +197,7 @@ def test_auto_is_no_compressor() -> None:
 def test_verdicts_never_change() -> None:
     numbers = random.Random(7)
     for _ in range(200):
-        span, said = Span(), {}
+        span, said = PayingRange(), {}
         for _ in range(60):
             nbytes = int(SHORTEST * 2 ** numbers.uniform(-1, 10))
             pays = span.pays(nbytes)

@@ -12,7 +12,7 @@ from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import ok_topk
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels import entries
+from mpicoll.kernels.codecs import sparse_encoding
 from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -97,7 +97,7 @@ def test_what_is_full_goes_dense(comm: Intracomm) -> None:
     comm.Allreduce(x, y, compression="topk:0.9")
     vectors = [given(rank, count) for rank in range(comm.size)]
     np.testing.assert_array_equal(y, added([largest(v, 90_000) for v in vectors]))
-    assert entries.wire_nbytes(90_000, count) == 4 + 4 * count
+    assert sparse_encoding.wire_nbytes(90_000, count) == 4 + 4 * count
 
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "topk:0.01"])
@@ -151,7 +151,7 @@ def test_the_volume_of_ok_topk(comm: Intracomm) -> None:
     count, density = 200_000, 0.01
     feedback = ErrorFeedback(f"oktopk:{density}")
     sent: list[int] = []
-    whole = entries.encode
+    whole = sparse_encoding.encode
 
     def counting(*arguments: Any) -> int:
         sent.append(int(whole(*arguments)))
@@ -163,7 +163,7 @@ def test_the_volume_of_ok_topk(comm: Intracomm) -> None:
         x = np.random.default_rng([comm.rank, step]).standard_normal(count).astype(np.float32)
         x[count // 8 :] *= 0.01
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(entries, "encode", counting)
+            patch.setattr(sparse_encoding, "encode", counting)
             sent.clear()
             comm.Allreduce(x, y, compression=feedback)
         split, own = sum(sent[: comm.size]), sent[-1]
@@ -189,7 +189,7 @@ def test_between_nodes_only(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("spec", ["topk:0.01", "topk:0.4", "oktopk:0.1"])
 def test_damage_ends_the_call_on_all_ranks(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     if comm.rank == 0:
-        monkeypatch.setattr(entries, "length_of", lambda payload, length: -1)
+        monkeypatch.setattr(sparse_encoding, "length_of", lambda payload, length: -1)
     x = given(comm.rank, 5000)
 
     def twice() -> None:

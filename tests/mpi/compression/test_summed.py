@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import mpicoll.compression.common
+import mpicoll.compression.shared_scale
 from mpicoll import ErrorFeedback, GradientSynchronizer, Intracomm
 from mpicoll.collectives import select
-from mpicoll.collectives.program import Program
-from mpicoll.compression import Summed, compressor, names
+from mpicoll.collectives.composite import CompositePlan
+from mpicoll.compression import Aggregatable, compressor, names
 from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.randomized import RandomK
 from mpicoll.schedules import ALGORITHMS
@@ -22,7 +22,7 @@ from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi
 COUNTS = (1, 2, 31, 513, 5000, 70_001)
-SPECS = [name for name in names() if isinstance(compressor(name), Summed)]
+SPECS = [name for name in names() if isinstance(compressor(name), Aggregatable)]
 SPECS += ["powersgd:2:rows=50", "randomk:0.3:scale=0", "common:16:block=100:rounding=stochastic", "common:block=0"]
 
 
@@ -240,7 +240,7 @@ def test_wrong_settings_are_refused(comm: Intracomm, spec: str, algorithm: str |
 
 
 def test_too_many_ranks_are_refused(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mpicoll.compression.common._LARGEST, 8, comm.size - 1)
+    monkeypatch.setitem(mpicoll.compression.shared_scale._LARGEST, 8, comm.size - 1)
     x = np.ones(100, np.float32)
     with pytest.raises(ValueError, match=f"at most {comm.size - 1} ranks without overflow, not on {comm.size}"):
         comm.Allreduce(x, x.copy(), compression="common")
@@ -275,13 +275,13 @@ def test_ranks_may_start_persistent_operations_in_any_order(comm: Intracomm) -> 
 
 def test_rounds_are_done_by_what_suits_their_length(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
-    original = Program.add_allreduce
+    original = CompositePlan.add_allreduce
 
-    def noting(self: Program, x: np.ndarray, reducer: Any, algorithm: str, *rest: Any) -> None:
+    def noting(self: CompositePlan, x: np.ndarray, reducer: Any, algorithm: str, *rest: Any) -> None:
         taken.append(algorithm)
         original(self, x, reducer, algorithm, *rest)
 
-    monkeypatch.setattr(Program, "add_allreduce", noting)
+    monkeypatch.setattr(CompositePlan, "add_allreduce", noting)
     count, means = 1 << 20, select.means_of(comm.channel).without_memory()
     x = given(comm.rank, count)
     reduce(comm, x, compression="common")

@@ -10,10 +10,10 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.checkpoint import CheckpointStore, PerRank, Piece, Tensors, Whole, open_checkpoint
+from mpicoll.consensus import share, wait_politely
+from mpicoll.data.sampler import part
 from mpicoll.errors import CheckpointError
-from mpicoll.train.agreement import share, wait_politely
-from mpicoll.train.checkpoints import PerRank, Piece, Store, Tensors, Whole, open_checkpoint
-from mpicoll.train.sharding import part
 
 pytestmark = pytest.mark.mpi
 TOTAL = 100_003
@@ -47,7 +47,7 @@ def check(comm: MPI.Intracomm, folder: Path, step: int, old_size: int) -> None:
 def test_a_round_trip_on_either_kind_of_communicator(comm: Intracomm, folder: Path, kind: str) -> None:
     plain = MPI.COMM_WORLD.Dup()
     on: MPI.Intracomm = comm if kind == "Intracomm" else plain
-    with Store(folder, on) as checkpoints:
+    with CheckpointStore(folder, on) as checkpoints:
         for step in (3, 4):
             checkpoints.save(step, state(on, step), {"step": step})
     check(on, folder, 4, on.Get_size())
@@ -55,7 +55,7 @@ def test_a_round_trip_on_either_kind_of_communicator(comm: Intracomm, folder: Pa
 
 
 def test_other_numbers_of_ranks_read_what_some_wrote(subcomm: Intracomm, comm: Intracomm, folder: Path) -> None:
-    with Store(folder.with_name(f"{MPI.COMM_WORLD.rank - subcomm.rank}"), subcomm) as checkpoints:
+    with CheckpointStore(folder.with_name(f"{MPI.COMM_WORLD.rank - subcomm.rank}"), subcomm) as checkpoints:
         checkpoints.save(7, state(subcomm, 7), {"step": 7})
     wait_politely(comm)
     first = int(share(comm, {"size": subcomm.size} if comm.rank == 0 else None)["size"])
@@ -64,7 +64,7 @@ def test_other_numbers_of_ranks_read_what_some_wrote(subcomm: Intracomm, comm: I
 
 
 def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all(comm: Intracomm, folder: Path) -> None:
-    with Store(folder, comm) as checkpoints:
+    with CheckpointStore(folder, comm) as checkpoints:
         checkpoints.save(1, state(comm, 1), {"step": 1})
         tensors, last = state(comm, 2), comm.size - 1
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all(comm: Intracomm, fo
 
 
 def test_damage_is_seen_by_all_and_the_one_before_is_used(comm: Intracomm, folder: Path) -> None:
-    with Store(folder, comm, patience=0) as checkpoints:
+    with CheckpointStore(folder, comm, patience=0) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, state(comm, step), {"step": step})
         last = folder / "step-00000002" / f"rank-{comm.size - 1:04d}.safetensors"
@@ -104,11 +104,11 @@ def test_damage_is_seen_by_all_and_the_one_before_is_used(comm: Intracomm, folde
 def test_ranks_that_disagree_are_told_so(comm: Intracomm, folder: Path) -> None:
     if comm.size == 1:
         pytest.skip("nobody to disagree with")
-    with Store(folder, comm) as checkpoints:
+    with CheckpointStore(folder, comm) as checkpoints:
         with pytest.raises(CheckpointError, match="must be one"):
             checkpoints.save(comm.rank, {}, {})
         with pytest.raises(CheckpointError, match="x: rank 1 has whole"):
             checkpoints.save(1, {"x": Whole(np.zeros(3 + (comm.rank == 1)))}, {})
         with pytest.raises(CheckpointError, match="another run"):
-            Store(folder, comm)
+            CheckpointStore(folder, comm)
         assert checkpoints.steps() == []

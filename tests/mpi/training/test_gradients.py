@@ -9,7 +9,7 @@ from mpicoll import GradientSynchronizer, Intracomm
 from mpicoll.compression import compressor
 from mpicoll.errors import MismatchError, MpicollError
 from tests.mpi.compression.test_compressed import same_everywhere
-from tests.mpi.compression.test_feedback import all_owed
+from tests.mpi.compression.test_feedback import all_residuals
 
 pytestmark = pytest.mark.mpi
 SHAPES = [(40, 50), (50,), (3000,), (7,), (30, 80), (3, 3)]
@@ -53,7 +53,7 @@ def test_what_is_owed_arrives_later(comm: Intracomm) -> None:
         arrived += sync.flat
         given += sum(gradient(rank, step, sync.flat.size).astype(np.float64) for rank in range(comm.size))
     owed = np.zeros(sync.flat.size)
-    first, middle, last = (all_owed(comm, feedback) for _, feedback in sync._feedback())
+    first, middle, last = (all_residuals(comm, feedback) for _, feedback in sync._feedback())
     owed[:2000], owed[2050:5050], owed[5057:7457] = first, middle, last
     np.testing.assert_allclose(arrived + owed, given, atol=1e-3)
 

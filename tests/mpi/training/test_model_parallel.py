@@ -14,24 +14,21 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.errors import CollectiveTimeout
-from mpicoll.train.agreement import wait_politely
-from mpicoll.train.assemble import build_model, make_trainer
+from mpicoll.consensus import wait_politely
+from mpicoll.data.datasets import load
+from mpicoll.data.sampler import part
+from mpicoll.errors import CheckpointFailed, CollectiveTimeout, ReplicasDiffer, UsageError
+from mpicoll.models.micro_batches import SequentialMicroBatches
+from mpicoll.models.sequential import FlatParameters, Model, perceptron
+from mpicoll.parallel.mesh import Mesh, make_mesh
+from mpicoll.parallel.model_shard import ModelShard
+from mpicoll.parallel.pipeline import PipelineStage, most_in_flight
+from mpicoll.parallel.strategy import Replicated, norm_of, sum_of_squares
+from mpicoll.train.assembly import build_model, make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.data import load
-from mpicoll.train.engine import OneAfterTheOther
-from mpicoll.train.failures import CheckpointFailed, ReplicasDiffer, UsageError
-from mpicoll.train.loop import SynchronousLoop
-from mpicoll.train.mesh import Mesh, make_mesh
-from mpicoll.train.models import Flat, Model, perceptron
-from mpicoll.train.monitor import Monitor
-from mpicoll.train.pipeline import Pipelined, most_in_flight
-from mpicoll.train.portion import Portion
-from mpicoll.train.run import run
-from mpicoll.train.saving import Saver
-from mpicoll.train.sharding import part
-from mpicoll.train.strategy import Replicated, norm_of, sum_of_squares
+from mpicoll.train.loop import Loop
+from mpicoll.train.training_run import run
 
 pytestmark = pytest.mark.mpi
 SHARES = [(2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 4), (2, 2), (4, 2), (2, 4)]
@@ -73,17 +70,17 @@ class Place:
 
     def __init__(self, comm: Intracomm, config: TrainConfig, widths: tuple[int, ...] = WIDTHS) -> None:
         self.mesh, self.whole = make_mesh(comm, config), perceptron(widths, config.dtype)
-        self.portion = Portion(self.whole, self.mesh, widths[0])
+        self.portion = ModelShard(self.whole, self.mesh, widths[0])
         random = np.random.default_rng(1)
         self.parameters = self.whole.initial(0) + 0.1 * random.standard_normal(self.whole.parameter_count)
         self.own = self.portion.cut(self.parameters)
         self.strategy = Replicated(
             self.portion.model, self.own, self.mesh.data, config, overlap=True, squares=self.portion.total_squares
         )
-        self.engine: Any = OneAfterTheOther(self.portion.model)
+        self.engine: Any = SequentialMicroBatches(self.portion.model)
         if self.mesh.pipeline is not None:
             pipeline, schedule = self.mesh.pipeline, config.pipeline_schedule
-            self.engine = Pipelined(self.portion.model, self.portion.inputs, pipeline, schedule, config.timeout)
+            self.engine = PipelineStage(self.portion.model, self.portion.inputs, pipeline, schedule, config.timeout)
 
     def replicas_parts(self, x: np.ndarray, y: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         return cut_in(*cut_in(x, y, self.mesh.replicas)[self.mesh.replica], count)
@@ -95,7 +92,7 @@ class Place:
 
     def expected(self, x: np.ndarray, y: np.ndarray) -> tuple[tuple[float, int], np.ndarray]:
         gradient = np.empty_like(self.parameters)
-        found = self.whole.loss_and_gradient(Flat(self.whole.layout, self.parameters, gradient), x, y)
+        found = self.whole.loss_and_gradient(FlatParameters(self.whole.layout, self.parameters, gradient), x, y)
         return found, gradient
 
 
@@ -117,14 +114,14 @@ def test_gradients_are_those_of_one_rank(comm: Intracomm, config: TrainConfig, s
         assert norm == pytest.approx(norm_of(sum_of_squares(gradient)), rel=1e-12)
         tested = place.engine.loss(place.strategy, *place.replicas_parts(x, y, 1)[0])
         np.testing.assert_allclose(place.told(tested), wanted, rtol=1e-12)
-    if isinstance(place.engine, Pipelined):
+    if isinstance(place.engine, PipelineStage):
         stage = place.mesh.pipeline.Get_rank()
         assert place.engine.tapes == most_in_flight(schedule, stage, config.pipeline, 6)
 
 
 def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -> None:
     mesh, whole = make_mesh(comm, config), perceptron(WIDTHS, np.float64)
-    portion = Portion(whole, mesh, WIDTHS[0])
+    portion = ModelShard(whole, mesh, WIDTHS[0])
     numbers = np.arange(whole.parameter_count, dtype=np.float64)
     own = portion.cut(numbers)
     held = np.zeros(whole.parameter_count)
@@ -136,25 +133,25 @@ def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -
     assert found == pytest.approx([sum_of_squares(numbers)] * 2 + [found[2], found[0] - found[2]])
 
 
-def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[SynchronousLoop, Mesh]:
+def make(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Loop, Mesh]:
     mesh, dataset = make_mesh(comm, config), load(config, comm)
-    return make_trainer(config, mesh, dataset, build_model(config, dataset), Clock()), mesh
+    return make_loop(config, mesh, dataset, build_model(config, dataset), Clock()), mesh
 
 
-def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[SynchronousLoop, Mesh]:
+def train(comm: MPI.Intracomm, config: TrainConfig) -> tuple[Loop, Mesh]:
     trainer, mesh = make(comm, config)
-    trainer.train(Monitor(config, trainer.course.total_steps, 1), Saver(config, mesh))
+    trainer.train([])
     return trainer, mesh
 
 
 @functools.cache
-def train_alone(config: TrainConfig) -> SynchronousLoop:
+def train_alone(config: TrainConfig) -> Loop:
     return train(Intracomm(MPI.COMM_SELF), config)[0]
 
 
 def common_arrays(model: Model, config: TrainConfig, mesh: Mesh, own: np.ndarray) -> np.ndarray:
-    portion = Portion(model, mesh, WIDTHS[0])
-    views = Flat(portion.model.layout, own)
+    portion = ModelShard(model, mesh, WIDTHS[0])
+    views = FlatParameters(portion.model.layout, own)
     arrays = [
         array
         for number, (_, _, common) in enumerate(portion._divided)
@@ -247,10 +244,10 @@ def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig,
 def test_what_cannot_be_shared_is_refused_on_every_rank(comm: Intracomm) -> None:
     shared = make_mesh(comm, replace(CONFIG, tensor=comm.size))
     with pytest.raises(UsageError, match=f"--tensor {comm.size}: a layer of width {comm.size - 1} cannot be shared"):
-        Portion(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, 6)
+        ModelShard(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, 6)
     staged = make_mesh(comm, replace(CONFIG, pipeline=comm.size))
     with pytest.raises(UsageError, match=f"--pipeline {comm.size} needs as many layers, not {comm.size - 1}"):
-        Portion(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, 6)
+        ModelShard(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, 6)
     with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: {comm.size} ranks cannot be"):
         make_mesh(comm, replace(CONFIG, tensor=comm.size + 1))
 

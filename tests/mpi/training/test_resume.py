@@ -15,15 +15,16 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.agreement import wait_politely
-from mpicoll.train.checkpoints import open_checkpoint
-from mpicoll.train.checkpoints.folders import steps_in
+from mpicoll.checkpoint import open_checkpoint
+from mpicoll.checkpoint.durable_files import steps_in
+from mpicoll.consensus import wait_politely
+from mpicoll.errors import NonFiniteLoss
+from mpicoll.models.micro_batches import SequentialMicroBatches
+from mpicoll.parallel import strategy as strategies
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.course import Course
-from mpicoll.train.engine import OneAfterTheOther
-from mpicoll.train.failures import NonFiniteLoss
-from mpicoll.train.run import run
-from mpicoll.train.saving import FREE
+from mpicoll.train.saver import FREE
+from mpicoll.train.step_plan import StepPlan
+from mpicoll.train.training_run import run
 from tests.mpi.conftest import common_folder
 
 pytestmark = pytest.mark.mpi
@@ -74,6 +75,11 @@ PAIRS: list[tuple[Options, Options]] = [
     *(({"shard": "none"}, {"shard": name}) for name in ("optimizer", "gradients")),
     *(({"shard": name}, {"shard": "none"}) for name in ("optimizer", "gradients")),
     ({"shard": "gradients"}, {"shard": "parameters", "bucket_bytes": 1000, "overlap": "off"}),
+    ({"optimizer": "adam", "lr": 0.01}, {"shard": "parameters"}),
+    ({"optimizer": "adamw", "lr": 0.01, "shard": "gradients"}, {"shard": "none"}),
+    ({"optimizer": "adagrad", "lr": 0.01, "shard": "optimizer"}, {"shard": "gradients"}),
+    ({"optimizer": "adam", "lr": 0.01, "compression": "sign"}, {"overlap": "on"}),
+    ({"mode": "local", "optimizer": "adam", "lr": 0.01}, {"steps": 2}),
     ({"pipeline": 2, "microbatches": 2}, {"pipeline_schedule": "gpipe"}),
     *(({**SERVED, "staleness": staleness}, {"servers": 2}) for staleness in (None, 0)),
     ({**SERVED, "servers": 2}, {"servers": 1}),
@@ -174,6 +180,22 @@ def test_what_begins_anew_is_said_once(
     assert says is None or comm.rank or says in text
 
 
+def test_residuals_of_an_older_checkpoint_are_taken_over(
+    comm: Intracomm, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had another name there."""
+    whole = configured(shared_folder, {**SIGN, "steps": 8, "checkpoint": str(shared_folder / "whole")}, comm.size)
+    config = configured(shared_folder, SIGN, comm.size)
+    with monkeypatch.context() as patch:
+        patch.setattr(strategies, "RESIDUAL", "owed.")
+        run(config, comm)
+    names = open_checkpoint(shared_folder / "run", MPI.COMM_SELF, patience=0).per_rank_names
+    assert any("owed." in name for name in names)
+    resumed = run(replace(config, steps=8, resume="yes"), comm)
+    assert resumed["resumed_after"] == 6
+    assert resumed["parameters_sha256"] == run(whole, comm)["parameters_sha256"]
+
+
 def velocity_in(folder: Path) -> np.ndarray:
     """Return the velocity in the newest checkpoint; the mean of those that ranks have of their own."""
     found = open_checkpoint(folder, MPI.COMM_SELF, patience=0)
@@ -219,14 +241,14 @@ def test_nothing_is_saved_once_a_rank_has_seen_nan(
     config = configured(shared_folder, more, comm.size)
     if comm.size - config.servers < 2:
         pytest.skip("too few workers")
-    gradients, calls = OneAfterTheOther.gradients, [0]
+    gradients, calls = SequentialMicroBatches.gradients, [0]
 
-    def broken(self: OneAfterTheOther, *given: Any, **more: Any) -> tuple[float, int]:
+    def broken(self: SequentialMicroBatches, *given: Any, **more: Any) -> tuple[float, int]:
         loss, correct = gradients(self, *given, **more)
         calls[0] += 1
         return (np.nan if comm.rank == 1 and calls[0] == 4 else loss), correct
 
-    monkeypatch.setattr(OneAfterTheOther, "gradients", broken)
+    monkeypatch.setattr(SequentialMicroBatches, "gradients", broken)
     with pytest.raises(NonFiniteLoss, match="the loss became nan in step"):
         run(config, comm)
     wait_politely(comm)
@@ -250,12 +272,12 @@ def test_a_step_to_nan_is_not_saved(
     """The loss is known before the step is taken: only the parameters tell that the last one went too far."""
     config = configured(shared_folder, {**options, "quiet": True, "checkpoint_every": 1}, comm.size)
 
-    def rate(self: Course, step: int) -> float:
+    def rate(self: StepPlan, step: int) -> float:
         if step == 4 and comm.rank:  # without waiting, the others may take all steps before the chief takes its second
             wait_for_a_checkpoint(shared_folder / "run")
         return 1e300 if step == 5 else 0.05
 
-    monkeypatch.setattr(Course, "rate", rate)
+    monkeypatch.setattr(StepPlan, "rate", rate)
     with pytest.raises(NonFiniteLoss):
         run(config, comm)
     wait_politely(comm)

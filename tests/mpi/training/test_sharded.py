@@ -13,13 +13,13 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train.checkpoints import Store, open_checkpoint
+from mpicoll.checkpoint import CheckpointStore, open_checkpoint
+from mpicoll.data.sampler import part
+from mpicoll.models.micro_batches import SequentialMicroBatches
+from mpicoll.models.sequential import Model, perceptron
+from mpicoll.parallel.sharded import Sharded
+from mpicoll.parallel.strategy import Replicated, Strategy
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.engine import OneAfterTheOther
-from mpicoll.train.models import Model, perceptron
-from mpicoll.train.sharded import Sharded
-from mpicoll.train.sharding import part
-from mpicoll.train.strategy import Replicated, Strategy
 
 pytestmark = pytest.mark.mpi
 STAGES = ("optimizer", "gradients", "parameters")
@@ -42,7 +42,7 @@ class Run:
     def __init__(self, model: Model, comm: MPI.Intracomm, config: TrainConfig, *, overlap: bool = True) -> None:
         self.model, self.comm, self.config = model, comm, config
         self.strategy = make(model, comm, config, overlap=overlap)
-        self.engine = OneAfterTheOther(model)
+        self.engine = SequentialMicroBatches(model)
         self.losses: list[float] = []
         self.norms: list[float] = []
 
@@ -65,11 +65,12 @@ class Run:
         return self.engine.loss(self.strategy, x, np.zeros(4, np.int64))[0]
 
     def state(self) -> np.ndarray:
-        """Return all parameters and velocities, put together from the pieces of all ranks."""
-        total = self.model.parameter_count
-        found = np.zeros((2, total), self.model.dtype)
-        for row, name in enumerate(("parameters", "velocity")):
-            entry: Any = self.strategy.tensors()[name]
+        """Return all parameters and the optimizer's vectors, put together from the pieces of all ranks."""
+        total, tensors = self.model.parameter_count, self.strategy.tensors()
+        names = [name for name in tensors if name != "optimizer_steps"]
+        found = np.zeros((len(names), total), self.model.dtype)
+        for row, name in enumerate(names):
+            entry: Any = tensors[name]
             if not isinstance(entry, list) and self.comm.rank == 0:
                 found[row] = entry.array
             for piece in entry if isinstance(entry, list) else []:
@@ -91,6 +92,10 @@ CASES: list[tuple[bool, int, dict[str, Any]]] = [
     (True, 8, {"accumulate": 3, "clip": 0.3}),
     (True, 8, {"bucket_bytes": 1 << 20}),
     (False, 50, {"dtype": "float32", "clip": 0.5, "bucket_bytes": 400}),
+    (True, 8, {"optimizer": "sgd"}),
+    (False, 8, {"optimizer": "adagrad", "clip": 0.3}),
+    (True, 8, {"optimizer": "adam", "beta2": 0.9, "epsilon": 1e-4, "bucket_bytes": 700}),
+    (False, 8, {"optimizer": "adamw", "epsilon": 1e-4, "accumulate": 3}),
 ]
 
 
@@ -144,7 +149,7 @@ def test_checkpoints_fit_every_way_of_sharing(comm: Intracomm, before: str, afte
     second = Run(model, comm, replace(BASE, shard=after))
     second.step(7)  # what it has gathered must not survive
     second.evaluate()
-    with Store(folder, comm) as store:
+    with CheckpointStore(folder, comm) as store:
         store.save(3, first.strategy.tensors(), {})
         store.open().restore(second.strategy.tensors())
     np.testing.assert_array_equal(second.state(), first.state())
@@ -160,7 +165,7 @@ def test_checkpoints_are_divided_anew_for_fewer_ranks(comm: Intracomm, folder: P
     model, config = perceptron(WIDTHS, "float64"), replace(BASE, shard="parameters")
     first = Run(model, comm, config)
     first.step(0)
-    with Store(folder, comm) as store:
+    with CheckpointStore(folder, comm) as store:
         store.save(1, first.strategy.tensors(), {})
     expected = first.state()
     part_of = comm.Split(int(comm.rank == comm.size - 1), comm.rank)

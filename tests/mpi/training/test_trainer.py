@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train import DataError, EarlyStopping, Trainer
-from mpicoll.train.trainer import STRATEGIES
+from mpicoll.train import DataError, EarlyStopping, LocalSGD, ParameterServer, Trainer, UsageError
+from mpicoll.train.strategies import STRATEGIES
 from tests.own_models import Softmax, samples
 
 pytestmark = pytest.mark.mpi
@@ -41,6 +42,25 @@ def test_every_strategy_learns(strategy: str, alone: tuple[Trainer, dict[str, An
         assert result["test_loss"] == pytest.approx(alone[1]["test_loss"], rel=1e-3)
         for array, wanted in zip(made.parameters, alone[0].parameters, strict=True):
             np.testing.assert_allclose(array, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_shards_have_the_digest_of_the_whole() -> None:
+    found = [trained(WORLD, strategy=name) for name in ("sharded", "sharded_optimizer", "replicated")]
+    for made, result in found:
+        whole = np.concatenate([array.reshape(-1) for array in made.parameters])
+        assert result["parameters_sha256"] == hashlib.sha256(whole.data).hexdigest()
+
+
+@pytest.mark.parametrize("strategy", [ParameterServer(servers=1, staleness=8), LocalSGD(4, "elastic")])
+def test_strategies_may_have_options_of_their_own(strategy: ParameterServer | LocalSGD) -> None:
+    if strategy.name == "parameter_server" and WORLD.size == 1:
+        with pytest.raises(UsageError, match=r"^servers 1: 1 ranks leave no worker"):
+            trained(WORLD, strategy=strategy)
+        return
+    _, result = trained(WORLD, strategy=strategy)
+    assert result["test_accuracy"] > 0.95
+    kept = {name: result["config"][name] for name in strategy.options() if name != "backup"}
+    assert kept == {name: value for name, value in strategy.options().items() if name != "backup"}
 
 
 def test_with_fewer_samples_a_step_than_ranks() -> None:

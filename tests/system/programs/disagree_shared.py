@@ -125,7 +125,7 @@ def case_slow_is_fine(comm: Comm) -> None:
 
 
 def warm(comm: Comm) -> None:
-    """Make calls of each kind, so that the short way is taken from then on."""
+    """Make calls of each kind, so that the compiled path is taken from then on."""
     for _ in range(3):
         comm.Allreduce(MPI.IN_PLACE, vector())
         for root in range(2):

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mpicoll.train.checkpoints import PerRank, Piece, Store, Whole, tensorfile
-from mpicoll.train.sharding import part
+from mpicoll.checkpoint import CheckpointStore, PerRank, Piece, Whole, tensor_file
+from mpicoll.data.sampler import part
 from tests.threads import results
 
 SIZE, TOTAL = 2, 5000
@@ -39,7 +39,7 @@ def tensors(comm, step):
 
 
 def job(comm, folder, steps):
-    with Store(folder, comm, patience=0) as checkpoints:
+    with CheckpointStore(folder, comm, patience=0) as checkpoints:
         if checkpoints.steps():
             checkpoints.open()
         for step in steps:
@@ -62,7 +62,7 @@ class Killer:
         for name in CALLS:
             setattr(os, name, self._counting(getattr(os, name)))
         io.open = self._counting(io.open)
-        write = tensorfile.write
+        write = tensor_file.write
 
         def in_halves(path, arrays):
             self.count()
@@ -73,7 +73,7 @@ class Killer:
             path.write_bytes(whole)
             return written
 
-        tensorfile.write = in_halves
+        tensor_file.write = in_halves
 
     def _counting(self, function):
         def counted(*arguments, **options):
@@ -102,7 +102,7 @@ def newest(folder: Path) -> int:
     """Check all checkpoints, on another number of ranks, and that a new job can go on; return the newest's step."""
 
     def check(comm):
-        with Store(folder, comm, patience=0) as checkpoints:
+        with CheckpointStore(folder, comm, patience=0) as checkpoints:
             assert not list(folder.glob(".step-*"))
             for step in checkpoints.steps():
                 found = checkpoints.open(step)

@@ -8,8 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from bench import harness
-from bench.options import make_parser
-from bench.records import Case
+from bench.benchmark_options import make_parser
+from bench.result_files import Case
 
 
 class Wrong:

@@ -1,0 +1,159 @@
+"""Records of ranks on shared memory: writing the own, waiting for the others', comparing the calls that they hold."""
+
+from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
+from .instructions import ALL, READ, WRITTEN
+from .jit import helper, inline_helper
+from .movement import shown_address
+from .operands import header
+from .operation_words import (
+    CALL,
+    CAREFUL,
+    COUNT,
+    DONE,
+    METHOD,
+    MISMATCH,
+    PLACE,
+    RANK,
+    RECORD_AT_WORK,
+    RECORD_CALL,
+    RECORD_COUNT,
+    RECORD_RECV,
+    RECORD_SEND,
+    RECV,
+    SEEN,
+    SEND,
+    SEQUENCE,
+    SIZE,
+    SPINS,
+    STAGE,
+    STAGED,
+    STATE,
+    WAITING,
+    WORKING,
+    YIELDS,
+    get,
+    published,
+    put,
+    record_of,
+)
+
+
+@helper
+def has_come(job, rank, sequence, stage):
+    """Wait a little until `rank` has reached a stage of an operation; return whether it has."""
+    flag, wanted = record_of(job, rank, sequence), 4 * sequence + stage
+    for _ in range(get(job, SPINS)):
+        if load_acquire(flag) >= wanted:
+            return True
+        pause()
+    for _ in range(get(job, YIELDS)):
+        if load_acquire(flag) >= wanted:
+            return True
+        yield_core()
+    return load_acquire(flag) >= wanted
+
+
+@helper
+def all_have_come(job, sequence, stage):
+    """Do so for all ranks, going on where the last call ended."""
+    size, rank = get(job, SIZE), get(job, RANK)
+    for place in range(get(job, PLACE), size - 1):
+        peer = rank + 1 + place
+        if not has_come(job, peer if peer < size else peer - size, sequence, stage):
+            put(job, PLACE, place)
+            return False
+    put(job, PLACE, 0)
+    return True
+
+
+@helper
+def calls_differed(job, sequence):
+    """Say whether the ranks made different calls in an operation that this rank ended without having seen all."""
+    own = record_of(job, get(job, RANK), sequence)
+    for rank in range(get(job, SIZE)):
+        record = record_of(job, rank, sequence)
+        for word in (RECORD_CALL, RECORD_COUNT):
+            if load(record + 8 * word) != load(own + 8 * word):
+                return True
+    return False
+
+
+@helper
+def call_differs(job, rank):
+    """Say whether a rank makes another call in the present operation than this one."""
+    if published(job, rank, RECORD_CALL) != get(job, CALL):
+        return True
+    return published(job, rank, RECORD_COUNT) != get(job, COUNT)
+
+
+# Instructions of plans that concern records ---------------------------------------------------------------------------
+
+
+@inline_helper
+def enter(job, is_long):
+    """Take this rank's record and write it; DONE, WAITING, or MISMATCH for the operation before."""
+    rank, sequence = get(job, RANK), get(job, SEQUENCE)
+    if get(job, SEEN) < sequence - 1:
+        if not all_have_come(job, sequence - 1, 0):
+            return WAITING
+        if calls_differed(job, sequence - 1):
+            return MISMATCH
+        put(job, SEEN, sequence - 1)
+    record = record_of(job, rank, sequence)
+    store(record + 8 * RECORD_CALL, get(job, CALL))
+    store(record + 8 * RECORD_COUNT, get(job, COUNT))
+    if is_long:
+        store(record + 8 * RECORD_SEND, shown_address(job, SEND, header(job, READ)))
+        store(record + 8 * RECORD_RECV, shown_address(job, RECV, header(job, WRITTEN)))
+        store_release(record + 8 * RECORD_AT_WORK, 0)
+        put(job, STAGED, get(job, METHOD) == STAGE)
+    return DONE
+
+
+@helper
+def publish(job, stage, state):
+    """Write how far this rank is (0 started, 1 done) to its record, after everything that it did before."""
+    sequence = get(job, SEQUENCE)
+    store_release(record_of(job, get(job, RANK), sequence), 4 * sequence + stage)
+    put(job, STATE, state)
+
+
+@inline_helper
+def meet(job, who):
+    """Wait until `who` has started, and compare the calls."""
+    sequence = get(job, SEQUENCE)
+    if who != ALL and not get(job, CAREFUL):
+        if who == get(job, RANK):
+            return DONE
+        if not has_come(job, who, sequence, 0):
+            return WAITING
+        return MISMATCH if call_differs(job, who) else DONE
+    if not all_have_come(job, sequence, 0):
+        return WAITING
+    put(job, SEEN, sequence)
+    for peer in range(get(job, SIZE)):
+        if call_differs(job, peer):
+            return MISMATCH
+    return DONE
+
+
+@helper
+def wait_done(job, who):
+    """Wait a little until `who` is done; return whether it is."""
+    sequence = get(job, SEQUENCE)
+    return all_have_come(job, sequence, 1) if who == ALL else has_come(job, who, sequence, 1)
+
+
+@helper
+def go_to_work(job, who):
+    """Announce that this rank uses others' buffers from now on; return False if one of them has given up."""
+    sequence = get(job, SEQUENCE)
+    at_work = record_of(job, get(job, RANK), sequence) + 8 * RECORD_AT_WORK
+    store_release(at_work, sequence)
+    fence()
+    for peer in range(get(job, SIZE)):
+        if who in (ALL, peer) and load_acquire(record_of(job, peer, sequence) + 8 * RECORD_CALL) < 0:
+            store_release(at_work, 0)
+            return False
+    put(job, STATE, WORKING)
+    return True

@@ -1,0 +1,1 @@
+"""Kernels of compression: quantise, sparsify, encode and decode float32 vectors."""

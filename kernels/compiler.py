@@ -1,0 +1,265 @@
+"""Compiler of kernels, by Numba, for what `machine_code` does not have.
+
+This module, and `intrinsics`, `overloads` and `user_functions`, which it or its callers import, are the ones that need
+Numba: half a second and 50 MB of each process that imports them.
+What is compiled is kept as machine code that can be loaded without Numba. Where that cannot be done it is kept in
+Numba's own cache.
+"""
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
+from numba.core.runtime import nrtdynmod, rtsys
+from numba.core.sigutils import normalize_signature
+from numba.extending import register_jitable
+
+from . import intrinsics, jit, machine_code, object_file, overloads
+from .compile_lock import in_turn
+from .compile_progress import compiling
+from .jit import FLAGS, Kernel, Native
+from .machine_code import Entry, Loaded
+from .source_stamps import entry_name, stamp_of
+
+__all__ = ["compiled", "compiled_native", "dispatcher", "intrinsics", "numba_type", "overloads", "uncached"]
+
+_compile_lock = threading.RLock()
+_warned: set[str] = set()
+
+
+def numba_type(text: str) -> types.Type:
+    """Return Numba's type for one of ours."""
+    name, _, shape = text.removeprefix("readonly ").partition("[")
+    if name == "void":
+        return types.void
+    scalar = numba.from_dtype(np.dtype(name))
+    if not shape:
+        return scalar
+    return types.Array(scalar, int(shape[:-2]), shape[-2], readonly=text.startswith("readonly "))
+
+
+def _tell_numba() -> None:
+    """Register the helpers that have been defined since the last time."""
+    while jit.helpers:
+        function, inline = jit.helpers.pop(0)
+        register_jitable(**FLAGS, **({"forceinline": True} if inline else {}))(function)
+
+
+def _flags_of(kernel: Kernel) -> dict[str, Any]:
+    return {**FLAGS, "nogil": kernel.nogil}
+
+
+def uncached(function: Callable) -> Callable:
+    """Return Numba's dispatcher of a function that exists only in this process."""
+    _tell_numba()
+    return njit(**FLAGS)(function)
+
+
+def dispatcher(kernel: Kernel) -> Any:
+    """Return Numba's dispatcher of a kernel, with Numba's own cache on disk if the kernel is of a file of ours."""
+    _tell_numba()
+    made = njit(**_flags_of(kernel))(kernel.function)
+    if kernel.name:
+        try:
+            made._cache = _KernelCache(kernel.function)
+        except RuntimeError as error:
+            if machine_code.obstacle() or machine_code.folder_to_write() is None:
+                text = "kernels are compiled anew in each process, because none can be cached on disk"
+                _warn_once(f"{text}: {error}")
+    return made
+
+
+def _lock_file(function: Callable) -> Path | None:
+    folder = machine_code.folder_to_write()
+    name = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
+    return None if folder is None else folder / f"{name}.lock"
+
+
+@contextlib.contextmanager
+def _turn(kind: Kernel | Native, signature: tuple[str, ...]) -> Any:
+    """Wait until no other process compiles this function; yield what that one has left, or None."""
+    path = _lock_file(kind.function)
+    with contextlib.nullcontext() if path is None else in_turn(path), _compile_lock:
+        found = jit.loaded(kind, signature)
+        if found is not None:
+            yield found
+            return
+        with compiling(entry_name(kind.function) or kind.function.__name__):
+            yield None
+
+
+def compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
+    """Compile a kernel for some types, and keep the result."""
+    with _turn(kernel, signature) as found:
+        return found or _compiled(kernel, signature)
+
+
+def _compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
+    made, wanted = dispatcher(kernel), tuple(map(numba_type, signature))
+    cache = made._cache if isinstance(made._cache, _KernelCache) else None
+    if cache is not None:
+        cache.waits = True
+    made.compile(wanted)
+    made.disable_compile()
+    (result,) = made.overloads.values()
+    wrapper, native = result.fndesc.llvm_cpython_wrapper_name, result.fndesc.llvm_func_name
+    if cache is None or cache.waiting is not None:
+        ours = _kept(kernel, signature, result.library, wrapper, native, result)
+        if ours is not None:
+            return ours
+        if cache is not None:
+            cache.save_now()
+    return Loaded(made, int(result.library.get_pointer_to_function(native)))
+
+
+def compiled_native(native: Native) -> Loaded:
+    """Compile a function with a C interface."""
+    with _turn(native, native.signature) as found:
+        return found or _compiled_native(native)
+
+
+def _compiled_native(native: Native) -> Loaded:
+    _tell_numba()
+    flags = {**FLAGS, "nopython": True}
+    del flags["nogil"]  # who calls knows whether it holds the lock
+    result, *arguments = map(numba_type, native.signature)
+    wanted = normalize_signature(result(*arguments))
+    made = CFunc(native.function, wanted, {}, flags)
+    if machine_code.obstacle():
+        with contextlib.suppress(RuntimeError):  # no folder can be written to
+            made._cache = _KernelCache(native.function)
+    made.compile()
+    jit.keep_alive(made)
+    ours = _kept(native, native.signature, made._library, "", made._wrapper_name)
+    return ours or Loaded(None, int(made.address))
+
+
+# Machine code that is kept --------------------------------------------------------------------------------------------
+
+
+def _kept(
+    kind: Kernel | Native, signature: tuple[str, ...], library: Any, wrapper: str, native: str, result: Any = None
+) -> Loaded | None:
+    """Keep what Numba has compiled as an entry of ours, and load it; None if that cannot be done."""
+    name = entry_name(kind.function)
+    if not name or machine_code.obstacle() or not _stands_alone(library, result):
+        return None
+    try:
+        entry = _entry(library, wrapper, native)
+        loaded = machine_code.load(entry, kind.function)
+    except Exception:  # Numba's internals may change
+        return None
+    try:
+        machine_code.write(name, jit.signature_text(kind, signature), stamp_of(kind.function.__module__), entry)
+    except OSError as error:
+        _warn_once(f"a compiled kernel could not be cached on disk: {error}")
+    return loaded
+
+
+def _stands_alone(library: Any, result: Any) -> bool:
+    """Return whether code refers to no object of this process."""
+    if getattr(library, "has_dynamic_globals", True):
+        return False
+    if result is None:
+        return True
+    environments = [result.environment, *(getattr(result, "referenced_envs", None) or ())]
+    return not result.lifted and not result.objectmode and not any(each and each.consts for each in environments)
+
+
+def _entry(library: Any, wrapper: str, native: str) -> Entry:
+    """Return machine code with what it needs of Numba's reference counts."""
+    wanted = [name for name in (wrapper, native) if name]
+    _, _, (code, _) = library.serialize_using_object_code()
+    image = object_file.link([code], wanted)
+    if not machine_code.is_complete(image):
+        image = object_file.link([code, _reference_counts()], wanted)
+    if not machine_code.is_complete(image):
+        raise ValueError("it refers to what is not there")
+    return Entry(image, wrapper, native)
+
+
+@functools.cache
+def _reference_counts() -> bytes:
+    """Return the object code of NRT_incref and NRT_decref, which Numba compiles in each process."""
+    module, library = nrtdynmod.create_nrt_module(cpu_target.target_context)
+    library.add_ir_module(module)
+    library.enable_object_caching()
+    code: bytes = library.serialize_using_object_code()[2][0]
+    return code
+
+
+# Numba's own cache ----------------------------------------------------------------------------------------------------
+
+
+def _warn_once(message: str) -> None:
+    kind = message.partition(":")[0]
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache, safe where Numba's own is not.
+
+    - A kernel is compiled anew when a file changes that it uses (`source_stamps`); Numba looks only at its own file.
+    - An entry that cannot be read, or that is for other types, counts as absent. The latter arises where two processes
+      write entries of one kernel at the same time; Numba would call the wrong machine code.
+    - An entry that cannot be written (disk full) costs a warning, not the program.
+    - It does not import Numba's compiler for an entry that is only loaded: Numba registers its implementations of
+      NumPy, some 250 modules and SciPy where it is installed, before it looks for one. Machine code needs Numba's
+      runtime alone, and whatever compiles registers the rest itself.
+
+    Attributes
+    ----------
+    waits, waiting
+        Whether entries are written only at `save_now`, and the one that has not been written.
+    """
+
+    waits = False
+    waiting: tuple[Sequence[Any], Any] | None = None
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        shared = str(stamp_of(function.__module__)) if entry_name(function) else ""
+        self._cache_file._source_stamp = (self._cache_file._source_stamp, shared, machine_code.obstacle())
+
+    def load_overload(self, sig: tuple, target_context: Any) -> Any:
+        """Return an entry; None if it has to be compiled."""
+        rtsys.initialize(target_context)
+        try:
+            result = self._load_overload(sig, target_context)
+        except Exception:  # unpickling damaged bytes can raise anything
+            self._flush()
+            return None
+        fits = result is not None and tuple(result.signature.args) == tuple(getattr(sig, "args", sig))
+        return result if fits else None
+
+    def save_overload(self, sig: tuple, data: Any) -> None:
+        self.waiting = sig, data
+        if not self.waits:
+            self.save_now()
+
+    def save_now(self) -> None:
+        """Write what waits."""
+        assert self.waiting is not None
+        (sig, data), self.waiting = self.waiting, None
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn_once(f"a compiled kernel could not be cached on disk: {error}")
+
+    def _flush(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            _warn_once(f"a damaged kernel cache could not be cleared: {error}")

@@ -1,0 +1,274 @@
+"""Collectives of NumPy arrays, from the caller's objects to the result in one compiled call.
+
+Looking at two arrays from Python costs more than a short allreduce does. `call` therefore gets the objects' addresses
+(`id`) and reads what it needs from them, see `dispatch_arguments`. The communicator's table (`dispatch_table`) says for
+each collective and length whether it is done on shared memory; otherwise the call is made by messages, if one like it
+was made before (see `call_cache`).
+
+Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, predefined operations. For
+anything else `call` returns OTHER and has touched nothing; the caller takes the general path, which knows every case
+and every error message.
+"""
+
+from .atomics import load, release_interpreter, store, take_interpreter
+from .call_cache import begin_known, end_known, find_known
+from .dispatch_arguments import describe, find, number_of_dtype
+from .dispatch_table import (
+    AGREED,
+    BUCKETS,
+    BUSY,
+    CHECKED,
+    CHOSEN,
+    HISTORY,
+    HISTORY_ENTRY,
+    HISTORY_LENGTH,
+    ITEMSIZES,
+    JOB,
+    KNOWN_IN_HISTORY,
+    KNOWN_NUMBER,
+    MAX_DTYPES,
+    NEWS,
+    NUMBER,
+    OP_IDS,
+    OPS,
+    REDUCERS,
+    agreed_entry,
+    count_of,
+    pack_call,
+    plan_entry,
+)
+from .dispatch_table import METHOD as SHARED_METHOD
+from .executor import progress, start
+from .jit import helper, short_kernel
+from .operation_words import (
+    BARRIER,
+    BOUNDS,
+    BY_PARTS,
+    CALL,
+    COLLECTIVE,
+    COUNT,
+    DONE,
+    GATHER,
+    IDLE,
+    ITEMSIZE,
+    METHOD,
+    OTHER,
+    PART_COUNT,
+    PLAN,
+    REDUCER,
+    REDUCES,
+    ROOT,
+    ROOTED,
+    SCATTER,
+    SIZE,
+    SPINS,
+    STATE,
+    TRANSFER,
+    WAITING,
+    YIELDS,
+    get,
+    is_short,
+    offsets_word,
+    put,
+    vector_nbytes,
+)
+
+FOR_SHARED, FOR_SINGLE_COPY = 1, 2
+"""Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
+AT_ONCE_NBYTES = 256 << 10
+"""Longer vectors are only begun here, so that other threads can run meanwhile."""
+
+
+@helper
+def _offsets(job, part):
+    """Return the address of the offsets of equal parts, which belong to the job."""
+    size = get(job, SIZE)
+    offsets = job + 8 * offsets_word(size)
+    if get(job, PART_COUNT) != part:
+        put(job, PART_COUNT, part)
+        for rank in range(size + 1):
+            store(offsets + 8 * rank, rank * part)
+    return offsets
+
+
+@helper
+def _bit_length(number):
+    bits = 0
+    while number:
+        number >>= 1
+        bits += 1
+    return bits
+
+
+@helper
+def _prepare(table, wanted, blocking, job, collective, main, op, root):
+    """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
+    count, dtype = count_of(table, main), number_of_dtype(table, main)
+    if collective in (GATHER, SCATTER):
+        count *= get(job, SIZE)
+    reduces = collective in REDUCES
+    operation = find(table, OP_IDS, get(table, OPS), op) if reduces else 0
+    if count == 0 or dtype < 0 or operation < 0:
+        return -1
+    itemsize = get(table, ITEMSIZES + dtype)
+    reducer = get(table, REDUCERS + MAX_DTYPES * operation + dtype)
+    if reduces and reducer == 0:
+        return -1
+    chosen = wanted
+    if wanted == 0:
+        chosen = get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize))
+        if chosen and not blocking:
+            chosen = get(table, SHARED_METHOD) + 1  # nonblocking calls go on piece by piece
+    if collective in BY_PARTS:
+        size = get(job, SIZE)
+        if count % size:
+            return -1
+        put(job, BOUNDS, _offsets(job, count // size))
+    put(job, COUNT, count)
+    put(job, ITEMSIZE, itemsize)
+    put(job, REDUCER, reducer)
+    put(job, METHOD, chosen - 1)
+    single_copy = int(chosen > 0 and chosen - 1 != get(table, SHARED_METHOD))
+    put(job, CALL, pack_call(collective, single_copy, dtype, operation, root))
+    return chosen
+
+
+@helper
+def _is_agreed(table, job):
+    """Say whether the ranks need not hear of all others in this call."""
+    call, count = get(job, CALL), get(job, COUNT)
+    entry = get(table, AGREED) + 16 * agreed_entry(call, count)
+    return load(entry) == call and load(entry + 8) == count
+
+
+@helper
+def _note(table, call, count):
+    """Number a call, and remember it."""
+    number = get(table, NUMBER) + 1
+    put(table, NUMBER, number)
+    entry = get(table, HISTORY) + 8 * HISTORY_ENTRY * (number % HISTORY_LENGTH)
+    store(entry, number)
+    store(entry + 8, call)
+    store(entry + 16, count)
+
+
+@helper
+def _is_open(table, job):
+    """Say whether calls may be made from here now."""
+    return get(table, NUMBER) + 1 < get(table, NEWS) and get(job, STATE) == IDLE and get(table, BUSY) == 0
+
+
+@helper
+def _wanted(table):
+    """Return METHOD + 1 if the address of the table asks for an algorithm, else 0."""
+    asked = table & 7
+    if asked == FOR_SHARED:
+        return get(table - asked, SHARED_METHOD) + 1
+    return TRANSFER + 1 if asked == FOR_SINGLE_COPY else 0
+
+
+@helper
+def _recognize(table, blocking, job, collective, send, recv, op, root):
+    """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
+    wanted = _wanted(table)
+    table -= table & 7
+    if not _is_open(table, job) or not 0 <= root < get(job, SIZE):
+        return -1
+    put(job, ROOT, root)
+    put(job, COLLECTIVE, collective)
+    if collective == BARRIER:
+        put(job, COUNT, 0)
+        put(job, ITEMSIZE, 1)
+        put(job, CALL, pack_call(collective, 0, 0, 0, 0))
+        if wanted not in (0, get(table, SHARED_METHOD) + 1):
+            return -1  # there is no barrier by single copies
+        return wanted if wanted else get(table, CHOSEN)
+    main = describe(table, job, collective, send, recv, root)
+    return -1 if main == 0 else _prepare(table, wanted, blocking, job, collective, main, op, root)
+
+
+@helper
+def _begin(table, job, collective, root):
+    """Number a call, and start its operation on shared memory; return False if nothing happened."""
+    if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
+        return False
+    plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
+    if plan == 0:
+        return False
+    put(job, PLAN, plan)
+    _note(table, get(job, CALL), get(job, COUNT))
+    start(job)
+    return True
+
+
+@helper
+def _call_by_messages(table, job):
+    """Make a call that was made before, by messages; return a status, OTHER if nothing happened."""
+    known = find_known(table, job)
+    if known == 0:
+        return OTHER
+    _note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
+    bound = begin_known(table, job, known)
+    start(bound)
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
+        return WAITING
+    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
+    state = release_interpreter()
+    status = progress(bound, False)
+    take_interpreter(state)
+    if status == DONE:
+        end_known(table, job, known)
+    return status
+
+
+@short_kernel(*["int64"] * 6)
+def call(table, collective, send, recv, op, root):
+    """Make a blocking call, or begin it; return a status.
+
+    DONE: the result is there. OTHER: nothing has happened. Others: the call has begun and has its number; see
+    `executor.advance`. If the table's word RUNNING is not 0, it is made by messages.
+
+    Parameters
+    ----------
+    table : int
+        Address of `table_words` words; plus FOR_SHARED or FOR_SINGLE_COPY to disregard what they say is chosen.
+    send, recv, op : int
+        What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
+    """
+    own = table - (table & 7)
+    job = get(own, JOB)
+    chosen = _recognize(table, True, job, collective, send, recv, op, root)
+    if chosen == 0:
+        return _call_by_messages(own, job)
+    if chosen < 0 or not _begin(own, job, collective, root):
+        return OTHER
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
+        return WAITING
+    return progress(job, False)
+
+
+@short_kernel(*["int64"] * 7)
+def call_in(table, job, collective, send, recv, op, root):
+    """Begin a nonblocking call in a job of its own; end it too if it is short and the others make it at the same time.
+
+    Return a status, and take arguments, as `call` does.
+    """
+    chosen = _recognize(table, False, job, collective, send, recv, op, root)
+    if chosen <= 0 or not _begin(table - (table & 7), job, collective, root):
+        return OTHER
+    return progress(job, not is_short(job))
+
+
+@short_kernel("int64")
+def begin_messages(job):
+    """Begin a plan of messages; return a status, OTHER if its last run has not ended, and for address 0."""
+    if job == 0 or get(job, STATE) != IDLE:
+        return OTHER
+    start(job)
+    put(job, SPINS, 1)
+    put(job, YIELDS, 0)
+    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
+    state = release_interpreter()
+    status = progress(job, False)
+    take_interpreter(state)
+    return status

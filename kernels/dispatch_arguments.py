@@ -1,0 +1,117 @@
+"""Arguments of plain calls: NumPy arrays by address, checked and written to a job."""
+
+from .dispatch_table import (
+    DTYPE_IDS,
+    DTYPES,
+    IN_PLACE,
+    ITEMSIZES,
+    READABLE,
+    WRITABLE,
+    count_of,
+    data_of,
+    dtype_of,
+    is_plain,
+)
+from .jit import helper
+from .operation_words import (
+    ALLGATHER,
+    ALLREDUCE,
+    BCAST,
+    GATHER,
+    RANK,
+    RECV,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SEND,
+    SIZE,
+    get,
+    put,
+)
+
+
+@helper
+def find(table, first, number, wanted):
+    """Return where among the `number` words from `first` on `wanted` stands; -1: nowhere."""
+    for candidate in range(number):
+        if get(table, first + candidate) == wanted:
+            return candidate
+    return -1
+
+
+@helper
+def number_of_dtype(table, array):
+    """Return the number of an array's element type; -1 if it has none."""
+    return find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
+
+
+@helper
+def _are_apart(a, a_nbytes, b, b_nbytes):
+    return a + a_nbytes <= b or b + b_nbytes <= a
+
+
+@helper
+def _two_arrays(table, send, recv, send_parts, recv_parts):
+    """Say whether two arrays have one element type, counts in this relation, and no element in common."""
+    if not is_plain(table, send, READABLE) or not is_plain(table, recv, WRITABLE):
+        return False
+    if dtype_of(table, send) != dtype_of(table, recv):
+        return False
+    send_count, recv_count = count_of(table, send), count_of(table, recv)
+    if send_count * recv_parts != recv_count * send_parts:
+        return False
+    number = number_of_dtype(table, send)
+    itemsize = get(table, ITEMSIZES + number) if number >= 0 else 0
+    send_data, recv_data = data_of(table, send), data_of(table, recv)
+    if send_parts == recv_parts and send_data == recv_data:
+        return True
+    return _are_apart(send_data, send_count * itemsize, recv_data, recv_count * itemsize)
+
+
+@helper
+def describe(table, job, collective, send, recv, root):
+    """Write the addresses to the job; return the array that says count and type, 0 if this is not a plain call."""
+    size, rank = get(job, SIZE), get(job, RANK)
+    in_place = send == get(table, IN_PLACE)
+    if collective in (GATHER, SCATTER):
+        return _describe_rooted(table, job, collective, send, recv, rank == root)
+    if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
+        if not is_plain(table, recv, WRITABLE):
+            return 0
+        put(job, SEND, data_of(table, recv))
+        put(job, RECV, data_of(table, recv))
+        return recv
+    if collective == REDUCE and rank != root:
+        if not is_plain(table, send, READABLE):
+            return 0
+        put(job, SEND, data_of(table, send))
+        put(job, RECV, 0)
+        return send
+    send_parts = size if collective == REDUCE_SCATTER else 1
+    recv_parts = size if collective == ALLGATHER else 1
+    if not _two_arrays(table, send, recv, send_parts, recv_parts):
+        return 0
+    put(job, SEND, data_of(table, send))
+    put(job, RECV, data_of(table, recv))
+    if data_of(table, send) == data_of(table, recv) and collective not in (ALLREDUCE, REDUCE):
+        return 0  # the others would still read what the result overwrites; the general path knows what to do
+    return send if collective == REDUCE_SCATTER else recv
+
+
+@helper
+def _describe_rooted(table, job, collective, send, recv, at_root):
+    """Do so for gather and scatter; the array is the one of one part."""
+    size = get(job, SIZE)
+    part, whole = (send, recv) if collective == GATHER else (recv, send)
+    if at_root:
+        send_parts = size if collective == SCATTER else 1
+        if not _two_arrays(table, send, recv, send_parts, size + 1 - send_parts):
+            return 0
+        if data_of(table, send) == data_of(table, recv):
+            return 0
+    elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
+        return 0
+    own, other = data_of(table, part), data_of(table, whole) if at_root else 0
+    put(job, SEND, own if collective == GATHER else other)
+    put(job, RECV, other if collective == GATHER else own)
+    return part

@@ -1,0 +1,181 @@
+"""Dispatch table of plain calls, and NumPy's arrays by address.
+
+The table says for each communicator which calls `dispatch` makes, and how. An object's header and the public fields of
+NumPy's array structure (`PyArrayObject_fields`), which have been the same since NumPy 1.7, are read from memory;
+`layout_error` checks both before they are used.
+"""
+
+import sys
+
+import numpy as np
+
+from .atomics import load, load_int32
+from .jit import DISABLED, helper, kernel_for
+from .operation_words import COLLECTIVES, get
+
+MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
+
+(
+    JOB,  # address of the job of blocking calls
+    NUMBER,  # of the last collective on this communicator
+    NEWS,  # from this number on the general path is taken, to read messages; 0: always
+    ARRAY_TYPE,  # id(numpy.ndarray)
+    IN_PLACE,  # id(MPI.IN_PLACE)
+    HEADER,  # bytes before an object's own fields
+    OPS,  # number of operations, and of element types, in the tables below
+    DTYPES,
+    HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
+    BUSY,  # 1 while a call is made on the general path: none may be made meanwhile, from a thread or a callback
+    CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
+    AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
+    METHOD,  # how the algorithm "shared" reaches private memory
+    KNOWN,  # address of KNOWN_LENGTH entries of known calls, see known.py
+    RUNNING,  # number of the known call whose plan has begun and not ended; 0: none
+    SENT_NBYTES,  # of the messages of all known calls
+) = range(16)
+HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
+HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
+AGREED_LENGTH = 128
+AGREED_WORDS = 2 * AGREED_LENGTH
+OP_IDS = 20
+DTYPE_IDS = OP_IDS + MAX_OPS
+ITEMSIZES = DTYPE_IDS + MAX_DTYPES
+REDUCERS = ITEMSIZES + MAX_DTYPES
+CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
+"""By collective and bit length of the vector in bytes: 0 if it is not done on shared memory, else METHOD + 1."""
+SINGLE_COPY_BIT = 7
+"""In packed calls: the algorithm is "single_copy" instead of "shared"."""
+PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
+"""Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
+
+
+def table_words(size: int) -> int:
+    """Return how many words a table has."""
+    return PLANS + 2 * len(COLLECTIVES) * size
+
+
+@helper
+def plan_entry(collective, long, root, size):
+    """Return which word of the table is a plan's address."""
+    return PLANS + (2 * collective + long) * size + root
+
+
+KNOWN_LENGTH, KNOWN_WORDS = 512, 11
+(
+    KNOWN_CALL,
+    KNOWN_COUNT,
+    KNOWN_SEND,  # addresses of the caller's buffers that the plan uses; 0 where their contents are copied
+    KNOWN_RECV,
+    KNOWN_NUMBER,  # numbers are not used again
+    KNOWN_JOB,  # address of the plan's job
+    KNOWN_INBOX,  # where the contents of sendbuf go to, and how many bytes; 0: nowhere
+    KNOWN_INBOX_NBYTES,
+    KNOWN_OUTBOX,  # where those of recvbuf come from
+    KNOWN_OUTBOX_NBYTES,
+    KNOWN_SENT_NBYTES,
+) = range(KNOWN_WORDS)
+KNOWN_IN_HISTORY = -1
+"""In the history, in the place of the call: it is a known one, whose number follows."""
+STAGED_NBYTES = 8 << 10
+"""Up to this length contents of buffers are copied, so that a plan of messages serves all buffers of a length."""
+
+
+@helper
+def _mix(call, number):
+    """Return a hash of the parts of a packed call and another number."""
+    mixed = 40503 * (call & 0xFFFF) + 30011 * (call >> 16 & 0xFFFF) + 20011 * (call >> 32) + 7919 * number
+    return mixed ^ mixed >> 8 ^ mixed >> 16
+
+
+@helper
+def known_entry(call, count, send, recv):
+    """Return in which entry a call is, if it is known and not in the next one; a multiple of 2."""
+    return 2 * (_mix(call, count + 101 * (send >> 4) + 211 * (recv >> 4)) % (KNOWN_LENGTH // 2))
+
+
+@helper
+def pack_call(collective, single_copy, dtype, op, root):
+    """Return the word by which ranks see whether they make the same call, besides the count."""
+    return collective | single_copy << SINGLE_COPY_BIT | dtype << 8 | op << 16 | root << 32
+
+
+@helper
+def agreed_entry(call, count):
+    """Return in which entry it stands that a call was compared."""
+    return _mix(call, count) % AGREED_LENGTH
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+_C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
+READABLE, WRITABLE = _C_CONTIGUOUS | _ALIGNED, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE
+_DATA, _NDIM, _SHAPE, _DTYPE, _FLAGS = 0, 8, 16, 40, 48
+"""Offsets behind the object header: char *data; int nd; npy_intp *dimensions, *strides; base; descr; int flags."""
+
+
+@helper
+def is_plain(table, array, flags):
+    """Say whether an object is a NumPy array with these flags."""
+    header = get(table, HEADER)
+    return load(array + header - 8) == get(table, ARRAY_TYPE) and load_int32(array + header + _FLAGS) & flags == flags
+
+
+@helper
+def data_of(table, array):
+    """Return where an array's elements are."""
+    return load(array + get(table, HEADER) + _DATA)
+
+
+@helper
+def count_of(table, array):
+    """Return how many elements an array has."""
+    fields = array + get(table, HEADER)
+    product, shape = 1, load(fields + _SHAPE)
+    for axis in range(load_int32(fields + _NDIM)):
+        product *= load(shape + 8 * axis)
+    return product
+
+
+@helper
+def dtype_of(table, array):
+    """Return the address of an array's element type."""
+    return load(array + get(table, HEADER) + _DTYPE)
+
+
+@kernel_for("int64", "int64", "int64[1C]")
+def _look_at(array, header, out):
+    """Write what `call` would read of an array to `out`: type, data, count, element type, flags."""
+    fields = array + header
+    out[0], out[1], out[3], out[4] = (
+        load(fields - 8),
+        load(fields + _DATA),
+        load(fields + _DTYPE),
+        load_int32(fields + _FLAGS),
+    )
+    out[2] = load_int32(fields + _NDIM)
+    out[5] = load(load(fields + _SHAPE) + 8)
+
+
+def header_nbytes() -> int:
+    """Return how many bytes come before an object's own fields."""
+    return object.__basicsize__
+
+
+def layout_error() -> str:
+    """Return why `call` cannot be used with this interpreter and this NumPy, "" if it can."""
+    if DISABLED:
+        return "the JIT is disabled"
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "this interpreter's objects are not those of CPython with its global lock"
+    if np.ndarray.__basicsize__ < header_nbytes() + _FLAGS + 8:
+        return "NumPy's arrays have too few fields"
+    for array in (np.zeros((3, 5), np.float32), np.zeros((7, 2), np.int64)[::2]):
+        seen = np.zeros(6, np.int64)
+        _look_at(id(array), header_nbytes(), seen)
+        flags = array.flags
+        expected = _C_CONTIGUOUS * flags.c_contiguous | _ALIGNED * flags.aligned | _WRITEABLE * flags.writeable
+        facts = [id(type(array)), array.ctypes.data, array.ndim, id(array.dtype), expected, array.shape[1]]
+        seen[4] &= WRITABLE
+        if seen.tolist() != facts:
+            return "NumPy's arrays are laid out in another way than expected"
+    return ""

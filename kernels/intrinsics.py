@@ -1,0 +1,226 @@
+"""Implementation of `primitive` functions, as LLVM instructions and as calls of C functions; needs Numba.
+
+Each implementation gets the types of the arguments, and returns the signature and what writes the code.
+"""
+
+import inspect
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import lower_builtin, type_callable
+
+from . import allocator, atomics, messages
+
+_WORD, _INT = ir.IntType(64), ir.IntType(32)
+_BYTE = ir.IntType(8)
+_VOID = ir.VoidType()
+_PAUSES = {
+    "x86_64": ("llvm.x86.sse2.pause", ()),
+    "AMD64": ("llvm.x86.sse2.pause", ()),
+    "aarch64": ("llvm.aarch64.isb", (15,)),
+    "arm64": ("llvm.aarch64.isb", (15,)),
+}
+"""Instructions that let the other thread of a core go on; `isb` waits longer than `yield`, which does nothing."""
+
+
+def implement(primitive: Callable) -> Callable[[Callable], Callable]:
+    """Let kernels that call a primitive have the code that the decorated function makes."""
+
+    def decorate(definition: Callable) -> Callable:
+        @type_callable(primitive)
+        def make_typer(context: Any) -> Callable:
+            def typer(*arguments: Any) -> Any:
+                return definition(context, *arguments)[0]
+
+            typer.pysig = typer.__signature__ = inspect.signature(primitive)
+            return typer
+
+        @lower_builtin(primitive, types.VarArg(types.Any))
+        def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return definition(None, *signature.args)[1](context, builder, signature, arguments)
+
+        return definition
+
+    return decorate
+
+
+def external(primitive: Callable, name: str, result: types.Type, *arguments: types.Type) -> None:
+    """Let a primitive call a C function."""
+
+    def definition(typingctx: Any, *_: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            returned = _VOID if result == types.void else context.get_value_type(result)
+            kind = ir.FunctionType(returned, [value.type for value in values])
+            called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+            return context.get_dummy_value() if result == types.void else called
+
+        return result(*arguments), generate
+
+    implement(primitive)(definition)
+
+
+def _word_at(builder, address):
+    return builder.inttoptr(address, _WORD.as_pointer())
+
+
+@implement(atomics.load)
+def _load(typingctx, address):
+    def generate(context, builder, signature, arguments):
+        return builder.load(_word_at(builder, arguments[0]))
+
+    return types.int64(types.int64), generate
+
+
+@implement(atomics.load_int32)
+def _load_int32(typingctx, address):
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.sext(builder.load(pointer), _WORD)
+
+    return types.int64(types.int64), generate
+
+
+@implement(atomics.store)
+def _store(typingctx, address, value):
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], _word_at(builder, arguments[0]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@implement(atomics.load_acquire)
+def _load_acquire(typingctx, address):
+    def generate(context, builder, signature, arguments):
+        return builder.load_atomic(_word_at(builder, arguments[0]), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@implement(atomics.store_release)
+def _store_release(typingctx, address, value):
+    def generate(context, builder, signature, arguments):
+        builder.store_atomic(arguments[1], _word_at(builder, arguments[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@implement(atomics.fetch_add)
+def _fetch_add(typingctx, address, value):
+    def generate(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", _word_at(builder, arguments[0]), arguments[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@implement(atomics.exchange)
+def _exchange(typingctx, address, value):
+    def generate(context, builder, signature, arguments):
+        return builder.atomic_rmw("xchg", _word_at(builder, arguments[0]), arguments[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@implement(atomics.fence)
+def _fence(typingctx):
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@implement(atomics.pause)
+def _pause(typingctx):
+    def generate(context, builder, signature, arguments):
+        name, numbers = _PAUSES.get(platform.machine(), ("", ()))
+        if name:
+            operands = [ir.Constant(ir.IntType(32), number) for number in numbers]
+            kind = ir.FunctionType(_VOID, [operand.type for operand in operands])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@implement(atomics.copy)
+def _copy(typingctx, target, source, nbytes):
+    def generate(context, builder, signature, arguments):
+        target, source = (builder.inttoptr(address, _BYTE.as_pointer()) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+_OPERAND = types.Array(types.uint8, 1, "C")
+
+
+@implement(atomics.call_reducer)
+def _call_reducer(typingctx, function, out, a, b, count, itemsize):
+    def generate(context, builder, signature, arguments):
+        function, *addresses, count, itemsize = arguments
+        operands = []
+        for address in addresses:
+            array = context.make_array(_OPERAND)(context, builder)
+            context.populate_array(
+                array,
+                data=builder.inttoptr(address, array.data.type),
+                shape=cgutils.pack_array(builder, [count]),
+                strides=cgutils.pack_array(builder, [itemsize]),
+                itemsize=itemsize,
+                meminfo=None,
+            )
+            operands.append(array._getvalue())
+        kinds = [_OPERAND] * 3
+        pointer = context.call_conv.get_function_type(types.none, kinds).as_pointer()
+        target = builder.inttoptr(function, pointer)
+        status, _ = context.call_conv.call_function(builder, target, types.none, kinds, operands)
+        return builder.zext(builder.not_(status.is_ok), _WORD)
+
+    return types.int64(*[types.int64] * 6), generate
+
+
+def _call_c(builder, function, *arguments):
+    """Call a C function that returns an int; words stand for pointers."""
+    kind = ir.FunctionType(_INT, [argument.type for argument in arguments])
+    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), arguments), _WORD)
+
+
+@implement(messages.startall)
+def _startall(typingctx, function, count, requests):
+    def generate(context, builder, signature, arguments):
+        function, count, requests = arguments
+        return _call_c(builder, function, builder.trunc(count, _INT), requests)
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@implement(messages.testall)
+def _testall(typingctx, function, count, requests, flag, statuses):
+    def generate(context, builder, signature, arguments):
+        function, count, *rest = arguments
+        return _call_c(builder, function, builder.trunc(count, _INT), *rest)
+
+    return types.int64(*[types.int64] * 5), generate
+
+
+external(atomics.yield_core, "sched_yield", types.int32)
+external(atomics.release_interpreter, "PyEval_SaveThread", types.int64)
+external(atomics.take_interpreter, "PyEval_RestoreThread", types.void, types.int64)
+_TRANSFER = (types.int64, types.int32, *[types.int64] * 5)
+if sys.platform.startswith("linux"):
+    external(atomics.read_vectors, "process_vm_readv", *_TRANSFER)
+    external(atomics.write_vectors, "process_vm_writev", *_TRANSFER)
+    external(allocator.madvise, "madvise", types.int32, types.intp, types.intp, types.int32)
+external(allocator.malloc, "malloc", types.intp, types.intp)
+external(allocator.calloc, "calloc", types.intp, types.intp, types.intp)
+external(allocator.realloc, "realloc", types.intp, types.intp, types.intp)
+external(allocator.free, "free", types.void, types.intp)
+external(allocator.memset, "memset", types.intp, types.intp, types.int32, types.intp)

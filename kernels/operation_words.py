@@ -1,0 +1,202 @@
+"""The words of an operation on shared memory: what a rank keeps for itself, and what it shows the others.
+
+A *job* is a rank's private memory for one lane of operations, a *record* what others see of it; `executor.py` says
+how they are used. All words are int64, all memory is given by address.
+"""
+
+import numpy as np
+
+from .atomics import load, store
+from .jit import helper
+
+(
+    BARRIER,
+    ALLREDUCE,
+    REDUCE,
+    BCAST,
+    REDUCE_SCATTER,
+    ALLGATHER,
+    GATHER,
+    SCATTER,
+    ALLTOALL,
+    SCAN,
+    EXSCAN,
+) = range(11)
+COLLECTIVES = (
+    "barrier",
+    "allreduce",
+    "reduce",
+    "bcast",
+    "reduce_scatter",
+    "allgather",
+    "gather",
+    "scatter",
+    "alltoall",
+    "scan",
+    "exscan",
+)
+REDUCES = (ALLREDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN)
+BY_PARTS = (REDUCE_SCATTER, ALLGATHER, GATHER, SCATTER, ALLTOALL)
+"""Collectives in which ranks own parts of the vector."""
+ROOTED = (REDUCE, BCAST, GATHER, SCATTER)
+"""Collectives with a root, which a rank can leave before all have started."""
+
+IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
+"""What STATE says."""
+STAGE, TRANSFER, NOTHING = range(3)
+"""What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
+
+DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range(9)
+"""Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
+and `calls.call`; the reducer raised an exception; see `messages.execute_bound` for the last two. After MISMATCH, LOST,
+RAISED and FAILED the operation has not ended."""
+
+JOB_WORDS = 40
+"""Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
+size + 1 offsets of equal parts."""
+(
+    RECORDS,  # address of the ranks' records
+    SIZE,
+    RANK,
+    PEERS,  # address of PEER_WORDS words a rank
+    SLOTS,  # address of the ranks' slots
+    SLOT_NBYTES,  # the longest vector that is short
+    SCRATCH,  # address of two tiles and four words of private memory
+    METHOD,
+    STAGE_NBYTES,  # length of a stage
+    LANE,  # which of the stages that every rank has are this job's
+    SPINS,  # how often to look before the core is given away,
+    YIELDS,  # and how often it is before `advance` returns
+    START_SPINS,  # the same for `begin`
+    START_YIELDS,
+    SEQUENCE,
+    SEEN,  # everybody has started this operation
+    STATE,
+    STAGED,  # 1 if this operation goes through stages, segment by segment
+    AT_SEGMENT,  # number of the segment in work
+    WORKED,  # elements that the loop over tiles has done
+    PLACE,  # the rank waited for
+    COLLECTIVE,
+    CALL,  # what all ranks must have in common, besides COUNT
+    COUNT,  # elements of the whole vector
+    ITEMSIZE,
+    REDUCER,  # address, see atomics.call_reducer
+    ROOT,
+    SEND,  # addresses
+    RECV,
+    BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
+    CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
+    PLAN,  # address of the plan, see plan.py
+    ROW,  # address of the instruction that is next
+    TILE_START,  # elements of the tile in work
+    TILE_STOP,
+    TILE_COUNT,  # elements of a whole tile
+    OTHERS_STAGED,  # 1 if another rank's recvbuf is reached through stages
+    SEND_BASE,  # where element 0 of the vector is, or would be, in the own buffers
+    RECV_BASE,
+    PART_COUNT,  # elements of a part for which the job's own offsets are right
+) = range(40)
+
+RECORD_NBYTES = 128
+FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)
+UNREADABLE = -1
+"""In a record in the place of an address: memory that the system does not copy between processes."""
+RECORD_AT_WORK = 8
+"""Of a long operation: its sequence number while its rank may touch buffers of others, else 0; in a second cache line,
+since the first is what others poll."""
+WITHDRAWN = -(1 << 63)
+"""Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
+_INLINE = 24
+"""Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
+_INLINE_NBYTES = RECORD_NBYTES - _INLINE
+
+PEER_WORDS = 5
+PID, SEGMENT_ADDRESS, MAPPED, SEGMENT_NBYTES, STAGES = range(PEER_WORDS)
+"""Process; where its segment is there, and here; how long it is; where its stages are, here."""
+
+TILE_NBYTES = 128 << 10
+"""What is fetched from another process at once: amortises the system call and stays in the core's own cache."""
+SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
+"""Private memory of one job: two tiles, and four words for system calls."""
+INPUT_STAGES, STAGES_PER_LANE = 2, 3
+"""Stages of a rank in one lane: 0 and 1 for input, and 2 for results; where there are results in stages, 1 is not used.
+
+Results have a stage of their own since nothing announces that the others have collected them: the next operation may
+begin meanwhile, and write its input, but no results before all ranks have begun it.
+"""
+
+
+@helper
+def offsets_word(size):
+    """Return at which word of a job the offsets of equal parts are."""
+    return JOB_WORDS + 2 * size
+
+
+def job_words(size: int) -> int:
+    """Return how many words a job has."""
+    return offsets_word(size) + size + 1
+
+
+def empty_job(size: int, rank: int) -> np.ndarray:
+    """Return a job without records, in which a call can be looked at."""
+    job = np.zeros(job_words(size), np.int64)
+    job[SIZE], job[RANK], job[PART_COUNT] = size, rank, -1
+    return job
+
+
+@helper
+def get(job, word):
+    """Return a word of a job."""
+    return load(job + 8 * word)
+
+
+@helper
+def put(job, word, value):
+    """Write a word of a job."""
+    store(job + 8 * word, value)
+
+
+@helper
+def record_of(job, rank, sequence):
+    """Return where a rank's record for an operation is."""
+    return get(job, RECORDS) + RECORD_NBYTES * (2 * rank + (sequence & 1))
+
+
+@helper
+def vector_nbytes(job):
+    """Return the length of the whole vector."""
+    return get(job, COUNT) * get(job, ITEMSIZE)
+
+
+@helper
+def is_short(job):
+    """Say whether the vector travels through slots."""
+    return vector_nbytes(job) <= get(job, SLOT_NBYTES)
+
+
+@helper
+def slot_of(job, rank):
+    """Return where a rank's short vector is."""
+    sequence = get(job, SEQUENCE)
+    if vector_nbytes(job) <= _INLINE_NBYTES:
+        return record_of(job, rank, sequence) + _INLINE
+    return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES)
+
+
+@helper
+def part_of(job, rank):
+    """Return the element range that a rank owns."""
+    bounds = get(job, BOUNDS) + 8 * rank
+    return load(bounds), load(bounds + 8)
+
+
+@helper
+def peer_word(job, rank, word):
+    """Return a word of what is known about a rank."""
+    return load(get(job, PEERS) + 8 * (PEER_WORDS * rank + word))
+
+
+@helper
+def published(job, rank, word):
+    """Return a word that a rank wrote to its record for the present operation."""
+    return load(record_of(job, rank, get(job, SEQUENCE)) + 8 * word)

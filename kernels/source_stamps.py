@@ -1,0 +1,55 @@
+"""Files from which a kernel is compiled: when one of them changes, its machine code on disk is stale."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+# Files with helpers, or constants, that kernels of other files use: a change here makes those kernels stale.
+_SHARED_FILES = (
+    "atomics.py",
+    "bits.py",
+    "elementwise.py",
+    "intrinsics.py",
+    "overloads.py",
+)
+"""Used by any kernel."""
+_CODEC_FILES = (
+    "codecs/bit_packing.py",
+    "codecs/block_norms.py",
+    "codecs/counter_random.py",
+    "codecs/integer_codec.py",
+    "codecs/sparse_vectors.py",
+    "codecs/threshold_masks.py",
+)
+"""Used by the kernels of codecs."""
+_PLAN_FILES = (
+    "call_cache.py",
+    "call_records.py",
+    "dispatch_arguments.py",
+    "dispatch_table.py",
+    "executor.py",
+    "instructions.py",
+    "messages.py",
+    "movement.py",
+    "operands.py",
+    "operation_words.py",
+)
+"""Used by the kernels of `_PLAN_USERS`."""
+_PLAN_USERS = ("dispatch", "executor", "withdrawal")
+
+
+def entry_name(function: Callable) -> str:
+    """Return the name of a function's entries on disk; "" for one that is not of a file of this package."""
+    inside = function.__module__.startswith(f"{__package__}.") and function.__closure__ is None
+    return f"{function.__module__.removeprefix(f'{__package__}.')}.{function.__name__}" * inside
+
+
+@functools.cache
+def stamp_of(module: str) -> list:
+    """Return what changes when a file does that kernels of this module use."""
+    inside = module.removeprefix(f"{__package__}.").replace(".", "/")
+    package, _, name = module.rpartition(".")
+    names = {f"{inside}.py", *_SHARED_FILES}
+    names.update(_PLAN_FILES * (name in _PLAN_USERS) + _CODEC_FILES * package.endswith("codecs"))
+    stats = [(Path(__file__).parent / name).stat() for name in sorted(names)]
+    return [[stat.st_mtime_ns, stat.st_size] for stat in stats]

@@ -1,0 +1,1 @@
+"""Buffer arguments as memory: specifications, datatypes, blocks of vector collectives, reduction operations."""

@@ -1,0 +1,185 @@
+"""Buffer specifications as mpi4py takes them, taken apart, and the memory and the datatypes that they name."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers import dlpack
+
+BOTTOM = np.empty(0, np.uint8)
+"""Stands for all memory: the datatype has absolute addresses."""
+_ON_DEVICE = "copy it to the host, or choose algorithm='native' if the MPI library can use such memory"
+_UNBOUNDED_NBYTES = 1 << 46
+
+
+class Foreign(Exception):
+    """The elements are legal for MPI, but no kernel combines them."""
+
+
+class UnknownTypeCode(KeyError, TypeError):
+    """A text that stands for no datatype; mpi4py raises KeyError."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+
+class Spec(NamedTuple):
+    """A taken-apart buffer specification; None where the caller left something out."""
+
+    data: Any
+    counts: Any
+    displs: Any
+    datatype: MPI.Datatype | str | None
+
+
+def take_apart(spec: Any, argument: str, *, vector: bool = False) -> Spec:
+    """Split a specification as mpi4py does; in vector collectives only a tuple is a pair (counts, displs)."""
+    if not isinstance(spec, (list, tuple)):
+        return Spec(spec, None, None, None)
+    parts = list(spec)
+    if not 2 <= len(parts) <= 4:
+        raise ValueError(f"{argument}: a buffer specification has 2 to 4 items, not {len(parts)}")
+    datatype: Any = None
+    if len(parts) > 2 or isinstance(parts[1], (MPI.Datatype, str)):
+        datatype = parts.pop()
+    data, counts, displs = (*parts, None, None)[:3]
+    pair = tuple if vector else (tuple, list)
+    if displs is None and isinstance(counts, pair) and len(counts) == 2:
+        counts, displs = counts
+    if datatype is not None and not isinstance(datatype, (MPI.Datatype, str)):
+        raise TypeError(f"{argument}: {datatype!r} is not a datatype")
+    return Spec(data, counts, displs, datatype)
+
+
+def in_place(sendbuf: Any) -> bool:
+    """Return True for MPI.IN_PLACE, and for None, which is the same to mpi4py wherever IN_PLACE is allowed."""
+    if isinstance(sendbuf, (list, tuple)):
+        return len(sendbuf) > 0 and sendbuf[0] is MPI.IN_PLACE
+    return sendbuf is None or sendbuf is MPI.IN_PLACE
+
+
+class DeviceMemory(TypeError):
+    """The memory belongs to a device; only an MPI library that knows devices can use it."""
+
+
+def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
+    """Return the memory of an object as an array: the buffer protocol, else DLPack, else the array interface.
+
+    Raises
+    ------
+    DeviceMemory
+        For memory of a device.
+    TypeError, ValueError
+        For what is no buffer, and for a read-only one that has to be written.
+    """
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError(f"{argument}: a masked array cannot be communicated; pass its data")
+    if isinstance(data, np.ndarray):
+        return data
+    if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):
+        raise TypeError(f"{argument}: {data!r} is not a buffer")
+    try:
+        view = memoryview(data)
+    except TypeError:
+        return _shown_otherwise(data, argument)
+    if writable and view.readonly:
+        raise ValueError(f"{argument}: the buffer is read-only")
+    return np.asarray(view)
+
+
+def _shown_otherwise(data: Any, argument: str) -> np.ndarray:
+    """Return the memory of an object without the buffer protocol."""
+    kind = type(data).__name__
+    if hasattr(data, "__dlpack__") and hasattr(data, "__dlpack_device__"):
+        if data.__dlpack_device__()[0] not in dlpack.HOST_DEVICES:
+            raise DeviceMemory(f"{argument}: the memory of this {kind} belongs to a device; {_ON_DEVICE}")
+        try:
+            return dlpack.array_of_tensor(data)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{argument}: {kind} cannot be communicated: {error}") from error
+    if hasattr(data, "__cuda_array_interface__"):
+        shown = _Shown(data)
+        if not shown.is_on_host():
+            raise DeviceMemory(f"{argument}: the memory of this {kind} belongs to a CUDA device; {_ON_DEVICE}")
+        return np.asarray(shown)
+    if hasattr(data, "__array_interface__"):
+        return np.asarray(data)
+    raise TypeError(f"{argument}: {kind} is not a buffer (an array, or [array, datatype])")
+
+
+class _Shown:
+    """An object with CUDA's array interface, as one with NumPy's."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        shown = data.__cuda_array_interface__
+        self.__array_interface__ = {name: shown.get(name) for name in ("shape", "typestr", "data", "strides")}
+        self.__array_interface__["version"] = 3
+
+    def is_on_host(self) -> bool:
+        """Say whether the processor can read it, as it can managed memory."""
+        if 0 in self.__array_interface__["shape"]:
+            return True
+        try:
+            with Path("/proc/self/mem").open("rb", 0) as memory:
+                memory.seek(self.__array_interface__["data"][0])
+                return len(memory.read(1)) == 1
+        except OSError:
+            return False
+
+
+def unbounded(address: int) -> np.ndarray:
+    """Return memory of which nothing but the address is known."""
+    memory: Any = MPI.buffer.fromaddress(address, _UNBOUNDED_NBYTES)
+    return np.frombuffer(memory, np.uint8)
+
+
+def is_unbounded(array: np.ndarray) -> bool:
+    """Return whether `array` was made by :func:`unbounded`."""
+    return array.nbytes == _UNBOUNDED_NBYTES
+
+
+def is_pointer(parts: Spec) -> bool:
+    """Return whether a specification has a buffer of no length at some address, and counts.
+
+    To mpi4py, which does not compare counts with lengths, this is a pointer.
+    """
+    data = parts.data
+    return parts.counts is not None and isinstance(data, MPI.buffer) and data.nbytes == 0 and data.address != 0
+
+
+def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:
+    """Return the datatype that is given, or that a type code stands for."""
+    if isinstance(datatype, str):
+        try:
+            datatype = MPI.Datatype.fromcode(datatype)
+        except ValueError:
+            raise UnknownTypeCode(f"{argument}: {datatype!r} is not a type code") from None
+    if datatype == MPI.DATATYPE_NULL:
+        raise ValueError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
+    return datatype
+
+
+def index(value: Any, argument: str, what: str) -> int:
+    """Return a count or a displacement that is a whole number and not negative."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{argument}: {what} {value!r} is not a whole number") from None
+    if number < 0:
+        raise ValueError(f"{argument}: {what} {number} is negative")
+    return number
+
+
+def is_whole_number(value: Any) -> bool:
+    """Return whether `value` is one number that can be an index, not an array or a sequence of them."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, np.ndarray) or value.ndim == 0

@@ -1,0 +1,108 @@
+"""Entries of derived datatypes as flat memory: packed copies of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import BOTTOM, Spec, index, is_unbounded
+from mpicoll.buffers.datatypes import Entries, Entry, entry_of, reach
+from mpicoll.buffers.flat_buffer import Buffer, address_of
+from mpicoll.buffers.typemap import Typemap, typemap_of
+
+
+class PackedBuffer(Buffer):
+    """Stands in, packed, for the elements of a derived datatype in the caller's memory.
+
+    Parameters
+    ----------
+    memory
+        Keeps the caller's memory alive.
+    typemap, entry
+        Of one entry of the datatype.
+    address, counts, displs
+        Of the entries, see :class:`~mpicoll.buffers.datatypes.Entries`.
+    """
+
+    __slots__ = ("_entries", "_memory")
+
+    def __init__(
+        self, memory: Any, typemap: Typemap, entry: Entry, address: int, counts: Sequence[int], displs: Sequence[int]
+    ) -> None:
+        packed = np.empty(sum(counts) * entry.elements, entry.dtype)
+        super().__init__(packed, packed.ctypes.data, packed.size, entry.dtype, destination=packed, unit=entry.elements)
+        self._memory, self._entries = memory, Entries(typemap, address, counts, displs, packed.view(np.uint8))
+        self.take_in()
+
+    def give_back(self) -> None:
+        """Copy the elements to where the datatype says, and nothing to where it has holes."""
+        self._entries.unpack()
+
+    def take_in(self) -> None:
+        """Copy the caller's present elements."""
+        self._entries.pack()
+
+
+def pack_some(array: np.ndarray, parts: Spec, argument: str, blocks: int, moved: bool) -> PackedBuffer:
+    """Describe `blocks` times `count` entries of a derived datatype from entry `displ` on."""
+    displ = index(parts.displs, argument, "displacement") if parts.displs is not None else 0
+    assert isinstance(parts.datatype, MPI.Datatype)
+    typemap = typemap_of(parts.datatype)
+    entry = entry_of(typemap, moved=moved)
+    if parts.counts is not None:
+        count = index(parts.counts, argument, "count") * blocks
+    else:
+        count = whole_entries(array, typemap, argument) - displ
+        if count % blocks:
+            raise ValueError(f"{argument}: {count} entries of the datatype cannot be divided among {blocks} ranks")
+    return pack_entries(array, typemap, entry, [count], [displ], argument)
+
+
+def whole_entries(array: np.ndarray, typemap: Typemap, argument: str) -> int:
+    """Return how many entries make up an array, as mpi4py counts them: by extent."""
+    extent = typemap.extent
+    if array.nbytes and (extent <= 0 or array.nbytes % extent):
+        raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of entries of {extent}; give a count")
+    return array.nbytes // extent if array.nbytes else 0
+
+
+def pack_entries(
+    array: np.ndarray,
+    typemap: Typemap,
+    entry: Entry,
+    counts: Sequence[int],
+    displs: Sequence[int],
+    argument: str,
+) -> PackedBuffer:
+    """Describe blocks of entries; `counts` and `displs` are in entries.
+
+    Raises
+    ------
+    ValueError
+        If the entries reach beyond the memory that the array is a part of.
+    """
+    address = address_of(array) if array.size else 0
+    if array is not BOTTOM and not is_unbounded(array):
+        first, last = reach(typemap, counts, displs)
+        low, high = _bounds(array)
+        if first < last and not (low <= address + first and address + last <= high):
+            what = f"{sum(counts)} entries of the datatype reach from byte {first} to byte {last}"
+            raise ValueError(f"{argument}: {what}, the array has {array.nbytes}")
+    return PackedBuffer(array, typemap, entry, address, counts, displs)
+
+
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    """Return the addresses of the first byte, and of the first behind the last, of what `array` is a view of.
+
+    An entry may begin in the middle of an array and go backwards.
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    if not array.size:
+        return 0, 0
+    spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    address = array.ctypes.data
+    return address + sum(span for span in spans if span < 0), address + sum(s for s in spans if s > 0) + array.itemsize

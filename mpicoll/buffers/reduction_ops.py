@@ -1,0 +1,128 @@
+"""Reduction operations: which MPI.Op has a kernel, and operations made from Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.communicator.abort import end_job
+from mpicoll.kernels import reduce as kernels
+
+Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+"""``reducer(out, a, b)``: out[i] = a[i] OP b[i] on carrier views of equal length."""
+
+_NAMES: dict[int, str] = {getattr(MPI, name).handle: name for name in kernels.OPS}
+"""Handles, because MPI.Op objects are not hashable."""
+
+
+class UserOperation:
+    """A reduction made from a scalar function by :func:`op`.
+
+    Attributes
+    ----------
+    function, commutative, identity
+        As given to :func:`op`.
+    name
+        Shown in error messages and compared between ranks.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], commutative: bool, identity: Any) -> None:
+        self.function = function
+        self.commutative = commutative
+        self.identity = identity
+        self.name = getattr(function, "__qualname__", repr(function))
+        self._reducers: dict[np.dtype[Any], Reducer] = {}
+        self._mpi: dict[np.dtype[Any], MPI.Op] = {}
+
+    def reducer(self, dtype: np.dtype[Any]) -> Reducer:
+        """Return the compiled loop for `dtype`; TypeError names function and dtype if Numba cannot compile it."""
+        if dtype not in self._reducers:
+            self._reducers[dtype] = kernels.user_reducer(self.function, dtype)
+        return self._reducers[dtype]
+
+    def mpi_op(self, dtype: np.dtype[Any]) -> MPI.Op:
+        """Return an MPI.Op that does the same, for the MPI library's own collectives; made once a dtype.
+
+        An exception in it ends the job, since no MPI library hands it on.
+        """
+        if dtype not in self._mpi:
+            reducer, carrier = self.reducer(dtype), kernels.carrier(dtype)
+
+            def callback(invec: Any, inoutvec: Any, datatype: MPI.Datatype) -> None:
+                left, right = np.frombuffer(invec, carrier), np.frombuffer(inoutvec, carrier)
+                try:
+                    reducer(right, left, right)
+                except BaseException as error:
+                    end_job(error)
+
+            self._mpi[dtype] = MPI.Op.Create(callback, self.commutative)
+        return self._mpi[dtype]
+
+    def __repr__(self) -> str:
+        return f"mpicoll.op({self.name}, commutative={self.commutative})"
+
+
+def op(function: Callable[[Any, Any], Any], *, commutative: bool = True, identity: Any = None) -> UserOperation:
+    """Make a reduction from a scalar function ``(a, b) -> c``.
+
+    Parameters
+    ----------
+    function
+        A plain or jitted function that Numba can compile for the element type. It must be associative; every rank
+        must pass the same function. float16 and bfloat16 elements reach it as float32.
+    commutative
+        If False, operands are combined in rank order.
+    identity
+        The neutral element, if there is one; kept with the operation for programs that need it.
+
+    Returns
+    -------
+    Operation
+        To be passed as ``op=`` to every reducing call of :class:`mpicoll.Intracomm`. Compiled at the first call for
+        each element type; a function that does not compile raises TypeError there.
+
+    Examples
+    --------
+    >>> hypot = mpicoll.op(lambda a, b: (a * a + b * b) ** 0.5)
+    >>> comm.Allreduce(x, y, op=hypot)
+    """
+    if not callable(function):
+        raise TypeError(f"function: {function!r} is not callable")
+    return UserOperation(function, bool(commutative), identity)
+
+
+def name_of(operation: MPI.Op | UserOperation) -> str | None:
+    """Return the operation's name, or None for an MPI.Op made elsewhere, of which nothing is known."""
+    if isinstance(operation, UserOperation):
+        return operation.name
+    return _NAMES.get(operation.handle)
+
+
+def is_commutative(operation: MPI.Op | UserOperation) -> bool:
+    """Say whether operands may be exchanged."""
+    return operation.commutative if isinstance(operation, UserOperation) else True
+
+
+@lru_cache(maxsize=1024)
+def _predefined(name: str, dtype: np.dtype[Any]) -> Reducer | None:
+    return kernels.reducer(name, dtype)
+
+
+def reducer_for(operation: MPI.Op | UserOperation, dtype: np.dtype[Any]) -> Reducer | None:
+    """Return the kernel, or None if the MPI library has to do it.
+
+    Raises
+    ------
+    TypeError
+        If `operation` is no operation at all, or a function that Numba cannot compile for `dtype`.
+    """
+    if isinstance(operation, UserOperation):
+        return operation.reducer(dtype)
+    if not isinstance(operation, MPI.Op):
+        raise TypeError(f"op: {operation!r} is neither an MPI.Op nor made by mpicoll.op")
+    name = _NAMES.get(operation.handle)
+    return None if name is None else _predefined(name, dtype)

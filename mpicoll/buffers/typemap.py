@@ -1,0 +1,236 @@
+"""Typemaps: which bytes an entry of a datatype is made of, in the order of its type signature.
+
+MPI's Pack and Unpack would know, too, but not everywhere: Open MPI 5.0 packs complex numbers at distances that are no
+multiple of their size, and bytes at a distance of -1, as if they lay side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+Longs = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Typemap(NamedTuple):
+    """One entry of a datatype as runs of bytes.
+
+    Attributes
+    ----------
+    offsets, lengths
+        Of the runs, in bytes from where the entry begins, in the order of the type signature; none is empty.
+    types
+        The basic types in the signature.
+    extent
+        Bytes from one entry to the next.
+    """
+
+    offsets: Longs
+    lengths: Longs
+    types: frozenset[np.dtype]
+    extent: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an entry, without holes."""
+        return int(self.lengths.sum())
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The first byte, and the first behind the last."""
+        if not self.offsets.size:
+            return 0, 0
+        return int(self.offsets.min()), int((self.offsets + self.lengths).max())
+
+
+@functools.cache
+def _keyval() -> int:
+    return MPI.Datatype.Create_keyval(nopython=False)
+
+
+def typemap_of(datatype: MPI.Datatype) -> Typemap:
+    """Return the typemap of a datatype; worked out once, and kept with the datatype."""
+    if datatype.is_predefined:
+        return _predefined(datatype)
+    known: Any = datatype.Get_attr(_keyval())
+    if known is None:
+        known = _derived(datatype)
+        datatype.Set_attr(_keyval(), known)
+    made: Typemap = known
+    return made
+
+
+def named(datatype: MPI.Datatype) -> np.dtype:
+    """Return the type of a predefined datatype, void for one that NumPy does not have."""
+    try:
+        return dtlib.to_numpy_dtype(datatype)
+    except (TypeError, ValueError):
+        return np.dtype((np.void, datatype.Get_size()))
+
+
+def _predefined(datatype: MPI.Datatype) -> Typemap:
+    dtype, extent = named(datatype), datatype.Get_extent()[1]
+    if dtype.fields is None:
+        return _merged(_longs([0]), _longs([datatype.Get_size()]), frozenset([dtype]), extent)
+    fields = [dtype.fields[name] for name in dtype.names or ()]
+    offsets, lengths = _longs([field[1] for field in fields]), _longs([field[0].itemsize for field in fields])
+    return _merged(offsets, lengths, frozenset(field[0] for field in fields), extent)
+
+
+def _derived(datatype: MPI.Datatype) -> Typemap:
+    inner, combiner, settings = datatype.decode()
+    extent = datatype.Get_extent()[1]
+    if combiner == "STRUCT":
+        return _struct(extent, settings["blocklengths"], settings["displacements"], settings["datatypes"])
+    made = typemap_of(inner)
+    starts, counts = _blocks(combiner, settings, made.extent)
+    if not inner.is_predefined:
+        inner.Free()  # MPI hands out a handle of its own
+    return _merged(*_repeated(made, starts, counts), made.types, extent)
+
+
+def _blocks(combiner: str, settings: dict[str, Any], extent: int) -> tuple[Longs, Longs]:
+    """Return where blocks of entries begin, in bytes, and how many entries each has."""
+    if combiner in ("DUP", "RESIZED", "CONTIGUOUS"):
+        return _longs([0]), _longs([settings.get("count", 1)])
+    if combiner in ("VECTOR", "HVECTOR"):
+        step = settings["stride"] * (extent if combiner == "VECTOR" else 1)
+        return step * np.arange(settings["count"]), np.full(settings["count"], settings["blocklength"])
+    if combiner in ("SUBARRAY", "DARRAY"):
+        starts = extent * (_subarray(**settings) if combiner == "SUBARRAY" else _darray(**settings))
+        return starts, np.ones(starts.size, np.int64)
+    starts = _longs(settings["displacements"]) * (1 if combiner.startswith("H") else extent)
+    if combiner.endswith("_BLOCK"):
+        return starts, np.full(starts.size, settings["blocklength"])
+    if combiner not in ("INDEXED", "HINDEXED"):
+        raise NotImplementedError(f"a datatype made by {combiner}")
+    return starts, _longs(settings["blocklengths"])
+
+
+def _struct(extent: int, counts: Sequence[int], displs: Sequence[int], datatypes: Sequence[MPI.Datatype]) -> Typemap:
+    types: set[np.dtype] = set()
+    offsets, lengths = [_longs([])], [_longs([])]
+    for count, displ, datatype in zip(counts, displs, datatypes, strict=True):
+        part = typemap_of(datatype)
+        if count and part.offsets.size:
+            found = _repeated(part, _longs([displ]), _longs([count]))
+            offsets.append(found[0])
+            lengths.append(found[1])
+            types |= part.types
+        if not datatype.is_predefined:
+            datatype.Free()
+    return _merged(np.concatenate(offsets), np.concatenate(lengths), frozenset(types), extent)
+
+
+def _subarray(sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int) -> Longs:
+    chosen = [np.arange(start, start + count) for start, count in zip(starts, subsizes, strict=True)]
+    return _grid(sizes, chosen, order)
+
+
+def _darray(
+    size: int,
+    rank: int,
+    gsizes: Sequence[int],
+    distribs: Sequence[int],
+    dargs: Sequence[int],
+    psizes: Sequence[int],
+    order: int,
+) -> Longs:
+    places = np.unravel_index(rank, psizes)  # ranks are in C order, whatever the order of the array
+    chosen = []
+    for place, count, distrib, wanted, ranks in zip(places, gsizes, distribs, dargs, psizes, strict=True):
+        default = wanted == MPI.DISTRIBUTE_DFLT_DARG
+        block = count
+        if distrib == MPI.DISTRIBUTE_BLOCK:
+            block = -(-count // ranks) if default else wanted
+        elif distrib == MPI.DISTRIBUTE_CYCLIC:
+            block = 1 if default else wanted
+        every = np.arange(count)
+        chosen.append(every[every // block % ranks == place])
+    return _grid(gsizes, chosen, order)
+
+
+def _grid(sizes: Sequence[int], chosen: Sequence[Longs], order: int) -> Longs:
+    """Return the numbers of chosen elements of an array, in the array's order."""
+    dimensions = list(zip(sizes, chosen, strict=True))
+    numbers, step = _longs([0]), 1
+    for size, indices in dimensions if order == MPI.ORDER_F else reversed(dimensions):
+        numbers = (step * indices[:, None] + numbers).ravel()
+        step *= size
+    return numbers
+
+
+def _repeated(inner: Typemap, starts: Longs, counts: Longs) -> tuple[Longs, Longs]:
+    """Return the runs of blocks of entries."""
+    if inner.offsets.size == 1 and inner.lengths[0] == inner.extent:  # entries leave no holes
+        return starts + inner.offsets[0], counts * inner.extent
+    places = np.repeat(starts - inner.extent * _before(counts), counts) + inner.extent * np.arange(counts.sum())
+    offsets = (places[:, None] + inner.offsets).ravel()
+    return offsets, np.tile(inner.lengths, places.size)
+
+
+def _before(counts: Longs) -> Longs:
+    return np.cumsum(counts) - counts
+
+
+def _merged(offsets: Longs, lengths: Longs, types: frozenset[np.dtype], extent: int) -> Typemap:
+    """Make a typemap: drop empty runs, and join those that follow each other."""
+    offsets, lengths = offsets[lengths > 0], lengths[lengths > 0]
+    if offsets.size > 1:
+        first = np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1])
+        lengths = np.add.reduceat(lengths, np.flatnonzero(first))
+        offsets = offsets[first]
+    return Typemap(offsets, lengths, types if offsets.size else frozenset(), extent)
+
+
+def _longs(values: Any) -> Longs:
+    return np.asarray(values, np.int64).reshape(-1)
+
+
+class Strided(NamedTuple):
+    """Runs of `nbytes` bytes at regular distances: `shape` and `strides` in bytes, outermost dimension first."""
+
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of all runs."""
+        return self.nbytes * int(np.prod(self.shape, dtype=np.int64))
+
+
+_MOST_PIECES, _MOST_DIMENSIONS = 8, 12
+
+
+def strided_pieces(typemap: Typemap) -> list[Strided] | None:
+    """Return an entry as few pieces of equal runs at regular distances; None if it is none."""
+    offsets, lengths = typemap.offsets, typemap.lengths
+    if offsets.size <= _MOST_PIECES:
+        return [
+            Strided(offset, nbytes, (), ()) for offset, nbytes in zip(offsets.tolist(), lengths.tolist(), strict=True)
+        ]
+    if (lengths != lengths[0]).any():
+        return None
+    shape: list[int] = []
+    strides: list[int] = []
+    places = offsets
+    while places.size > 1:
+        steps = np.diff(places)
+        breaks = np.flatnonzero(steps != steps[0])
+        count = int(breaks[0]) + 1 if breaks.size else places.size
+        if places.size % count or len(shape) == _MOST_DIMENSIONS:
+            return None
+        rows = places.reshape(-1, count)
+        if (rows != rows[:, :1] + steps[0] * np.arange(count)).any():
+            return None
+        shape.insert(0, count)
+        strides.insert(0, int(steps[0]))
+        places = rows[:, 0]
+    return [Strided(int(offsets[0]), int(lengths[0]), tuple(shape), tuple(strides))]

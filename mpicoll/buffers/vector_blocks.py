@@ -1,0 +1,166 @@
+"""Arguments of vector collectives: one block a rank, anywhere in a buffer."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpicoll.buffers.buffer_specs import Spec, datatype_of, index, is_pointer, is_whole_number, take_apart
+from mpicoll.buffers.datatypes import BYTE, entry_of, is_derived
+from mpicoll.buffers.flat import array_of, check_flat, resolve
+from mpicoll.buffers.flat_buffer import Buffer
+from mpicoll.buffers.packed_entries import pack_entries, whole_entries
+from mpicoll.buffers.typemap import typemap_of
+
+
+class Blocks(NamedTuple):
+    """A buffer of a vector collective: one block a rank."""
+
+    buffer: Buffer
+    counts: list[int]
+    displs: list[int]
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the blocks follow each other without gaps."""
+        expected = 0
+        for count, displ in zip(self.counts, self.displs, strict=True):
+            if count and displ != expected:
+                return False
+            expected += count
+        return True
+
+
+class ScatteredBlocks(Buffer):
+    """Stands in, packed, for blocks that lie apart in the caller's memory."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Blocks) -> None:
+        packed = np.empty(sum(blocks.counts), blocks.buffer.dtype)
+        super().__init__(packed, packed.ctypes.data, packed.size, packed.dtype, destination=packed)
+        self._blocks = blocks
+        self.take_in()
+
+    def _pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield each block here and in the caller's memory."""
+        whole, begin = self._blocks.buffer.view(self.dtype), 0
+        for count, displ in zip(self._blocks.counts, self._blocks.displs, strict=True):
+            yield self.owner[begin : begin + count], whole[displ : displ + count]
+            begin += count
+
+    def give_back(self) -> None:
+        """Copy the blocks to where the caller wants them."""
+        for packed, scattered in self._pairs():
+            scattered[...] = packed
+        self._blocks.buffer.give_back()
+
+    def take_in(self) -> None:
+        """Copy the caller's present blocks."""
+        for packed, scattered in self._pairs():
+            packed[...] = scattered
+
+
+def resolve_blocks(spec: Any, argument: str, size: int, *, writable: bool = True) -> Blocks:
+    """Describe a buffer of a vector collective; blocks that are only read may overlap.
+
+    As in mpi4py, one number for all counts is that of every block, one for all displacements the distance between
+    blocks; without counts the buffer is cut evenly, the first blocks being longer by one. Vector collectives only move
+    data, so that elements that no kernel knows are bytes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`resolve`; also for counts that do not fit the buffer and blocks that overlap.
+    """
+    parts = take_apart(spec, argument, vector=True)
+    if parts.datatype is not None and is_derived(datatype_of(parts.datatype, argument)):
+        blocks = _derived_blocks(parts, argument, size, writable)
+    else:
+        blocks = _plain_blocks(parts, argument, size, writable)
+    if any(blocks.counts):
+        return blocks
+    buffer = blocks.buffer
+    return Blocks(Buffer(buffer.owner, buffer.address, 0, BYTE), blocks.counts, [0] * size)
+
+
+def _plain_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:
+    """Describe blocks of elements of a basic type."""
+    if is_pointer(parts):
+        counts, displs = _placed(parts, argument, size, 0)
+        whole: Any = [parts.data, max(map(operator.add, counts, displs), default=0)]
+    else:
+        whole = [parts.data]
+    whole += [] if parts.datatype is None else [parts.datatype]
+    buffer = resolve(whole if len(whole) > 1 else parts.data, argument, writable=writable, moved=True)
+    counts, displs = _placed(parts, argument, size, buffer.count // buffer.unit)
+    counts, displs = [buffer.unit * count for count in counts], [buffer.unit * displ for displ in displs]
+    _check_blocks(buffer.count, counts, displs, argument, writable)
+    return Blocks(buffer, counts, displs)
+
+
+def _derived_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:
+    """Describe blocks of entries of a derived datatype by what they are packed into."""
+    assert parts.datatype is not None
+    datatype, array = datatype_of(parts.datatype, argument), array_of(parts, argument, writable=writable)
+    check_flat(array, argument, writable=writable)
+    typemap = typemap_of(datatype)
+    available = whole_entries(array, typemap, argument) if parts.counts is None else 0
+    counts, displs = _placed(parts, argument, size, available)
+    entry = entry_of(typemap, moved=True)
+    buffer = pack_entries(array, typemap, entry, counts, displs, argument)
+    elements = [count * entry.elements for count in counts]
+    return Blocks(buffer, elements, _running_sum(elements))
+
+
+def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list[int], list[int]]:
+    """Return counts and displacements, those left out as mpi4py makes them for so many available elements."""
+    if parts.counts is None:
+        counts = [available // size + (rank < available % size) for rank in range(size)]
+    elif is_whole_number(parts.counts):
+        counts = [index(parts.counts, argument, "count")] * size
+    else:
+        counts = _indices(parts.counts, argument, "counts", size)
+    if parts.displs is None:
+        displs = _running_sum(counts)
+    elif is_whole_number(parts.displs):
+        displs = [rank * index(parts.displs, argument, "displacement") for rank in range(size)]
+    else:
+        displs = _indices(parts.displs, argument, "displs", size)
+    return counts, displs
+
+
+def _indices(values: Any, argument: str, what: str, size: int) -> list[int]:
+    try:
+        numbers = [index(value, argument, what) for value in values]
+    except TypeError:
+        raise TypeError(f"{argument}: {what} {values!r} are not whole numbers") from None
+    if len(numbers) != size:
+        raise ValueError(f"{argument}: {len(numbers)} {what} were given for {size} ranks")
+    return numbers
+
+
+def _running_sum(counts: Sequence[int]) -> list[int]:
+    displs, total = [], 0
+    for count in counts:
+        displs.append(total)
+        total += count
+    return displs
+
+
+def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str, writable: bool) -> None:
+    end = 0
+    for displ, count in sorted((displ, count) for displ, count in zip(displs, counts, strict=True) if count):
+        if displ < end and writable:
+            raise ValueError(f"{argument}: blocks overlap at element {displ}")
+        end = max(end, displ + count)
+    if end > available:
+        raise ValueError(f"{argument}: the blocks end at element {end}, the buffer at {available}")
+
+
+def resolve_counts(recvcounts: Any, size: int) -> list[int]:
+    """Check the `recvcounts` of Reduce_scatter."""
+    return _indices(recvcounts, "recvcounts", "recvcounts", size)

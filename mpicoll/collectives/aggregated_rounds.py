@@ -1,0 +1,120 @@
+"""Allreduce with a compressor whose payloads can be added: in rounds, each an allreduce of a shorter vector.
+
+Two rounds, as of whole numbers with a common scale::
+
+    fill 0       allreduce        fill 1       allreduce        finish
+    x -> maxima  MAX of uint32    x -> codes   SUM of int8      codes, maxima -> y
+
+Every rank ends with the same bits, since it makes the result from the same sums. Each round is done by the algorithm
+that suits its length, or by the one that the caller names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpicoll.collectives import select
+from mpicoll.collectives.composite import Allocate, CompositePlan
+from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Key
+from mpicoll.compression.aggregatable import AggregationRound
+from mpicoll.kernels.reduce import reducer
+
+if TYPE_CHECKING:
+    from mpicoll.communicator.channel import Channel
+    from mpicoll.messages.lowering import Phase
+
+_VALUES = np.dtype(np.float32)
+
+
+class AggregatedAllreduce:
+    """One rank's memory and steps; `stages` is what a plan is made of.
+
+    Parameters
+    ----------
+    algorithm
+        How each round is done; ``"summed"`` chooses by its length.
+    x, y
+        float32 vectors of equal length, what is given and where the sum goes; may be the same.
+    allocate
+        ``allocate(count, dtype)`` gives working memory.
+    persistent
+        Whether ranks may start it in another order than other operations.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        compression: Compressor | ErrorFeedback,
+        algorithm: str,
+        x: np.ndarray,
+        y: np.ndarray,
+        allocate: Allocate,
+        *,
+        persistent: bool,
+    ) -> None:
+        self._feedback = compression if isinstance(compression, ErrorFeedback) else None
+        compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
+        assert isinstance(compressor, Aggregatable)
+        self._x, self._y, self._given = x, y, x
+        self._channel, self._wanted, self._allocate = channel, algorithm, allocate
+        self._rounds = compressor.rounds(x.size, channel.size)
+        self._vectors = [allocate(each.count, each.carrier) for each in self._rounds]
+        self._session = compressor.session(x.size, channel.size, self._vectors)
+        self._own = allocate(x.size if self._feedback else 0, _VALUES)
+        self._step = _steps(channel, persistent)
+
+    def stages(self) -> tuple[Phase, ...]:
+        """Return what to do."""
+        program, channel = CompositePlan(), self._channel
+        program.call(self._begin)
+        for number, (each, vector) in enumerate(zip(self._rounds, self._vectors, strict=True)):
+            program.call(partial(self._fill, number))
+            reduce, algorithm = reducer(each.op, each.dtype), self._algorithm(each)
+            assert reduce is not None
+            program.add_allreduce(vector, reduce, algorithm, channel.size, channel.rank, self._allocate)
+        program.call(self._finish)
+        return program.stages()
+
+    def _algorithm(self, each: AggregationRound) -> str:
+        if self._wanted != select.SUMMED:
+            return self._wanted
+        means = select.means_of(self._channel).without_memory()
+        return select.choose("allreduce", each.count * each.carrier.itemsize, means)
+
+    def _begin(self) -> None:
+        feedback = self._feedback
+        self._given = self._x if feedback is None else feedback.begin(self._x)
+        key = Key(0, self._channel.identity, self._step())
+        self._session.begin(key, {} if feedback is None else feedback.memory)
+
+    def _fill(self, number: int) -> None:
+        self._session.fill(number, self._given)
+        if self._feedback is not None and number == len(self._rounds) - 1:
+            self._session.own(self._own)
+            self._feedback.update(self._own)
+
+    def _finish(self) -> None:
+        self._session.finish(self._y)
+        if self._feedback is not None:
+            self._feedback.end()
+
+
+def _steps(channel: Channel, persistent: bool) -> Callable[[], int]:
+    """Return a function that says the number of the operation that begins now: alike on all ranks, never twice.
+
+    Ranks may start persistent operations in any order, so that these count their own starts.
+    """
+    if not persistent:
+        return lambda: channel.dispatch.number
+    first, starts = channel.dispatch.number, 0
+
+    def step() -> int:
+        nonlocal starts
+        starts += 1
+        return first + (starts << 32)
+
+    return step

@@ -1,0 +1,132 @@
+"""A call as it was made, where it was made, and what every kind of call needs to choose how it is done."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers import reduction_ops
+from mpicoll.buffers.flat_buffer import Buffer
+from mpicoll.buffers.reduction_ops import UserOperation
+from mpicoll.collectives import select
+from mpicoll.collectives.operation import CheckedOperation, NativeOperation
+from mpicoll.communicator.channel import Channel
+
+AnyTask = CheckedOperation | NativeOperation
+AnyOp = MPI.Op | UserOperation
+_REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "scan", "exscan")
+_ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
+
+
+class CallContext(NamedTuple):
+    """Context of a call: the channel and the settings of the communicator object."""
+
+    channel: Channel
+    means: select.Capabilities
+    algorithm: str
+    timeout: float
+    may_wait: bool = True
+    """Whether to decide something may take messages to and from other ranks."""
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes if there is a hierarchy of them, else 0."""
+        cluster = self.channel.cluster
+        return len(set(cluster.node_of)) if cluster is not None and self.means.hierarchy else 0
+
+    def by_messages(self) -> CallContext:
+        """Return the same with nothing but messages between ranks."""
+        return self._replace(means=self.means.without_memory())
+
+
+class CallArguments(NamedTuple):
+    """Arguments of a call; those that a collective does not have keep their defaults."""
+
+    collective: str
+    sendbuf: Any = None
+    recvbuf: Any = None
+    op: AnyOp = MPI.SUM
+    root: Any = 0
+    algorithm: str | None = None
+    recvcounts: Any = None
+    compression: Any = None
+
+
+def algorithm_for(
+    scope: CallContext, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True
+) -> str:
+    """Return the name of the algorithm that does a call on so many bytes."""
+    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
+
+
+def check_root(root: Any, size: int) -> int:
+    """Return the root as an int; like mpi4py, take anything that can be an index, and NumPy's bool."""
+    try:
+        rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
+    except TypeError:
+        raise TypeError(f"root: {root!r} is not a rank") from None
+    if not 0 <= rank < size:
+        raise ValueError(f"root: {rank} is not in 0..{size - 1}")
+    return rank
+
+
+class Chosen(NamedTuple):
+    """Algorithm and kernel of a reducing call; `reducer` is None if the MPI library has to do it."""
+
+    algorithm: str
+    reducer: reduction_ops.Reducer | None
+    op_name: str
+
+
+def choose_reduction(scope: CallContext, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer) -> Chosen:
+    """Choose for a call that combines the elements of `buffer`, whose length decides.
+
+    A kernel combines elements one by one wherever they lie, also those of derived datatypes, for which MPI does not
+    define its own operations: so ranks that give one make the same call as ranks that give plain arrays.
+    """
+    reducer = reduction_ops.reducer_for(op, buffer.dtype)
+    commutative = reduction_ops.is_commutative(op)
+    name = algorithm_for(scope, collective, algorithm, buffer.nbytes, commutative=commutative)
+    return Chosen(name, reducer, reduction_ops.name_of(op) or "")
+
+
+def native(
+    scope: CallContext, call: CallArguments, chosen: bool, *buffers: Buffer | None, inside: bool = False
+) -> NativeOperation:
+    """Leave a call to the MPI library; all ranks have to do so.
+
+    They do, since what decides is the same on all ranks of a correct program: the algorithm that the caller or a table
+    chose; the operation (one of MPI.Op.Create, MAXLOC, MINLOC); in reductions also the element type, since MPI asks for
+    the same datatype on all ranks (long double, structures). Calls that only move data come here by choice alone.
+
+    Parameters
+    ----------
+    chosen
+        Whether ``algorithm="native"`` was chosen.
+    buffers
+        The first that is not None has the element type for an operation of :func:`mpicoll.op`.
+    inside
+        Whether sendbuf is the memory of recvbuf, for which MPI wants IN_PLACE.
+    """
+    send, recv, name = MPI.IN_PLACE if inside else call.sendbuf, call.recvbuf, call.collective
+    arguments: tuple[Any, ...] = () if name == "barrier" else (recv,) if name == "bcast" else (send, recv)
+    if name == "reduce_scatter":
+        arguments += (call.recvcounts,)
+    if name in _REDUCING:
+        arguments += (native_op(call.op, *buffers),)
+    if name in _ROOTED:
+        arguments += (check_root(call.root, scope.channel.size),)
+    return NativeOperation(scope.channel, name, name.capitalize(), arguments, chosen)
+
+
+def native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:
+    """Return an operation that the MPI library can apply."""
+    if isinstance(op, MPI.Op):
+        return op
+    dtype = next((buffer.dtype for buffer in buffers if buffer is not None), None)
+    if dtype is None:
+        raise TypeError(f"op: {op!r} needs buffers with elements that Numba knows")
+    return op.mpi_op(dtype)

@@ -1,0 +1,110 @@
+"""Checked arguments of a collective: the vector as one run of elements, and the caller's buffers that hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpicoll.buffers.flat_buffer import Buffer, view_at
+from mpicoll.buffers.reduction_ops import Reducer
+from mpicoll.communicator.channel import Channel
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.kernels import reduce as kernels
+from mpicoll.progress.call_signature import Signature
+from mpicoll.schedules import COLLECTIVES
+
+
+@dataclass(frozen=True)
+class VectorPart:
+    """Elements ``start`` to ``stop - 1`` of the vector, which stand in `buffer` from element `displ` on."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    displ: int = 0
+
+    def address(self, carrier: np.dtype[Any]) -> int:
+        """Return where the first element is."""
+        return self.buffer.address + self.displ * carrier.itemsize
+
+    def view(self, carrier: np.dtype[Any]) -> np.ndarray:
+        """Return the elements in the caller's buffer."""
+        return view_at(self.address(carrier), self.stop - self.start, carrier)
+
+
+@dataclass
+class CheckedArguments:
+    """Checked arguments of a collective; collectives differ only in them.
+
+    Attributes
+    ----------
+    counts
+        Elements per rank, for collectives in which ranks own parts of the vector; None where the vector is one piece.
+    given, result
+        The parts of the vector that the caller's buffers supply and receive; None if nothing.
+    source, target
+        Buffers that hold the whole vector and may be used in place of copies: `source` is only read, `target` written.
+    """
+
+    channel: Channel
+    collective: str
+    title: str
+    algorithm: str
+    count: int
+    dtype: np.dtype[Any]
+    given: VectorPart | None
+    result: VectorPart | None
+    source: Buffer | None = None
+    target: Buffer | None = None
+    counts: tuple[int, ...] | None = None
+    recvcounts: tuple[int, ...] | None = None
+    """What comes from each rank in an alltoall, where that is not what goes to it."""
+    uneven: bool = False
+    """Whether ranks know only their own counts, so that counts cannot be compared."""
+    idle: bool = False
+    """Whether this rank, which knows only its own counts, has no elements, and so does not know their type."""
+    root: int = 0
+    op_name: str = ""
+    reducer: Reducer | None = None
+    ordered: bool = False
+    """Whether operands must be combined in rank order."""
+    compression: Compressor | ErrorFeedback | None = None
+    """How messages are compressed, if they are; see :func:`mpicoll.collectives.compressed.algorithms`."""
+    persistent: bool = False
+    """Whether it is set up once, and then started in an order that need not be the same on all ranks."""
+    kept: Any = None
+    """What must live as long as the task."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole vector."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def carrier(self) -> np.dtype[Any]:
+        """The type in which kernels see the elements."""
+        return kernels.carrier(self.dtype)
+
+    def signature(self) -> Signature:
+        """Return the call as every rank must make it."""
+        parts = [f"root={self.root}"] if COLLECTIVES[self.collective].rooted else []
+        parts.append(f"algorithm={self.algorithm}")
+        if self.uneven:
+            return Signature.in_part(self.title, f"dtype={self.dtype}", ", ".join(parts), known=not self.idle)
+        count = f"count={self.count}" if self.counts is None else f"counts={_short(self.counts)}"
+        operation = [f"op={self.op_name}"] if self.op_name else []
+        if self.compression is not None:
+            parts.insert(-1, f"compression={self.compression}")
+        elements = [] if self.collective == "barrier" else [count, f"dtype={self.dtype}"]
+        return Signature.of(f"{self.title}({', '.join([*elements, *operation, *parts])})")
+
+    def refresh(self) -> None:
+        """Take the present contents of arrays that are stood in for by copies; persistent operations start with it."""
+        for buffer in {id(b): b for b in (self.source, self.target, self.given and self.given.buffer) if b}.values():
+            buffer.take_in()
+
+
+def _short(counts: tuple[int, ...]) -> str:
+    return str(list(counts)) if len(counts) <= 16 else f"{list(counts[:8])}... (hash {hash(counts) & 0xFFFFFFFF:08x})"

@@ -1,0 +1,59 @@
+"""Plans put together from pieces: kernels, messages and whole schedules, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpicoll.buffers.reduction_ops import Reducer
+from mpicoll.collectives import select
+from mpicoll.messages.lowering import KernelCall, Message, Phase, Vector, lower
+from mpicoll.schedules import chunk_bounds, find
+
+Allocate = Callable[[int, np.dtype[Any]], np.ndarray]
+"""``allocate(count, dtype)`` gives working memory that lives as long as the plan."""
+
+
+class CompositePlan:
+    """Collects stages; what is added begins when all that was added before is complete."""
+
+    def __init__(self) -> None:
+        self._stages: list[Phase] = []
+        self._exchanges = 0
+        self._last: int | None = None
+
+    def stages(self) -> tuple[Phase, ...]:
+        """Return what was collected, ending with a wait for the last messages."""
+        self.call()
+        return tuple(self._stages)
+
+    def call(self, *functions: Callable[[], Any]) -> None:
+        """Add functions without arguments."""
+        if functions or self._last is not None:
+            self._stages.append(Phase(self._last, tuple(KernelCall(function, ()) for function in functions), None))
+            self._last = None
+
+    def exchange(self, messages: Sequence[Message], *functions: Callable[[], Any]) -> None:
+        """Add messages that are under way together, posted after the functions were called."""
+        self._stages.append(
+            Phase(self._last, tuple(KernelCall(function, ()) for function in functions), tuple(messages))
+        )
+        self._last = self._exchanges
+        self._exchanges += 1
+
+    def add_allreduce(
+        self, x: np.ndarray, reducer: Reducer, algorithm: str, size: int, rank: int, scratch: Allocate
+    ) -> None:
+        """Add an allreduce of `x`, in place, by the schedule of that name."""
+        if size == 1 or x.size == 0:
+            return
+        self.call()
+        row = find("allreduce", algorithm)
+        schedule = row.schedule(size, rank, root=0, segments=select.segments(row, x.nbytes, size))
+        vector = Vector(None, x, chunk_bounds(x.size, schedule.chunks))
+        for stage in lower(schedule, vector, reducer, lambda count: scratch(count, x.dtype)):
+            waits_for = None if stage.waits_for is None else stage.waits_for + self._exchanges
+            self._stages.append(stage._replace(waits_for=waits_for))
+        self._exchanges += len(schedule.steps)

@@ -1,0 +1,158 @@
+"""Requests of mpicoll as mpi4py's: subclasses of ``MPI.Request`` that its functions for several requests accept.
+
+mpi4py hands the MPI library an array of handles, and nobody would drive our operations inside the library: a
+generalized request would make ``MPI_Waitall`` wait for ever, or need a thread that takes the interpreter from the
+program. So ``MPI.Request.Waitall``, ``Waitany``, ``Testsome``, ... and ``MPI.Prequest.Startall`` are replaced by
+functions that look for requests of mpicoll first. Lists without any go to mpi4py's own functions; in others, both
+kinds are polled, our operations progress, and they have their deadlines.
+
+The handle of our requests is one that the MPI library refuses, for code that reaches it nevertheless.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.collectives import request_lists
+
+_REFUSED = "a request of mpicoll was given to the MPI library, which cannot wait for it"
+_new = MPI.Request.__new__
+
+
+class OwnRequest(MPI.Request):
+    """A request whose operation is mpicoll's.
+
+    Attributes
+    ----------
+    active
+        True from its start until it is found to be complete: an inactive one is ignored among others.
+    """
+
+    active = True
+
+    def __new__(cls, *arguments: Any) -> Any:
+        """Make one with a handle that the MPI library refuses."""
+        return _new(cls, _stand_in())
+
+    @property
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if it has ended, well or not, as far as is known without advancing anything."""
+
+    @property
+    @abstractmethod
+    def polls(self) -> int:
+        """Number of looks at it before the core is given away."""
+
+    @abstractmethod
+    def watch(self) -> Callable[[float], float]:
+        """Return what looks after a wait for it that has become long."""
+
+    @abstractmethod
+    def give_up(self, error: BaseException) -> None:
+        """End it badly, since nobody waits for it any more."""
+
+    def __bool__(self) -> bool:
+        """Return False once it is complete; mpi4py's is ``MPI.REQUEST_NULL`` then."""
+        return self.active
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for itself, and for null requests if it is one by now."""
+        if not isinstance(other, MPI.Request):
+            return NotImplemented
+        return self is other or not (self or other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def Cancel(self) -> None:
+        """Raise RuntimeError: MPI has no way to cancel collectives."""
+        raise RuntimeError("request: collectives cannot be cancelled")
+
+    cancel = Cancel
+
+
+@functools.cache
+def _stand_in() -> MPI.Request:
+    """Return a request with a handle that no call of the MPI library takes for a complete one, or waits for."""
+    if MPI.REQUEST_NULL.handle < 1 << 32:  # handles are numbers, and 0 is never one
+        return MPI.Request.fromhandle(0)
+
+    def refuse(status: MPI.Status) -> None:
+        raise RuntimeError(_REFUSED)
+
+    request = MPI.Grequest.Start(refuse)  # handles are addresses: one that has ended, with an error
+    request.Complete()
+    return request
+
+
+def _is_own(request: Any) -> bool:
+    return isinstance(request, OwnRequest)
+
+
+def _has_own(requests: Sequence[Any]) -> bool:
+    return any(issubclass(kind, OwnRequest) for kind in set(map(type, requests)))
+
+
+def _replacement(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return mpi4py's method with this name for lists that may have requests of ours."""
+    mixed = request_lists.function(name, _is_own, plain)
+    if name.endswith("any"):
+
+        def method(cls: type, requests: Sequence[Any], status: MPI.Status | None = None) -> Any:
+            return mixed(requests, status) if _has_own(requests) else plain(requests, status)
+    else:
+
+        def method(cls: type, requests: Sequence[Any], statuses: list[MPI.Status] | None = None) -> Any:  # type: ignore[misc]
+            return mixed(requests, statuses) if _has_own(requests) else plain(requests, statuses)
+
+    return method
+
+
+def _startall(plain: Callable[..., None]) -> Callable[..., None]:
+    def method(cls: type, requests: list[Any]) -> None:
+        if not _has_own(requests):
+            plain(requests)
+            return
+        plain([request for request in requests if not _is_own(request)])
+        for request in requests:
+            if _is_own(request):
+                request.Start()
+
+    return method
+
+
+def _replace(kind: type, name: str, function: Callable[..., Any]) -> None:
+    """Replace a class method; classes of an extension refuse the assignment, so that their table is written to.
+
+    Where an interpreter keeps the table elsewhere, mpi4py's method stays, and the MPI library refuses our handles.
+    """
+    replaced = getattr(kind, name)
+    function.__name__, function.__qualname__, function.__doc__ = name, f"{kind.__name__}.{name}", replaced.__doc__
+    try:
+        setattr(kind, name, classmethod(function))
+    except TypeError:
+        tables = gc.get_referents(kind.__dict__)
+        if len(tables) == 1 and isinstance(tables[0], dict) and tables[0].get(name) is kind.__dict__[name]:
+            tables[0][name] = classmethod(function)
+            ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def _install() -> None:
+    for name in request_lists.NAMES:
+        if hasattr(MPI.Request, name):  # some came with MPI 4.1
+            _replace(MPI.Request, name, _replacement(name, getattr(MPI.Request, name)))
+    _replace(MPI.Prequest, "Startall", _startall(MPI.Prequest.Startall))
+
+
+_install()

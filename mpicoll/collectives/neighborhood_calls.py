@@ -1,0 +1,130 @@
+"""Neighbourhood collectives: the MPI library's, with deadline, errors on every rank, and requests of mpicoll.
+
+They are called on the private duplicate, which has the topology of the user's communicator. mpi4py checks the
+arguments; a rank whose arguments it refuses tells the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.operation import NativeOperation
+from mpicoll.collectives.requests import FREED, STARTED_AGAIN, CollectiveRequest, PersistentRequest, Request
+from mpicoll.communicator.channel import BUSY
+from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
+
+_IN_ANOTHER_ORDER = (
+    ("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw") if MPI.get_vendor()[0] == "Open MPI" else ()
+)
+"""Collectives whose nonblocking form swaps the two parts that go to a rank that is a neighbour twice."""
+
+
+class Neighborhood(NamedTuple):
+    """Neighbours of a rank.
+
+    Attributes
+    ----------
+    sources
+        The ranks from which data come, MPI.PROC_NULL where there is none.
+    doubled
+        Whether ranks may be neighbours twice: in a grid that is periodic along two ranks, or one. The same on all.
+    """
+
+    sources: tuple[int, ...]
+    doubled: bool
+
+
+@dataclass
+class NeighborhoodOperation(NativeOperation):
+    """A neighbourhood collective; data come from `sources` only."""
+
+    sources: tuple[int, ...] = ()
+
+    def begin(self, number: int) -> NativeRun:
+        """Make the MPI library's nonblocking call."""
+        request = NEIGHBORHOOD[self.collective](self.channel.comm, *self.arguments)
+        return NativeRun(self.channel, request, self.signature(), number, self.sources)
+
+    def run_after_meeting(self, timeout: float) -> None:
+        """Make the MPI library's blocking call once the neighbours have come, so that it has a deadline."""
+        comm, number = self.channel.comm, self.enter(timeout)
+        try:
+            NEIGHBORHOOD_PERSISTENT[self.collective](comm, *self.arguments).Free()  # mpi4py checks the arguments
+            here, there = np.zeros(1, np.uint8), np.empty(len(self.sources), np.uint8)
+            meeting = NEIGHBORHOOD["neighbor_allgather"](comm, here, there)
+        except Exception as error:
+            self.channel.refuse_entered(number, error)
+            raise
+        NativeRun(self.channel, meeting, self.signature(), number, self.sources).finish(timeout)
+        NEIGHBORHOOD_BLOCKING[self.collective](comm, *self.arguments)
+
+
+def _operation(scope: CallContext, collective: str, around: Neighborhood, *buffers: Any) -> NeighborhoodOperation:
+    channel = scope.channel
+    if channel.dispatch.running:
+        raise RuntimeError(BUSY)
+    settle(channel, scope.timeout)
+    channel.ensure_usable()
+    return NeighborhoodOperation(channel, collective, collective.capitalize(), buffers, False, around.sources)
+
+
+def run(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> None:
+    """Make a blocking call."""
+    with scope.channel.alone:
+        operation = _operation(scope, collective, around, sendbuf, recvbuf)
+        if around.doubled and collective in _IN_ANOTHER_ORDER:
+            operation.run_after_meeting(scope.timeout)
+        else:
+            operation.run(scope.timeout)
+
+
+def start(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> Request:
+    """Begin a nonblocking call."""
+    with scope.channel.alone:
+        return CollectiveRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
+
+
+def keep(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    """Set up a persistent call."""
+    with scope.channel.alone:
+        operation = _operation(scope, collective, around, sendbuf, recvbuf)
+        return PersistentNeighborhoodRequest(operation, scope.timeout)
+
+
+class PersistentNeighborhoodRequest(PersistentRequest):
+    """A persistent neighbourhood collective of the MPI library."""
+
+    def __init__(self, task: NeighborhoodOperation, timeout: float) -> None:
+        super().__init__(timeout)
+        self._number = task.enter(timeout)
+        try:
+            self._kept: MPI.Request = NEIGHBORHOOD_PERSISTENT[task.collective](task.channel.comm, *task.arguments)
+        except Exception as error:
+            task.channel.refuse_entered(self._number, error)
+            raise
+        self._task: NeighborhoodOperation | None = task
+
+    def Start(self) -> None:
+        """Begin."""
+        task = self._task
+        if task is None:
+            raise RuntimeError(FREED)
+        if self._flight is not None:
+            raise RuntimeError(STARTED_AGAIN)
+        task.channel.ensure_usable()
+        self._kept.Start()  # type: ignore[attr-defined]
+        self.active = True
+        self._begin(NativeRun(task.channel, self._kept, task.signature(), self._number, task.sources))
+
+    def Free(self) -> None:
+        """Free it; local."""
+        self._refuse_free()
+        if self._task is not None and self._task.channel.broken is None:
+            self._kept.Free()
+        self._task = None

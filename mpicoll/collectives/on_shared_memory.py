@@ -1,0 +1,334 @@
+"""Make a checked call on the memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.flat import from_array
+from mpicoll.buffers.reduction_ops import reducer_for
+from mpicoll.collectives import select
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.checked_arguments import VectorPart
+from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.collectives.requests import FREED, STARTED_AGAIN, JobRequest, PersistentRequest, Request
+from mpicoll.communicator.channel import Channel
+from mpicoll.kernels import dispatch
+from mpicoll.kernels import dispatch_table as table_words
+from mpicoll.kernels import operation_words as words
+from mpicoll.kernels import reduce as kernels
+from mpicoll.kernels.executor import begin
+from mpicoll.kernels.operation_words import DONE, OTHER
+from mpicoll.messages.call_agreement import agree
+from mpicoll.progress import progress_engine
+from mpicoll.progress.call_signature import Signature
+from mpicoll.shared_memory.domain import PLAN_LANES, NonblockingSlot
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, op_number
+from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
+
+_NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
+"""In place others still read what the result would overwrite."""
+
+
+class OperationWords(NamedTuple):
+    """An operation in the words of its job (see :mod:`mpicoll.kernels.operation_words`).
+
+    Attributes
+    ----------
+    words
+        Values by number of the word.
+    aside
+        Memory that stands in for the result, or None.
+    """
+
+    words: dict[int, int]
+    aside: np.ndarray | None
+
+    @property
+    def signature(self) -> Signature:
+        """The call as every rank must make it."""
+        return Signature.of(describe(self.words[words.CALL], self.words[words.COUNT]))
+
+
+def run(task: CheckedOperation, timeout: float) -> bool:
+    """Do it and wait for the end; return False if nothing was done, because not all memory is within reach.
+
+    What the system does not copy between processes is copied through stages.
+
+    Raises
+    ------
+    MismatchError, RemoteError, CollectiveTimeout
+        After which the communicator is broken.
+    """
+    node, channel = task.channel.node, task.channel
+    assert node is not None
+    if node.blocking[words.STATE] != words.IDLE:
+        raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
+    operation = operation_of(task)
+    number = _number(channel, operation, timeout)
+    fill(node.blocking, task, operation)
+    status = begin.run(node.blocking.ctypes.data)
+    flight = SharedOperation(channel, node.blocking, number, status, task.op_name)
+    flight.may_fall_back = True
+    flight.finish(timeout)
+    if flight.falls_back:
+        return task.algorithm == select.SINGLE_COPY and run(replace(task, algorithm=select.SHARED), timeout)
+    _unload(task, operation.aside)
+    return True
+
+
+def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
+    """Enter the collective and return its number."""
+    number = channel.enter(operation.signature)
+    if channel.check == "full":
+        agree(channel, operation.signature, number, timeout)
+    elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.ROOTED:
+        known = operation.words[words.CALL], operation.words[words.COUNT]
+        operation.words[words.CAREFUL] = channel.dispatch.is_new(*known)
+    return number
+
+
+def end(channel: Channel, status: int, timeout: float) -> bool:
+    """Wait for the end of a blocking call that `calls.call` began with `status`; False as for :func:`run`."""
+    assert channel.node is not None
+    flight = SharedOperation(channel, channel.node.blocking, channel.dispatch.number, status)
+    flight.may_fall_back = True
+    flight.finish(timeout)
+    return not flight.falls_back
+
+
+@functools.lru_cache(maxsize=256)
+def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
+    """Return a reducer's address; looking it up takes longer than a short collective."""
+    return kernels.native_address(reducer, dtype)
+
+
+def operation_of(task: CheckedOperation) -> OperationWords:
+    """Describe a task in words."""
+    node = task.channel.node
+    assert node is not None
+    collective = words.COLLECTIVES.index(task.collective)
+    dtype, op, reducer = DTYPE_NUMBERS[task.dtype], 0, 0
+    if task.reducer is not None:
+        number = op_number(task.op_name, task.dtype, task.reducer)
+        op = USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP) if number is None else number
+        reducer = _address_of(task.reducer, task.dtype)
+        task.channel.dispatch.learn(op, dtype, reducer)
+    bounds, distinction = 0, task.root
+    if task.counts is not None:
+        offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
+        bounds = offsets.ctypes.data
+        if len(set(task.counts)) > 1:
+            distinction = zlib.crc32(offsets.tobytes(), task.root) >> 1
+        task.kept = offsets
+    send, recv, aside = _addresses(task, collective, node.rank)
+    single_copy = int(task.algorithm == select.SINGLE_COPY)
+    values = {
+        words.COLLECTIVE: collective,
+        words.COUNT: task.count,
+        words.ITEMSIZE: task.dtype.itemsize,
+        words.ROOT: task.root,
+        words.CALL: table_words.pack_call(collective, single_copy, dtype, op, distinction),
+        words.REDUCER: reducer,
+        words.BOUNDS: bounds,
+        words.SEND: send,
+        words.RECV: recv,
+        words.CAREFUL: 0,
+        words.METHOD: words.TRANSFER if single_copy else node.method,
+    }
+    return OperationWords(values, aside)
+
+
+def _addresses(task: CheckedOperation, collective: int, rank: int) -> tuple[int, int, np.ndarray | None]:
+    """Return where the data are, where the result goes, and memory that stands in for the latter, or None."""
+    given, result, aside = task.given, task.result, None
+    send = given.address(task.carrier) if given is not None else 0
+    recv = result.address(task.carrier) if result is not None else 0
+    if collective in _NEEDS_ROOM and given is not None and result is not None and given.buffer is result.buffer:
+        aside = np.empty(result.stop - result.start, task.carrier)
+        recv = aside.ctypes.data
+    if collective == words.SCATTER and result is None:  # the root's part stays where it is
+        recv = send + sum((task.counts or ())[:rank]) * task.dtype.itemsize
+    if collective == words.BCAST:
+        send = recv = max(send, recv)
+    return send, recv, aside
+
+
+def fill(job: np.ndarray, task: CheckedOperation, operation: OperationWords) -> None:
+    """Write an operation to its job, with its plan, and let calls of its kind find that by the compiled path."""
+    node = task.channel.node
+    assert node is not None
+    for word, value in operation.words.items():
+        job[word] = value
+    long = task.nbytes > job[words.SLOT_NBYTES]
+    job[words.PLAN] = node.plan(task.collective, task.root, long)
+    task.channel.dispatch.learn_plan(operation.words[words.COLLECTIVE], long, task.root, int(job[words.PLAN]))
+
+
+def _unload(task: CheckedOperation, aside: np.ndarray | None) -> None:
+    if task.result is not None:
+        if aside is not None:
+            np.copyto(task.result.view(task.carrier), aside)
+        task.result.buffer.give_back()
+
+
+class DispatchedRequest(JobRequest):
+    """The request of a nonblocking call that one compiled function has begun."""
+
+    _tries = 20  # short ones: see `Node._turn`
+
+    def __init__(self, scope: CallContext, turn: NonblockingSlot, status: int, kept: Any) -> None:
+        super().__init__(scope.timeout)
+        self._kept, self._address = kept, turn.address
+        if status != DONE:
+            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            progress_engine.add(self)
+
+    def _complete(self) -> None:
+        self._kept = None
+        super()._complete()
+
+
+def start_quickly(
+    scope: CallContext, table: int, collective: int, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0
+) -> DispatchedRequest | None:
+    """Begin a plain nonblocking call; None if it is not one, and nothing has happened."""
+    node = scope.channel.node
+    assert node is not None
+    turn = node.take_turn()
+    status = OTHER
+    if turn.last is None or turn.last.has_ended:
+        status = dispatch.call_in.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+    if status == OTHER:
+        node.undo_turn(turn)
+        return None
+    request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf))
+    node.end_turn(turn, request)
+    return request
+
+
+class SharedRequest(Request):
+    """The request of one nonblocking call on shared memory that is begun on the general path.
+
+    Lanes for nonblocking calls take turns, alike on all ranks, since all ranks make their calls in the same order. An
+    operation whose lane is still in use on this rank is begun when the one before it there has ended.
+    """
+
+    def __init__(self, task: CheckedOperation, timeout: float) -> None:
+        super().__init__(timeout)
+        channel, node = task.channel, task.channel.node
+        assert node is not None
+        self._task: CheckedOperation | None = task
+        self._operation = operation_of(task)
+        number = _number(channel, self._operation, timeout)
+        turn = node.take_turn()
+        self._job = turn.job
+        flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)
+        flight.begins_after(turn.last, self._start)
+        node.end_turn(turn, self)
+        self._begin(flight)
+
+    def _start(self) -> int:
+        assert self._task is not None
+        fill(self._job, self._task, self._operation)
+        return int(begin.run(self._job.ctypes.data))
+
+    def _complete(self) -> None:
+        assert self._task is not None
+        _unload(self._task, self._operation.aside)
+        self._task, self._operation = None, OperationWords({}, None)  # the lane keeps this request, not its buffers
+        super()._complete()
+
+
+class PersistentSlot(NamedTuple):
+    """A free plan lane, -1 if there is none; and whether the buffers of all ranks lie in segments."""
+
+    number: int
+    near: bool
+
+
+class PersistentSharedRequest(JobRequest, PersistentRequest):
+    """A persistent collective on shared memory: everything is in its job, starting it is one call."""
+
+    def __init__(self, task: CheckedOperation, lane: PersistentSlot, timeout: float) -> None:
+        super().__init__(timeout)
+        node = task.channel.node
+        assert node is not None
+        self._task: CheckedOperation | None = task
+        self._channel, self._node, self._lane = task.channel, node, lane
+        self._job = node.take_lane(lane.number, lane.near)
+        self._address = self._job.ctypes.data
+        operation = operation_of(task)
+        self._aside = operation.aside
+        self._plain = self._aside is None and all(
+            part is None or part.buffer.destination is None for part in (task.given, task.result)
+        )
+        self._short = self._address if self._plain else 0
+        self._number = _number(task.channel, operation, timeout)
+        fill(self._job, task, operation)
+
+    def Start(self) -> None:
+        """Begin."""
+        status = OTHER
+        if self._channel.broken is None:
+            status = begin.run(self._short)
+        if status != DONE:
+            self._start_the_long_way(status)
+        self.active = True
+
+    def _start_the_long_way(self, status: int) -> None:
+        """Do what remains after `begin` returned `status`."""
+        task = self._task
+        if task is None:
+            raise RuntimeError(FREED)
+        self._channel.ensure_usable()
+        if (status == OTHER and self._plain) or self._flight is not None:
+            raise RuntimeError(STARTED_AGAIN)
+        if not self._plain:
+            task.refresh()
+            status = begin.run(self._address)
+        if status == DONE:
+            _unload(task, self._aside)
+        else:
+            self._flight = SharedOperation(task.channel, self._job, self._number, status, task.op_name)
+            progress_engine.add(self)
+
+    def _complete(self) -> None:
+        if self._task is not None and not self._plain:
+            _unload(self._task, self._aside)
+        super()._complete()  # last: it is what a thread in Wait looks at while another one is here
+
+    def Free(self) -> None:
+        """Free it; local."""
+        self._refuse_free()
+        if self._task is not None:
+            self._node.return_lane(self._lane.number, self._job)
+        self._task, self._short = None, 0
+
+
+_FAR = 1 << PLAN_LANES
+
+
+def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
+    """Look for a lane that is free on all ranks; collective."""
+    channel, node = wanted.channel, wanted.channel.node
+    assert node is not None
+    places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]
+    far = not all(node.in_own_arena(place) for place in places)
+    busy = np.array([node.busy_lanes | far * _FAR], np.int64)
+    part = VectorPart(from_array(busy, "lanes", writable=True), 0, 1)
+    reducer = reducer_for(MPI.BOR, busy.dtype)
+    task = CheckedOperation(
+        channel, "allreduce", "Lanes", select.SHARED, 1, busy.dtype, part, part, op_name="BOR", reducer=reducer
+    )
+    run(task, timeout)
+    used = int(busy[0])
+    if used & _FAR and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
+        return PersistentSlot(-1, False)
+    free = [lane for lane in range(PLAN_LANES) if not used >> lane & 1]
+    return PersistentSlot(free[0] if free else -1, not used & _FAR)

@@ -1,0 +1,142 @@
+"""Choices that were measured on this machine: where ``python -m mpicoll tune`` keeps them, and who reads them.
+
+A table belongs to an MPI library, a machine and a number of ranks, and is a file of its own. Rank 0 reads it when a
+communicator is made and gives it to all, so that every rank takes the same choices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives import compression_tuning
+from mpicoll.collectives.compression_tuning import PayingRange
+from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, SINGLE_COPY, Rule
+from mpicoll.communicator.channel import Channel
+from mpicoll.compression import compressor
+from mpicoll.environment import cache_folder, cores, processor
+
+_FORMAT = 1
+_MAX_NBYTES = 1 << 20
+Rules = dict[str, tuple[Rule, ...]]
+Spans = dict[str, PayingRange]
+_read: dict[Path, str] = {}
+
+
+def facts(channel: Channel) -> dict[str, Any]:
+    """Return what a table depends on."""
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    cluster = channel.cluster
+    return {
+        "library": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
+        "thread_level": levels.index(MPI.Query_thread()),
+        "machine": platform.machine(),
+        "processor": processor(),
+        "cores": cores(),
+        "ranks": channel.size,
+        "nodes": (channel.size if channel.apart else 1) if cluster is None else len(set(cluster.node_of)),
+        "shared": channel.shared_nbytes >= 0,
+    }
+
+
+def path_for(known: dict[str, Any]) -> Path:
+    """Return the file for these facts."""
+    code = zlib.crc32(json.dumps(known, sort_keys=True).encode())
+    return cache_folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
+
+
+def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:
+    """Write a table, and where compressors pay; what was there is replaced at once, never half."""
+    path = path_for(known)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {collective: [[rule.below, rule.name] for rule in table] for collective, table in rules.items()}
+    draft = path.with_suffix(f".{os.getpid()}")
+    pays = {spec: [int(low), None if high == math.inf else int(high)] for spec, (low, high) in (spans or {}).items()}
+    draft.write_text(json.dumps({"format": _FORMAT, "facts": known, "rules": rows, "compression": pays}, indent=1))
+    draft.replace(path)
+    return path
+
+
+def parse(text: str, known: dict[str, Any]) -> tuple[Rules, Spans]:
+    """Read a table, and where compressors pay.
+
+    Raises
+    ------
+    ValueError
+        Saying what is wrong with it.
+    """
+    try:
+        content = json.loads(text)
+        if content["format"] != _FORMAT or content["facts"] != known:
+            raise ValueError("it is for another version, library or machine")
+        rules = {}
+        for collective, rows in content["rules"].items():
+            rules[collective] = tuple(Rule(_boundary(below), _name(collective, name)) for below, name in rows)
+        spans = {spec: _span(spec, *bounds) for spec, bounds in content.get("compression", {}).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
+    return rules, spans
+
+
+def _span(spec: str, low: Any, high: Any) -> PayingRange:
+    compressor(spec)
+    if not isinstance(low, int) or not isinstance(high, (int, type(None))) or not 0 <= low <= (high or low):
+        raise ValueError(f"{spec}: {low!r} and {high!r} are not two lengths")
+    return PayingRange(low, math.inf if high is None else high)
+
+
+def _boundary(below: Any) -> int:
+    if not isinstance(below, int) or below < 1 or below & (below - 1):
+        raise ValueError(f"{below!r} is not a power of two")
+    return below
+
+
+def _name(collective: str, name: Any) -> str:
+    if collective not in ALGORITHMS or name not in (*ALGORITHMS[collective], NATIVE, SHARED, SINGLE_COPY, HIERARCHY):
+        raise ValueError(f"there is no {name!r} for {collective!r}")
+    return str(name)
+
+
+def _text_for(channel: Channel) -> str:
+    """Return the file's text if there is a good one, else nothing."""
+    known = facts(channel)
+    path = path_for(known)
+    if path not in _read:
+        text = ""
+        try:
+            if path.exists() and path.stat().st_size <= _MAX_NBYTES:
+                text = path.read_text()
+                parse(text, known)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"the tuning table {path} is ignored: {error}", RuntimeWarning, stacklevel=2)
+            text = ""
+        _read[path] = text
+    return _read[path]
+
+
+def of(channel: Channel) -> Rules:
+    """Return the rules for a communicator, alike on all ranks; collective when it is first asked for.
+
+    It then also learns which compressors pay.
+    """
+    if channel.rules is None:
+        comm = channel.comm
+        text = _text_for(channel).encode() if comm.rank == 0 else b""
+        length = np.array([len(text)], np.int64)
+        comm.Bcast(length)
+        data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
+        if length[0]:
+            comm.Bcast(data)
+        good = length[0] > 0
+        channel.rules, spans = parse(data.tobytes().decode(), json.loads(data.tobytes())["facts"]) if good else ({}, {})
+        compression_tuning.remember(channel, spans)
+    return channel.rules

@@ -1,0 +1,60 @@
+"""An exception that nobody catches on one rank ends the whole job, with that traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from mpi4py import MPI
+
+_FLUSH_SECONDS = 0.1
+"""For the launcher to read what was written before it kills the ranks."""
+
+_installed = False
+
+
+def install() -> None:
+    """Hook in, once, unless the session is interactive or ``MPICOLL_ABORT=0`` is set.
+
+    Without it the failed rank would wait in MPI_Finalize for ranks that wait for it.
+    """
+    global _installed
+    if _installed or hasattr(sys, "ps1") or os.environ.get("MPICOLL_ABORT") == "0":
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+            end(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed; the job ends\n")
+
+    sys.excepthook = hook
+
+
+def leave_to_caller() -> None:
+    """Never hook in: who runs the program ends the job by :func:`end`."""
+    global _installed
+    _installed = True
+
+
+def end_job(error: BaseException) -> NoReturn:
+    """Print `error` and end all ranks: for where it cannot be raised, inside a call of the MPI library."""
+    rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
+    end(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
+    os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
+
+
+def end(text: str, status: int = 1) -> None:
+    """Print a text and end all ranks with an exit status."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    time.sleep(_FLUSH_SECONDS)
+    MPI.COMM_WORLD.Abort(status)

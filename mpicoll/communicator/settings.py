@@ -1,0 +1,27 @@
+"""Settings that all ranks of a communicator share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import numpy as np
+from mpi4py import MPI
+
+CHECK_MODES = ("off", "default", "full")
+
+
+def check_mode() -> str:
+    """Return how far calls are compared as far as this rank's ``MPICOLL_CHECK`` says; ValueError if it is wrong."""
+    text = os.environ.get("MPICOLL_CHECK", "default") or "default"
+    if text not in CHECK_MODES:
+        raise ValueError(f"MPICOLL_CHECK: {text!r} is not one of {', '.join(CHECK_MODES)}")
+    return text
+
+
+def agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
+    """Return the strictest check mode that any rank asks for, and a number that no other channel has."""
+    session = secrets.randbits(62) if comm.rank == 0 else 0
+    agreed = np.array([CHECK_MODES.index(check_mode()), session], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+    return CHECK_MODES[agreed[0]], int(agreed[1])

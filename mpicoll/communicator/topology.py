@@ -1,0 +1,118 @@
+"""Several nodes: which rank is on which, and the communicators along and across them.
+
+The ranks of a node share memory; rank i of every node forms *lane* i, and lanes carry messages between nodes side by
+side. With 3 and 2 ranks on two nodes there are two lanes::
+
+    node 0:  0   1   2        lane 0: 0 3
+    node 1:  3   4            lane 1: 1 4        rank 2 has none
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.communicator.channel import Channel
+
+
+class NodeTopology:
+    """One rank's place among the nodes of a communicator.
+
+    Attributes
+    ----------
+    node, lane
+        Channels of the ranks of this node, and of this rank's lane (None if it has none).
+    lanes
+        How many there are: as many as the smallest node has ranks.
+    node_of, local_of
+        By rank of the communicator: its node, and its place there.
+    blocked
+        Whether ranks are numbered node by node, so that reducing node by node keeps their order.
+    even
+        Whether all nodes have as many ranks.
+    oversubscribed
+        Whether any of them has fewer cores than ranks.
+    """
+
+    def __init__(self, parent: Channel, ids: np.ndarray) -> None:
+        comm = parent.comm
+        self.node_of = np.unique(ids, return_inverse=True)[1].tolist()
+        self.local_of = [self.node_of[:rank].count(node) for rank, node in enumerate(self.node_of)]
+        self.lanes = min(self.node_of.count(node) for node in set(self.node_of))
+        self.blocked = self.node_of == sorted(self.node_of)
+        self.even = len(self.node_of) == self.lanes * len(set(self.node_of))
+        self.oversubscribed = _any(comm, parent.polls == 1)
+        self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
+        inside = comm.Split(self.my_node, comm.rank)
+        across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)
+        self.node = Channel(MPI.Intracomm(inside))
+        self.lane = Channel(MPI.Intracomm(across), alone=True, apart=True) if across != MPI.COMM_NULL else None
+        for made in (inside, across):
+            if made != MPI.COMM_NULL:
+                made.Free()
+        for channel in self.channels():
+            channel.watchdog.elsewhere = parent.watchdog
+        ranks = range(comm.size)
+        self.node.watchdog.numbers = [rank for rank in ranks if self.node_of[rank] == self.my_node]
+        if self.lane is not None:
+            on_lane = [rank for rank in ranks if self.local_of[rank] == local]
+            self.lane.watchdog.numbers = sorted(on_lane, key=self.node_of.__getitem__)
+
+    def channels(self) -> list[Channel]:
+        """Return the channels that belong to it."""
+        return [self.node] if self.lane is None else [self.node, self.lane]
+
+    def close(self) -> None:
+        """Free everything; collective."""
+        for channel in self.channels():
+            channel.close()
+
+
+def _any(comm: MPI.Intracomm, here: bool) -> bool:
+    result = np.array([here], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
+    return bool(result[0])
+
+
+def node_ids(comm: MPI.Intracomm) -> np.ndarray:
+    """Return a number for each rank, the same for ranks of one node; collective.
+
+    ``MPICOLL_NODES=3,5`` pretends that the first three ranks of COMM_WORLD are on one node and the next five on
+    another; ``MPICOLL_NODES=4`` that every four are.
+    """
+    own = pretended_node()
+    if own is None:
+        together = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        lowest = np.array([comm.rank], np.int64)
+        together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+        together.Free()
+        own = int(lowest[0])
+    ids = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([own], np.int64), ids)
+    return ids
+
+
+def pretended_node() -> int | None:
+    """Return the node of this rank according to ``MPICOLL_NODES``, None if it is not set.
+
+    Raises
+    ------
+    ValueError
+        If it is no list of numbers of ranks.
+    """
+    rank, text = MPI.COMM_WORLD.rank, os.environ.get("MPICOLL_NODES", "")
+    if not text:
+        return None
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"MPICOLL_NODES: {text!r} is not a list of numbers of ranks")
+    node, first = 0, 0
+    while rank >= first + sizes[min(node, len(sizes) - 1)]:
+        first += sizes[min(node, len(sizes) - 1)]
+        node += 1
+    return node

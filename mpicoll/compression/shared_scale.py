@@ -1,0 +1,115 @@
+"""Whole numbers with one scale for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpicoll.compression.aggregatable import AggregatableCompressor, AggregationRound, AggregationSession
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require_rounding
+from mpicoll.kernels.codecs import integer_codec, shared_scale_codec
+
+_WIRE: dict[int, np.dtype[Any]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16)}
+_LARGEST = {8: 127, 16: 32767}
+_SHORTEST_BLOCK = 32
+
+
+@register("common")
+@dataclass(frozen=True)
+class SharedScaleIntegers(AggregatableCompressor):
+    """int8 or int16 with scales that the ranks have in common; the sum of the codes is exact, whatever the algorithm.
+
+    First the ranks find the largest |x| of each block, then they add up codes from -levels to levels, with ``levels =
+    127 // size`` or ``32767 // size``, so that no sum is too large for its type. A step is ``largest / levels``. On P
+    ranks the sum is off by at most P/2 steps with ``rounding="nearest"``, and by less than P steps with
+    ``"stochastic"``, which is right on average; besides, the float32 result is rounded. Bits are lost with every
+    doubling of the ranks: 16 bits on many of them. ``block=0``: one scale for all elements.
+
+    A block with NaN or inf on any rank arrives as NaN, all of it; one with all |x| below levels * 2^-126 as zeros. (See
+    :mod:`mpicoll.kernels.codecs.shared_scale_codec`.)
+    """
+
+    bits: int = 8
+    block: int = 512
+    rounding: str = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.bits not in _WIRE:
+            raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, _WIRE))}")
+        if self.block != 0 and self.block < _SHORTEST_BLOCK:
+            raise ValueError(f"block: {self.block} is neither 0 nor at least {_SHORTEST_BLOCK}")
+        require_rounding(self.rounding)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """True if the result is unbiased."""
+        return self.rounding == "stochastic"
+
+    @property
+    def granularity(self) -> int:
+        """A block."""
+        return self.block or 1
+
+    @property
+    def cuttable(self) -> bool:  # type: ignore[override]
+        """True if the vector is divided into blocks."""
+        return self.block != 0
+
+    def levels(self, size: int) -> int:
+        """Return the largest code on `size` ranks.
+
+        Raises
+        ------
+        ValueError
+            If there are too many ranks.
+        """
+        if size > _LARGEST[self.bits]:
+            raise ValueError(
+                f"compression: {self!r} adds on at most {_LARGEST[self.bits]} ranks without overflow, not on {size}"
+            )
+        return _LARGEST[self.bits] // size
+
+    def block_for(self, count: int) -> int:
+        """Return the length of blocks in a vector of `count` elements."""
+        return self.block or max(count, 1)
+
+    def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
+        """Return the maxima of the blocks and the codes."""
+        self.levels(size)
+        blocks = -(-count // self.block_for(count))
+        return AggregationRound(blocks, np.dtype(np.uint32), "MAX"), AggregationRound(count, _WIRE[self.bits])
+
+    def session(self, count: int, size: int, vectors: Sequence[np.ndarray]) -> AggregationSession:
+        """Return one rank's part."""
+        return _Codes(self, count, size, vectors)
+
+
+class _Codes(AggregationSession):
+    def __init__(self, settings: SharedScaleIntegers, count: int, size: int, vectors: Sequence[np.ndarray]) -> None:
+        super().__init__(vectors)
+        self._block, self._levels = settings.block_for(count), settings.levels(size)
+        self._stochastic = settings.rounding == "stochastic"
+        self._maxima, self._codes = vectors
+
+    def fill(self, number: int, x: np.ndarray) -> None:
+        if number == 0:
+            shared_scale_codec.maxima(x, self._block, self._maxima)
+            return
+        words, first = self.key.words(), self.key.first
+        shared_scale_codec.encode(
+            x, self._maxima, self._block, self._levels, self._codes, words, first, self._stochastic
+        )
+
+    def own(self, out: np.ndarray) -> None:
+        self.finish(out)
+
+    def finish(self, y: np.ndarray) -> None:
+        shared_scale_codec.decode(self._codes, self._maxima, self._block, self._levels, y)
+
+    def problem(self) -> str:
+        wrong = (self._maxima >= shared_scale_codec.INF) & (self._maxima != integer_codec.NOT_FINITE)
+        return "a maximum is not a finite number" if wrong.any() else ""

@@ -1,0 +1,197 @@
+"""Sparsifiers: a few elements are sent as they are, and the rest is not. Here: the largest."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.payload_checks import require
+from mpicoll.kernels.codecs import sampling, sparse_encoding, sparse_vectors, topk
+
+_MOST_ELEMENTS = (1 << 32) - 1
+_SAMPLED_SHARE, _SAMPLED_ENTRIES = 0.01, 64
+_CORRECTIONS = 10
+
+
+class Sparsifier(Compressor):
+    """Sends some elements with their indices; the others arrive as zero.
+
+    The payload is that of :mod:`mpicoll.kernels.codecs.sparse_encoding`: six bytes an entry, or the whole vector where
+    that is shorter. A subclass says how many entries there are at most and which.
+    """
+
+    cuttable: ClassVar[bool] = False
+
+    @abstractmethod
+    def capacity(self, count: int) -> int:
+        """Return how many entries `count` elements have at most, and exactly if `fixed`.
+
+        Raises
+        ------
+        ValueError
+            If so many elements cannot be numbered with 32 bits.
+        """
+
+    @abstractmethod
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Write the entries of float32 `x` of shape (count,); return their number.
+
+        Parameters
+        ----------
+        indices, values : uint32 and float32 arrays of shape (capacity(count),)
+            Written; indices increase strictly.
+        """
+
+    def wire_nbytes(self, count: int) -> int:
+        """Return the length of a payload with as many entries as there can be."""
+        return sparse_encoding.wire_nbytes(self.capacity(count), count)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Write the entries."""
+        most = self.capacity(x.size)
+        indices, values = np.empty(most, np.uint32), np.empty(most, np.float32)
+        number = self.select(x, key, indices, values)
+        return int(sparse_encoding.encode(indices[:number], values[:number], 0, x.size, out))
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Write zeros and the entries."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Add the entries."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        require(payload.size % 4 == 0 and payload.size > 0, payload, out, "its length is another")
+        whole = payload.size == sparse_encoding.length_of(payload, out.size) <= self.wire_nbytes(out.size)
+        require(whole, payload, out, "its counts or places cannot be right")
+        sparse_encoding.decode(payload, out, add)
+
+
+def check_density(density: float) -> None:
+    """Raise ValueError unless it is above 0 and at most 1."""
+    if not 0 < density <= 1:
+        raise ValueError(f"density: {density} is not above 0 and at most 1")
+
+
+def entries_for(count: int, density: float, k: int = 0) -> int:
+    """Return `k`, or if that is 0 the share `density` of `count`, rounded up; at least 1 and at most `count`.
+
+    Raises
+    ------
+    ValueError
+        If so many elements cannot be numbered with 32 bits.
+    """
+    if count > _MOST_ELEMENTS:
+        raise ValueError(f"count: {count} elements cannot be numbered with 32 bits; at most {_MOST_ELEMENTS}")
+    # 0.07 * 100 is a little above 7: what is a whole number but for rounding shall be that.
+    wanted = k if k > 0 else math.ceil(density * count * (1 - 1e-12))
+    return min(count, max(1, wanted))
+
+
+@register("topk")
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """The elements with the largest |x|, exactly so many; biased, to be used with error feedback.
+
+    ``density`` is their share of all, rounded up; ``k``, if it is not 0, their number instead. Of equal ones those with
+    the lowest indices are taken. NaN counts as largest, then inf: they arrive as they are, k of them at most.
+    """
+
+    density: float = 0.01
+    k: int = 0
+    needs_feedback: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if self.k < 0:
+            raise ValueError(f"k: {self.k} is negative")
+
+    def capacity(self, count: int) -> int:
+        """Return how many elements are sent."""
+        return entries_for(count, self.density, self.k)
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Write the largest."""
+        topk.largest(x, indices.size, indices, values)
+        return indices.size
+
+
+@register("sampled")
+@dataclass(frozen=True)
+class Sampled(Sparsifier):
+    """The elements above a threshold that a sample suggests: about the share ``density``, between 2/3 and 4/3 of it.
+
+    The sample is 1 % of the vector, or as much more as 64 wanted elements in it take. A threshold that lets too many or
+    too few through is corrected by bisection, up to 10 times; then, and where a sample would be a quarter of the
+    vector or more, the largest are taken exactly, as ``topk`` does. Biased, to be used with error feedback. NaN and inf
+    are above every threshold. (Lin et al., "Deep gradient compression", ICLR 2018, section 3.)
+    """
+
+    density: float = 0.01
+    fixed: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def capacity(self, count: int) -> int:
+        """Return 4/3 of what is wanted."""
+        return min(count, entries_for(count, self.density) * 4 // 3)
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Write what is above the threshold."""
+        wanted = entries_for(x.size, self.density)
+        fewest = wanted - wanted // 3
+        # A threshold is tried between `low`, which lets too many through, and `high`, which lets too few.
+        low, high, limit = 0, topk.NONE + 1, self._guess(x, key)
+        for _ in range(_CORRECTIONS + 1 if limit else 0):
+            number = sparse_vectors.select(x, limit - 1, 0, indices, values)
+            if fewest <= number <= indices.size:
+                return number
+            low, high = (limit, high) if number > indices.size else (low, limit)
+            limit = _between(low, high, limit)
+            if limit <= low:
+                break
+        topk.largest(x, wanted, indices[:wanted], values[:wanted])
+        return wanted
+
+    def _guess(self, x: np.ndarray, key: Key) -> int:
+        """Return a threshold (a pattern), or 0 if no sample is worth taking."""
+        size = max(math.ceil(_SAMPLED_SHARE * x.size), math.ceil(_SAMPLED_ENTRIES / self.density))
+        if size >= x.size // 4:
+            return 0
+        places, sample = np.empty(size, np.uint32), np.empty(size, np.float32)
+        sampling.positions(x.size, key.words(), key.first, places)
+        sparse_vectors.gather(x, places, sample)
+        return int(topk.threshold(sample, entries_for(size, self.density))[0])
+
+
+def _between(low: int, high: int, limit: int) -> int:
+    """Return the next threshold to try: the middle, but no further than a factor of about 1.4 from the last one."""
+    half_octave = 1 << 22
+    return min(max((low + high) // 2, limit - half_octave), limit + half_octave)
+
+
+@register("oktopk")
+@dataclass(frozen=True)
+class OkTopk(TopK):
+    """Of the sum of all ranks' largest elements the largest: what an allreduce sends does not grow with the ranks.
+
+    See :mod:`mpicoll.collectives.ok_topk`. With error feedback thresholds are exact every `every` times and used again
+    in between, when about as many elements are sent, at most twice as many. A single vector is compressed as ``topk``
+    does.
+    """
+
+    every: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every < 1:
+            raise ValueError(f"every: {self.every} is not at least 1")

@@ -1,0 +1,64 @@
+"""Small collectives with which ranks tell each other how it went; upper-case calls only, nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import TrainingError
+
+_MAX_RECORD = 1 << 20
+_NAP_SECONDS = 0.0005
+
+
+def wait_politely(comm: MPI.Intracomm) -> None:
+    """Wait until every rank is here, asleep: one rank may be at work, and on a full node it needs the core.
+
+    There is no deadline, since nobody knows how long reading a file or compiling takes; a rank that dies ends the job.
+    """
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(_NAP_SECONDS)
+
+
+def share(comm: MPI.Intracomm, record: dict[str, Any] | None, root: int = 0) -> dict[str, Any]:
+    """Return the root's `record`, which travels as JSON, on every rank."""
+    payload = b"" if record is None else json.dumps(record).encode()
+    length = np.array([len(payload)], dtype=np.int64)
+    comm.Bcast(length, root)
+    if not 0 < length[0] <= _MAX_RECORD:
+        raise RuntimeError(f"a record of {length[0]} bytes cannot be right")
+    text = np.frombuffer(payload, np.uint8).copy() if record is not None else np.empty(int(length[0]), np.uint8)
+    comm.Bcast(text, root)
+    found: dict[str, Any] = json.loads(text.tobytes())
+    return found
+
+
+def all_succeed(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
+    """Call `action` and return its result, or raise the first TrainingError of any rank on every rank.
+
+    Collective over `comm`; ranks that have nothing to do pass ``lambda: None``.
+    """
+    result, failure = None, None
+    try:
+        result = action()
+    except TrainingError as error:
+        failure = error
+    wait_politely(comm)
+    failed = np.empty(comm.Get_size(), dtype=np.uint8)
+    comm.Allgather(np.array([failure is not None], dtype=np.uint8), failed)
+    if not failed.any():
+        return result
+    first = int(failed.argmax())
+    mine = failure is not None and first == comm.Get_rank()
+    record = share(comm, {"kind": type(failure).__name__, "text": str(failure)[:2000]} if mine else None, first)
+    raise _kind(record["kind"])(record["text"]) from None
+
+
+def _kind(name: str) -> type[TrainingError]:
+    return next((kind for kind in TrainingError.__subclasses__() if kind.__name__ == name), TrainingError)

@@ -1,0 +1,1 @@
+"""Data sets, their files, and the sampler."""

@@ -1,0 +1,57 @@
+"""Samples that are computed from their number, so that a set of any size needs no memory and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpicoll.train.config import Synthetic
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NOISE_MEAN = 4 * 65535 / 2
+_NOISE_DEVIATION = np.sqrt(4 * (65536**2 - 1) / 12)
+_DISTANCE = 4.0
+"""Between two centres, in standard deviations: a few per cent of the samples lie nearer to a wrong one."""
+
+
+def mix(keys: np.ndarray) -> np.ndarray:
+    """Return 64 well-mixed bits for each key: the finaliser of SplitMix64.
+
+    References
+    ----------
+    G. L. Steele, D. Lea, C. H. Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+class SyntheticSamples:
+    """Clouds around one centre a class.
+
+    Sample ``i`` is decided by the seed and ``first + i`` alone: its label by the mixed number, each feature by the
+    centre plus noise, the sum of four 16-bit numbers, which is close to a normal distribution of variance 1.
+    """
+
+    def __init__(self, spec: Synthetic, seed: int, first: int, count: int, centres: np.ndarray) -> None:
+        self.count = count
+        self._first = first
+        self._key = mix(np.array([seed], np.uint64) + _GOLDEN)
+        self._centres = centres
+        self._columns = np.arange(1, spec.features + 1, dtype=np.uint64) * _GOLDEN
+
+    @classmethod
+    def maker(cls, spec: Synthetic, seed: int) -> Callable[[int, int], SyntheticSamples]:
+        """Return a function of first number and count that makes sets with the same centres."""
+        centres = np.random.default_rng((seed, spec.classes)).standard_normal((spec.classes, spec.features))
+        centres *= _DISTANCE / np.sqrt(2 * spec.features)
+        return lambda first, count: cls(spec, seed, first, count, centres)
+
+    def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+        """See :class:`mpicoll.data.datasets.Fillable`."""
+        keys = mix(self._key + (indices.astype(np.uint64) + np.uint64(self._first)) * _GOLDEN)
+        y[:] = keys % np.uint64(len(self._centres))
+        bits = mix(keys[:, None] + self._columns)
+        noise = bits.view(np.uint16).reshape(*bits.shape, 4).sum(axis=2, dtype=np.int64)
+        x[:] = self._centres[y] + (noise - _NOISE_MEAN) / _NOISE_DEVIATION

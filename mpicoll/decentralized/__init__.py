@@ -1,0 +1,1 @@
+"""Training without servers: mailboxes between equal ranks."""

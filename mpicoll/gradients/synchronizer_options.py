@@ -1,0 +1,143 @@
+"""Arguments of :class:`mpicoll.GradientSynchronizer`: checked on each rank, and compared between ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor
+from mpicoll.compression import error_feedback as feedback
+from mpicoll.errors import MismatchError, RemoteError
+
+REFUSED = bytes(32)
+"""The digest of a rank that refuses its arguments."""
+_DTYPES = ("float32", "float64")
+
+
+def differing_ranks(comm: MPI.Intracomm, digest: bytes) -> tuple[int, ...]:
+    """Return the ranks whose `digest` is not the one that most ranks have; empty where all agree.
+
+    Collective over `comm`: every rank must call it with 32 bytes, and every rank gets the same answer. Where two
+    digests are equally common, that of the lower rank counts as right.
+    """
+    return _outvoted(_gather_digests(comm, digest))
+
+
+def _gather_digests(comm: MPI.Intracomm, digest: bytes) -> list[bytes]:
+    own = np.frombuffer(digest, dtype=np.uint8, count=32)
+    table = np.empty((comm.Get_size(), 32), dtype=np.uint8)
+    comm.Allgather(own.copy(), table)
+    return [row.tobytes() for row in table]
+
+
+def _outvoted(digests: list[bytes]) -> tuple[int, ...]:
+    winner = max(digests, key=digests.count) if len(set(digests)) > 1 else digests[0]
+    return tuple(rank for rank, digest in enumerate(digests) if digest != winner)
+
+
+def check_options(bucket_bytes: int, dense_bytes: int) -> None:
+    """Raise ValueError unless both are lengths."""
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes: {bucket_bytes} is not a positive number of bytes")
+    if dense_bytes < 0:
+        raise ValueError(f"dense_bytes: {dense_bytes} is not a number of bytes of at least 0")
+
+
+def checked_first(first: Any, count: int) -> int:
+    """Return the number of an element, or `count`; raise TypeError or ValueError if there is none of that number."""
+    try:
+        found = operator.index(first)
+    except TypeError:
+        raise TypeError(f"first: {first!r} is not a whole number") from None
+    if not 0 <= found <= count:
+        raise ValueError(f"first: {found} is not in 0..{count}")
+    return found
+
+
+def checked_compression(
+    given: str | Compressor | None, error_feedback: bool | None, comm: MPI.Intracomm, dtype: np.dtype
+) -> tuple[Compressor | None, bool]:
+    """Return the compressor, and whether with error feedback; raise TypeError or ValueError if that cannot be."""
+    made, fed_back = feedback.chosen(given, error_feedback, dtype)
+    if made is not None and not isinstance(comm, Intracomm):
+        raise TypeError(f"comm: compression={given!r} needs an mpicoll.Intracomm, not {comm!r}")
+    return made, fed_back
+
+
+def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:
+    """Return shapes and their one dtype; raise TypeError or ValueError if that cannot be."""
+    if _is_array(parameters_or_shapes):
+        raise TypeError("parameters_or_shapes: a list of arrays or of shapes is needed, not one array")
+    items = list(parameters_or_shapes)
+    arrays = [item for item in items if _is_array(item)]
+    if arrays and len(arrays) < len(items):
+        raise TypeError("parameters_or_shapes: give arrays or shapes, not both")
+    dtypes = {_dtype_of(array) for array in arrays} or {np.dtype(dtype or np.float32)}
+    if len(dtypes) > 1:
+        raise ValueError(f"parameters: one dtype is needed, these have {', '.join(sorted(map(str, dtypes)))}")
+    (found,) = dtypes
+    if dtype is not None and found != np.dtype(dtype):
+        raise ValueError(f"dtype: {np.dtype(dtype)} was asked for, the parameters are {found}")
+    if found.name not in _DTYPES or not found.isnative:
+        raise ValueError(_no_gradients_of(found))
+    return [_shape(item) for item in items], found
+
+
+def _is_array(item: Any) -> bool:
+    """Return whether an item is an array of any library, such as a tensor, and not a shape."""
+    return hasattr(item, "shape") and hasattr(item, "dtype")
+
+
+def _dtype_of(array: Any) -> np.dtype:
+    """Return an array's dtype; other libraries' dtypes go by names like ``torch.float32``."""
+    if isinstance(array.dtype, np.dtype):
+        return array.dtype
+    name = getattr(array.dtype, "name", str(array.dtype)).rpartition(".")[2]
+    if name not in _DTYPES:
+        raise ValueError(_no_gradients_of(array.dtype))
+    return np.dtype(name)
+
+
+def _no_gradients_of(dtype: Any) -> str:
+    return f"dtype: gradients are {' or '.join(_DTYPES)} in native byte order, not {dtype}"
+
+
+def _shape(item: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(operator.index, item.shape if _is_array(item) else item))
+    except TypeError:
+        raise TypeError(f"parameters_or_shapes: {item!r:.80} is neither an array nor a shape") from None
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"shape: {shape} has a negative extent")
+    return shape
+
+
+def digest(*facts: Any) -> bytes:
+    """Return 32 bytes that differ where any of the facts do."""
+    return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> None:
+    """Compare digests; raise `problem` where there is one, and on every rank if any has one or they differ."""
+    digests = _gather_digests(comm, digest)
+    if problem is not None:
+        raise problem
+    refused = [rank for rank, other in enumerate(digests) if other == REFUSED]
+    if refused:
+        raise RemoteError(f"gradient synchronizer: rank {_listed(refused)} refused its arguments")
+    if differing := _outvoted(digests):
+        raise MismatchError(
+            f"gradient synchronizer: rank {_listed(differing)} differs from the others in parameter shapes, dtype, "
+            f"bucket_bytes, dense_bytes, average, compression or error_feedback"
+        )
+
+
+def _listed(ranks: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, ranks[:most]))
+    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -1,0 +1,134 @@
+"""Communicators made from a communicator of mpicoll are mpicoll's too.
+
+What mpi4py's methods return decides the class: ``Create_cart`` gives a Cartcomm, ``Split`` of a Cartcomm an Intracomm,
+``Dup`` the class of the communicator itself. Settings are passed on.
+"""
+
+# mypy: disable-error-code="override"
+# mpi4py's stubs promise plain communicators.
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    _Comm = MPI.Comm
+else:
+    _Comm = object  # of two of mpi4py's classes among its bases, a class could make no objects
+
+
+class Settings(NamedTuple):
+    """Settings that a communicator passes on to those that are made from it."""
+
+    algorithm: str = "auto"
+    timeout: float = 60.0
+
+
+class Derived(_Comm):
+    """A communicator, of one group or two, that passes its kind and settings on to those that are made from it."""
+
+    _settings = Settings()
+
+    @abstractmethod
+    def _wrap(self, comm: MPI.Comm) -> Any:
+        """Return a plain communicator, or MPI.COMM_NULL, as one of ours, with these settings."""
+
+    def _adopt(self, made: Any, *, complete: bool = True) -> Any:
+        """Give settings to a communicator of this class, made by mpi4py; `complete`: it can be used already."""
+        made._settings = self._settings
+        return made
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Split as mpi4py does; the parts are mpicoll communicators with the same settings."""
+        return self._wrap(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
+        """Split by kind as mpi4py does; see :meth:`Split`."""
+        return self._wrap(super().Split_type(split_type, key, info))
+
+    def Create(self, group: MPI.Group) -> Any:
+        """Make a communicator of a group; see :meth:`Split`."""
+        return self._wrap(super().Create(group))
+
+    def Shrink(self) -> Any:
+        """Make a communicator without the processes that have failed; see :meth:`Split`."""
+        return self._wrap(super().Shrink())
+
+    def Clone(self) -> Any:
+        """Duplicate; see :meth:`Split`."""
+        return self._adopt(super().Clone())
+
+    def Dup(self, info: MPI.Info | None = None) -> Any:
+        """Duplicate; see :meth:`Split`."""
+        return self._adopt(super().Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> Any:
+        """Duplicate with hints; see :meth:`Split`."""
+        return self._adopt(super().Dup_with_info(info))
+
+    def Idup(self, info: MPI.Info | None = None) -> Any:
+        """Start to duplicate; return the duplicate, which can be used when the request is complete, and the request.
+
+        The first collective call on the duplicate sets up what is private to it, and waits for all its ranks.
+        """
+        made, request = super().Idup(info)
+        return self._adopt(made, complete=False), request
+
+    def Idup_with_info(self, info: MPI.Info) -> Any:
+        """Start to duplicate with hints; see :meth:`Idup`."""
+        made, request = super().Idup_with_info(info)
+        return self._adopt(made, complete=False), request
+
+    def Free(self) -> None:
+        """Free the communicator and everything that was cached on it; collective."""
+        super().Free()
+
+
+class DerivedIntracomm(Derived, MPI.Intracomm):
+    """Constructors that a communicator of one group has besides."""
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
+        """Make a communicator of a group, collective over the group only; see :meth:`Split`."""
+        return self._wrap(super().Create_group(group, tag))
+
+    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
+        """Make a Cartesian grid, an :class:`mpicoll.Cartcomm`; see :meth:`Split`."""
+        return self._wrap(super().Create_cart(dims, periods, reorder))
+
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
+        """Make a graph that every rank knows, an :class:`mpicoll.Graphcomm`; see :meth:`Split`."""
+        return self._wrap(super().Create_graph(index, edges, reorder))
+
+    def Create_dist_graph_adjacent(
+        self,
+        sources: Any,
+        destinations: Any,
+        sourceweights: Any = None,
+        destweights: Any = None,
+        info: MPI.Info = MPI.INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """Make a graph from each rank's own neighbours, an :class:`mpicoll.Distgraphcomm`; see :meth:`Split`."""
+        return self._wrap(
+            super().Create_dist_graph_adjacent(sources, destinations, sourceweights, destweights, info, reorder)
+        )
+
+    def Create_dist_graph(
+        self,
+        sources: Sequence[int],
+        degrees: Sequence[int],
+        destinations: Sequence[int],
+        weights: Any = None,
+        info: MPI.Info = MPI.INFO_NULL,
+        reorder: bool = False,
+    ) -> Any:
+        """Make a graph from edges that any rank gives, an :class:`mpicoll.Distgraphcomm`; see :meth:`Split`."""
+        return self._wrap(super().Create_dist_graph(sources, degrees, destinations, weights, info, reorder))
+
+    def Create_intercomm(self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0) -> Any:
+        """Make a communicator of two groups, an :class:`mpicoll.Intercomm`; both groups' must be mpicoll's."""
+        return self._wrap(super().Create_intercomm(local_leader, peer_comm, remote_leader, tag))

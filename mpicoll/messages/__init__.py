@@ -1,0 +1,1 @@
+"""Schedules over point-to-point messages, and the MPI library's own collectives."""

@@ -1,0 +1,242 @@
+"""Plans that are bound to memory: rows for the executor, each with what does the same from Python.
+
+A row waits for messages, posts messages, calls a reducer or copies. The executor (:mod:`mpicoll.kernels.executor`)
+calls `MPI_Startall` and `MPI_Testall` by address, so that a plan passes from step to step without the interpreter.
+What only Python can do, such as a compressor's call, is a row at which the executor comes back. Where the MPI library
+cannot be called by address all rows are done from Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import OperationError
+from mpicoll.kernels import executor, instructions, jit
+from mpicoll.kernels import operation_words as words
+from mpicoll.kernels.reduce import native_address
+from mpicoll.messages.lowering import KernelCall
+
+_HANDLES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_testall = MPI.Request.Testall
+_startall = MPI.Prequest.Startall
+Step = Callable[[], Any]
+
+
+class Functions(NamedTuple):
+    """Addresses of the MPI library's functions."""
+
+    startall: int
+    testall: int
+
+
+def _row(what: int, **operands: int) -> list[int]:
+    row = [what] + [0] * (instructions.ROW_WORDS - 1)
+    for name, value in operands.items():
+        row[getattr(instructions, f"BOUND_{name.upper()}")] = value
+    return row
+
+
+class Table:
+    """Rows of a plan, and how far its present run has come.
+
+    Attributes
+    ----------
+    steps
+        Per row what does the same from Python, holding the memory that the row refers to; it returns False if it has
+        to be called again.
+    address
+        Of the job; 0 if the MPI library cannot be called by address.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = [lambda: None]
+        self._functions = functions()
+        self._rows = [_row(0)]
+        self._requests: dict[int, np.ndarray] = {}
+        self._flag = np.zeros(2, np.int32)
+        self._statuses = np.empty(0, np.uint8)
+        self._at = 1
+        self._job: np.ndarray | None = None
+        self._status = words.WAITING
+        self.address = 0
+
+    # Making ---------------------------------------------------------------------------------------------------------
+
+    def wait(self, requests: list[Any], *, fixed: bool = True) -> None:
+        """Add a wait for messages; `fixed`: they are the same persistent ones each time."""
+        if not requests:
+            return
+        row = _row(instructions.CALL)
+        if self._functions is not None and fixed:
+            row = self._message_row(instructions.TESTALL, requests, self._functions.testall)
+            nbytes = len(requests) * MPI._sizeof(MPI.Status)
+            self._statuses = self._statuses if self._statuses.size >= nbytes else np.empty(nbytes, np.uint8)
+        self._add(row, lambda: _testall(requests))
+
+    def post(self, requests: list[Any]) -> None:
+        """Add the start of persistent messages."""
+        row = _row(instructions.CALL)
+        if self._functions is not None:
+            row = self._message_row(instructions.STARTALL, requests, self._functions.startall)
+        self._add(row, lambda: _startall(requests))
+
+    def call(self, call: KernelCall) -> None:
+        """Add a call of a kernel, or a copy."""
+        row, arguments = _row(instructions.CALL), call.arguments
+        address = native_address(call.function, arguments[0].dtype) if call.reduces else 0
+        if self._functions is not None and (address or _is_plain_copy(call)):
+            kind = instructions.REDUCE_BOUND if address else instructions.COPY_BOUND
+            places = zip(("out", "left", "right"), (each.ctypes.data for each in arguments), strict=False)
+            count, itemsize = arguments[0].size, arguments[0].itemsize
+            row = _row(kind, count=count, itemsize=itemsize, function=address, **dict(places))
+        function = call.function
+        self._add(row, lambda: function(*arguments))
+
+    def close(self) -> None:
+        """Add the end; nothing is added after it."""
+        self._add(_row(instructions.END), lambda: None)
+        self._at = len(self.steps)  # no run has begun
+        if self._functions is None:
+            return
+        self._table = np.array(self._rows, np.int64)
+        for place, row in enumerate(self._rows):
+            if row[0] == instructions.TESTALL:
+                self._table[place, instructions.BOUND_FLAG] = self._flag.ctypes.data
+                self._table[place, instructions.BOUND_STATUSES] = self._statuses.ctypes.data
+        self._job = np.zeros(words.JOB_WORDS, np.int64)
+        self._first = self._table.ctypes.data + instructions.ROW_NBYTES
+        self._job[words.PLAN] = self._table.ctypes.data
+        self.address = self._job.ctypes.data
+
+    def _add(self, row: list[int], step: Step) -> None:
+        self._rows.append(row)
+        self.steps.append(step)
+
+    def _message_row(self, what: int, requests: list[Any], function: int) -> list[int]:
+        handles = self._requests.get(id(requests))
+        if handles is None:
+            kind = _HANDLES[MPI._sizeof(MPI.Request)]
+            handles = self._requests[id(requests)] = _handles_of(requests, kind)
+        return _row(what, count=handles.size, requests=handles.ctypes.data, function=function)
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    @property
+    def at(self) -> int:
+        """The number of the row that is next; row 0 is none."""
+        if self._job is None:
+            return self._at
+        return (int(self._job[words.ROW]) - self._first) // instructions.ROW_NBYTES + 1
+
+    def start(self) -> None:
+        """Begin a run."""
+        self._at, self._status = 1, words.WAITING
+        if self._job is not None:
+            self._job[words.ROW], self._job[words.PLACE] = self._first, 0
+            self._job[words.SPINS], self._job[words.YIELDS] = 1, 0
+
+    def resume(self, status: int) -> None:
+        """Take over a run that compiled code began, with the status that it returned."""
+        self._status = status
+
+    def wait_for(self, spins: int, yields: int, start_yields: int) -> None:
+        """Say how often to look for messages before :meth:`advance` returns.
+
+        Parameters
+        ----------
+        spins, yields
+            Without and with giving the core away.
+        start_yields
+            The same as `yields` for compiled code that begins the plan again, while other threads wait.
+        """
+        if self._job is not None:
+            job = self._job
+            job[words.SPINS], job[words.YIELDS], job[words.START_YIELDS] = spins, yields, start_yields
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if no row needs the interpreter."""
+        return self._job is not None and all(row[0] != instructions.CALL for row in self._rows)
+
+    @property
+    def begun(self) -> int:
+        """The number of the last collective that compiled code began with it."""
+        return 0 if self._job is None else int(self._job[words.SEEN])
+
+    def advance(self) -> bool:
+        """Go on as far as messages have come; return whether the end is reached.
+
+        Raises
+        ------
+        MPI.Exception
+            If the MPI library reports an error.
+        """
+        if self._job is None:
+            return self._advance_from_python()
+        while True:
+            status, self._status = self._status, words.WAITING
+            if status == words.WAITING:
+                status = executor.advance.run(self.address)
+            if status == words.WAITING:
+                return False
+            if status == words.DONE:
+                self._status = status  # a run that has ended may be asked again
+                return True
+            if self._go_on(status) is False:
+                return False
+            self._job[words.ROW] += instructions.ROW_NBYTES
+
+    def _go_on(self, status: int) -> Any:
+        """Do from Python what stands in the row at which the executor came back."""
+        assert self._job is not None
+        if status == words.FAILED:
+            raise MPI.Exception(int(self._job[words.PLACE]))
+        done = self.steps[self.at]()  # a reducer that raised an exception does it again
+        if status == words.RAISED:
+            raise OperationError("op: it raised an exception that it did not raise again")
+        return done
+
+    def _advance_from_python(self) -> bool:
+        while self._at < len(self.steps):
+            if self.steps[self._at]() is False:
+                return False
+            self._at += 1
+        return True
+
+
+def _handles_of(requests: Sequence[MPI.Request], kind: np.dtype[Any]) -> np.ndarray:
+    unsigned = np.array([MPI._handleof(request) for request in requests], np.uint64)
+    return unsigned.astype(kind)
+
+
+def _is_plain_copy(call: KernelCall) -> bool:
+    if call.function is not np.copyto:
+        return False
+    to, source = call.arguments
+    return (
+        isinstance(source, np.ndarray)
+        and (to.dtype, to.size) == (source.dtype, source.size)
+        and to.flags.c_contiguous
+        and source.flags.c_contiguous
+    )
+
+
+@lru_cache(maxsize=1)
+def functions() -> Functions | None:
+    """Return the addresses of the MPI library's functions; None if it cannot be called by address."""
+    if jit.DISABLED or MPI._sizeof(MPI.Request) not in _HANDLES:
+        return None
+    try:
+        library = ctypes.PyDLL(MPI.__file__)  # finds what mpi4py itself is linked to
+        startall, testall = (
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("MPI_Startall", "MPI_Testall")
+        )
+    except (OSError, AttributeError):
+        return None
+    return Functions(startall, testall)

@@ -1,0 +1,208 @@
+"""Make sure, before any data moves, that all ranks make the same call.
+
+One small allreduce of (code, -code) with MIN tells every rank whether all codes are equal, so all of them raise or
+none does, and the communicator stays usable. There are two codes: of what all ranks know of the call, and of all of it,
+which is left out by a rank that does not know it. It costs as much as an allreduce of 32 bytes. When it is done is
+decided by ``MPICOLL_CHECK``: in ``full`` mode before every call, by default only where a rank could otherwise finish
+before the others have come (bcast and reduce), and there only the first time that a call with this signature is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.reduction_ops import Reducer, reducer_for
+from mpicoll.communicator.channel import Channel, Tags
+from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.messages.lowering import Vector, lower
+from mpicoll.messages.p2p import Plan, PlanRun
+from mpicoll.progress.call_signature import Signature, Waiting
+from mpicoll.progress.progress_engine import InFlight
+from mpicoll.schedules import find
+
+_RECORD_NBYTES = 2048
+_INT64 = np.dtype(np.int64)
+_UNKNOWN = np.iinfo(_INT64).max
+_UINT8 = np.dtype(np.uint8)
+
+
+def _private_plan(
+    channel: Channel,
+    collective: str,
+    algorithm: str,
+    memory: np.ndarray,
+    counts: int,
+    tag: int,
+    reducer: Reducer | None,
+) -> Plan:
+    schedule = find(collective, algorithm).schedule(channel.size, channel.rank)
+    bounds = [chunk * counts for chunk in range(schedule.chunks + 1)]
+
+    def scratch(count: int) -> np.ndarray:
+        return np.empty(count, memory.dtype)
+
+    stages = lower(schedule, Vector(None, memory, bounds), reducer, scratch)
+    return Plan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
+
+
+def _cached(channel: Channel, key: str, make: Callable[[], Plan]) -> Plan:
+    plan = channel.cached_plan(key)
+    if plan is None:
+        plan = make()
+        channel.keep_plan(key, plan)
+    return plan
+
+
+def _agreement_plan(channel: Channel) -> Plan:
+    minimum = reducer_for(MPI.MIN, _INT64)
+    return _cached(
+        channel,
+        "agreement",
+        lambda: _private_plan(
+            channel, "allreduce", "recursive_doubling", np.empty(4, _INT64), 4, Tags.AGREEMENT, minimum
+        ),
+    )
+
+
+def _exchange_plan(channel: Channel) -> Plan:
+    memory = np.empty(channel.size * _RECORD_NBYTES, _UINT8)
+    return _cached(
+        channel,
+        "exchange",
+        lambda: _private_plan(channel, "allgather", "bruck", memory, _RECORD_NBYTES, Tags.EXCHANGE, None),
+    )
+
+
+def _slots_plan(channel: Channel) -> Plan:
+    memory, minimum = np.empty(len(channel.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
+    return _cached(
+        channel,
+        "slots",
+        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, memory.size, Tags.SLOTS, minimum),
+    )
+
+
+def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
+    plan.signature = signature  # a rank that waits here waits for this call
+    PlanRun(channel, plan, number).finish(timeout)
+    assert plan.inbox is not None
+    return plan.inbox
+
+
+def agree(channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None) -> None:
+    """Compare `signature`, or `error`, with what the other ranks have; the communicator stays usable.
+
+    Parameters
+    ----------
+    error
+        What is wrong with this rank's arguments: it takes part and then raises it itself.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the signatures differ.
+    RemoteError
+        If another rank's arguments are wrong and this one's are not.
+    CollectiveTimeout
+        If a rank never came.
+    """
+    text = signature.text if error is None else f"!{type(error).__name__}: {error}"
+    code = Signature.of(text).code
+    common = signature.base if error is None and signature.base else code
+    plan = _agreement_plan(channel)
+    assert plan.inbox is not None
+    plan.inbox[:] = common, -common, code, -code
+    if error is None and not signature.is_complete:
+        plan.inbox[2:] = _UNKNOWN
+    lowest, highest, *codes = _run(channel, plan, signature, number, timeout).tolist()
+    differs = lowest != -highest or (codes[0] != -codes[1] and codes != [_UNKNOWN] * 2)
+    if error is not None:
+        if differs:
+            _exchange(channel, text, signature, number, timeout)
+        raise error
+    if differs:
+        _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:
+    """Return a tag slot for a persistent operation that no other has on any rank, the same on all ranks.
+
+    Operations are set up in the same order on all ranks, but freed at any time. The ranks therefore agree on all slots
+    that are free everywhere and take one after the other, without a word to each other until none is left.
+
+    Raises
+    ------
+    RuntimeError
+        On every rank, if as many operations are alive as there are slots.
+    MismatchError, RemoteError, CollectiveTimeout
+        As for :func:`agree`.
+    """
+    if not channel.slots:
+        plan = _slots_plan(channel)
+        assert plan.inbox is not None
+        slots = channel.persistent_slots
+        plan.inbox[:] = [slot not in channel.occupants for slot in slots]
+        free = _run(channel, plan, signature, number, timeout)
+        channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
+    if not channel.slots:
+        alive = len(channel.persistent_slots)
+        raise RuntimeError(f"persistent request: {alive} of them are alive on some rank; there is room for no more")
+    return channel.slots.popleft()
+
+
+class _Settling(InFlight):
+    """The wait for what other ranks did with a call that this one refused."""
+
+    __slots__ = ()
+
+    def advance(self) -> bool:
+        """Read what the others say; return whether all have refused it."""
+        return self.channel.watchdog.all_refused(self.number)
+
+    def waiting(self) -> Waiting:
+        """Describe what is waited for."""
+        missing = self.channel.watchdog.not_refused(self.number)
+        return Waiting(self.number, Signature.refusing("a call"), "until all ranks refuse it", missing)
+
+    def abandon(self, error: BaseException) -> None:
+        """Break off: others are in a call that this rank does not make."""
+        self.channel.break_off(f"{type(error).__name__}: {error}")
+
+
+def settle(channel: Channel, timeout: float) -> None:
+    """Return if every rank refused the call that this rank refused last: then all of them can go on.
+
+    Raises
+    ------
+    RemoteError, CollectiveTimeout
+        If another rank made the call, or has not come to it in time; the communicator is broken then.
+    """
+    number, channel.refusal = channel.refusal, None
+    if number is not None and channel.broken is None:
+        _Settling(channel, number).finish(timeout)
+
+
+def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:
+    """Return every rank's text."""
+    plan = _exchange_plan(channel)
+    assert plan.inbox is not None
+    records = plan.inbox.reshape(channel.size, _RECORD_NBYTES)
+    own = text.encode()[:_RECORD_NBYTES]
+    records[channel.rank] = 0
+    records[channel.rank, : len(own)] = np.frombuffer(own, _UINT8)
+    _run(channel, plan, signature, number, timeout)
+    return [bytes(record).rstrip(b"\0").decode(errors="replace") for record in records]
+
+
+def _raise_difference(number: int, texts: list[str]) -> None:
+    for rank, text in enumerate(texts):
+        if text.startswith("!"):
+            raise RemoteError(f"collective {number}: rank {rank} refused its arguments: {text[1:]}")
+    calls: dict[str, list[str]] = {}
+    for rank, text in enumerate(texts):
+        calls.setdefault(text, []).append(str(rank))
+    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
+    raise MismatchError(f"collective {number} of this communicator differs between ranks: {'; '.join(parts)}")

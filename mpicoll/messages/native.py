@@ -1,0 +1,124 @@
+"""The MPI library's own collectives: the baseline, and the way for what is not written by hand.
+
+This is the only module that calls them on users' data. They run on the private duplicate like everything else.
+As an algorithm (``algorithm="native"``) they are called as any program would call them: blocking, without a deadline.
+As the way for foreign datatypes and operations they are started nonblocking, so that the wait has a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.communicator.channel import Channel
+from mpicoll.progress.call_signature import Signature, Waiting
+from mpicoll.progress.progress_engine import InFlight
+
+Arguments = tuple[Any, ...]
+
+BLOCKING: dict[str, Callable[..., None]] = {
+    "allreduce": MPI.Intracomm.Allreduce,
+    "reduce": MPI.Intracomm.Reduce,
+    "bcast": MPI.Intracomm.Bcast,
+    "reduce_scatter": MPI.Intracomm.Reduce_scatter,
+    "reduce_scatter_block": MPI.Intracomm.Reduce_scatter_block,
+    "allgather": MPI.Intracomm.Allgather,
+    "allgatherv": MPI.Intracomm.Allgatherv,
+    "barrier": MPI.Intracomm.Barrier,
+    "gather": MPI.Intracomm.Gather,
+    "gatherv": MPI.Intracomm.Gatherv,
+    "scatter": MPI.Intracomm.Scatter,
+    "scatterv": MPI.Intracomm.Scatterv,
+    "alltoall": MPI.Intracomm.Alltoall,
+    "alltoallv": MPI.Intracomm.Alltoallv,
+    "scan": MPI.Intracomm.Scan,
+    "exscan": MPI.Intracomm.Exscan,
+}
+NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
+    "allreduce": MPI.Intracomm.Iallreduce,
+    "reduce": MPI.Intracomm.Ireduce,
+    "bcast": MPI.Intracomm.Ibcast,
+    "reduce_scatter": MPI.Intracomm.Ireduce_scatter,
+    "reduce_scatter_block": MPI.Intracomm.Ireduce_scatter_block,
+    "allgather": MPI.Intracomm.Iallgather,
+    "allgatherv": MPI.Intracomm.Iallgatherv,
+    "barrier": MPI.Intracomm.Ibarrier,
+    "gather": MPI.Intracomm.Igather,
+    "gatherv": MPI.Intracomm.Igatherv,
+    "scatter": MPI.Intracomm.Iscatter,
+    "scatterv": MPI.Intracomm.Iscatterv,
+    "alltoall": MPI.Intracomm.Ialltoall,
+    "alltoallv": MPI.Intracomm.Ialltoallv,
+    "scan": MPI.Intracomm.Iscan,
+    "exscan": MPI.Intracomm.Iexscan,
+}
+
+
+def _with_topology(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of mpi4py's communicators with a topology for duplicates of them."""
+    return lambda comm, *arguments: method(MPI.Topocomm(comm), *arguments)
+
+
+NEIGHBORHOOD: dict[str, Callable[..., MPI.Request]] = {
+    "neighbor_allgather": _with_topology(MPI.Topocomm.Ineighbor_allgather),
+    "neighbor_allgatherv": _with_topology(MPI.Topocomm.Ineighbor_allgatherv),
+    "neighbor_alltoall": _with_topology(MPI.Topocomm.Ineighbor_alltoall),
+    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Ineighbor_alltoallv),
+    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Ineighbor_alltoallw),
+}
+NEIGHBORHOOD_BLOCKING: dict[str, Callable[..., None]] = {
+    "neighbor_alltoall": _with_topology(MPI.Topocomm.Neighbor_alltoall),
+    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Neighbor_alltoallv),
+    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Neighbor_alltoallw),
+}
+NEIGHBORHOOD_PERSISTENT: dict[str, Callable[..., MPI.Request]] = {
+    "neighbor_allgather": _with_topology(MPI.Topocomm.Neighbor_allgather_init),
+    "neighbor_allgatherv": _with_topology(MPI.Topocomm.Neighbor_allgatherv_init),
+    "neighbor_alltoall": _with_topology(MPI.Topocomm.Neighbor_alltoall_init),
+    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Neighbor_alltoallv_init),
+    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Neighbor_alltoallw_init),
+}
+
+
+class NativeRun(InFlight):
+    """A collective of the MPI library on its way.
+
+    Parameters
+    ----------
+    sources
+        The only ranks from which data come; None if the collective takes all of them.
+    """
+
+    __slots__ = ("_request", "_sources", "signature")
+
+    def __init__(
+        self,
+        channel: Channel,
+        request: MPI.Request,
+        signature: Signature,
+        number: int,
+        sources: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(channel, number)
+        self.signature = signature
+        self._request, self._sources = request, sources
+
+    def advance(self) -> bool:
+        """Return whether it has ended."""
+        return bool(self._request.Test())
+
+    def waiting(self) -> Waiting:
+        """Describe what is waited for; only the MPI library knows more."""
+        sources = self._sources
+        return Waiting(self.number, self.signature, "inside the MPI library", sources or (), sources is not None)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up; the request stays alive because it cannot be taken back."""
+        self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
+
+
+def call_blocking(channel: Channel, collective: str, arguments: Arguments) -> None:
+    """Make the MPI library's blocking call."""
+    BLOCKING[collective](channel.comm, *arguments)

@@ -1,0 +1,166 @@
+"""Models of the user's own, seen as a row of layers with an array of parameters each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpicoll import tracing
+from mpicoll.errors import DataError
+from mpicoll.models.layers import Shape
+from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
+
+
+class TrainableModel(Protocol):
+    """Model of the user's own: a pure function of parameters and a batch, with its derivative.
+
+    Parameters and gradients are sequences of arrays, all of float32 or all of float64. The model holds none of them:
+    a strategy decides where they live.
+    """
+
+    def initial(self, seed: int) -> Sequence[np.ndarray]:
+        """Return initial parameters that depend on nothing but `seed`."""
+
+    def forward(self, parameters: Sequence[np.ndarray], x: Any, y: Any) -> tuple[float, float, Any]:
+        """Return the loss and the number of hits, each summed over the batch, and what `backward` needs.
+
+        ``x`` and ``y`` are what the data set's ``batch`` returned, or rows of it. Where there is nothing to count, the
+        number of hits is 0.
+        """
+
+    def backward(self, parameters: Sequence[np.ndarray], saved: Any) -> Sequence[np.ndarray]:
+        """Return the gradients of the summed loss, shaped like the parameters."""
+
+
+class _Parameter:
+    """One array of parameters, in the place of a :class:`~mpicoll.models.layers.Layer`; it computes nothing itself."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shapes = (shape,)
+        self.decays = (len(shape) > 1,)
+        self.output: Shape = ()
+        self.waited = 0.0
+
+
+class OwnModel(Model):
+    """A :class:`TrainableModel` as strategies and loops see models.
+
+    Weight decay applies to arrays of two and more dimensions.
+
+    Raises
+    ------
+    DataError
+        If the parameters are not arrays of one type, float32 or float64.
+    """
+
+    def __init__(self, model: TrainableModel, seed: int) -> None:
+        self._model, arrays = model, [np.asarray(array) for array in model.initial(seed)]
+        dtypes = sorted({str(array.dtype) for array in arrays})
+        if len(dtypes) != 1 or dtypes[0] not in ("float32", "float64"):
+            raise DataError(f"model: initial({seed}) gives {dtypes}; parameters are all float32 or all float64")
+        layers: list[Any] = [_Parameter(array.shape) for array in arrays]
+        super().__init__(layers, dtypes[0])
+        whole = np.empty(self.parameter_count, self.dtype)
+        self._copies = FlatParameters(self.layout, whole)
+
+    def initial(self, seed: int) -> np.ndarray:
+        """Return the initial parameters in one vector, ``(parameter_count,)`` of dtype."""
+        arrays = [np.asarray(array) for array in self._model.initial(seed)]
+        if [array.shape for array in arrays] != self.shapes:
+            raise DataError(f"model: initial({seed}) gives other shapes than before")
+        return np.concatenate([array.reshape(-1) for array in arrays]).astype(self.dtype, copy=False)
+
+    def arrays(self, storage: ParameterStore) -> list[np.ndarray]:
+        """Return copies of all parameters. Collective where ranks hold parts of them."""
+        return [array.copy() for array in self._gather(storage)]
+
+    def loss(self, storage: ParameterStore, x: Any, y: Any) -> tuple[float, int]:
+        """Return summed loss and number of hits."""
+        parameters = self._gather(storage)
+        return self._forward(parameters, x, y)[:2] if len(x) else (0.0, 0)
+
+    def loss_and_gradient(self, storage: ParameterStore, x: Any, y: Any, *, add: bool = False) -> tuple[float, int]:
+        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
+        parameters = self._gather(storage)
+        if not len(x):
+            self._give(storage, [np.zeros((), self.dtype)] * len(parameters), add)
+            return 0.0, 0
+        loss, correct, saved = self._forward(parameters, x, y)
+        with tracing.span("backward"):
+            gradients = self._checked(self._model.backward(parameters, saved))
+        self._give(storage, gradients, add)
+        return loss, correct
+
+    def _forward(self, parameters: Sequence[np.ndarray], x: Any, y: Any) -> tuple[float, int, Any]:
+        with tracing.span("forward"):
+            found = self._model.forward(parameters, x, y)
+        if not isinstance(found, (tuple, list)) or len(found) != 3:
+            raise DataError(f"model: forward gives {_described(found)}, not the three of loss, hits, and what is saved")
+        loss, hits, saved = found
+        return _number(loss, "loss"), _number(hits, "number of hits"), saved  # type: ignore[return-value]
+
+    def _checked(self, found: Any) -> list[np.ndarray]:
+        """Return gradients, if they are like the parameters.
+
+        Raises
+        ------
+        DataError
+            Naming the first that is wrong.
+        """
+        if isinstance(found, np.ndarray) or not isinstance(found, Iterable):
+            raise DataError(f"model: backward gives {_described(found)}, not a list of {len(self.shapes)} gradients")
+        gradients = list(found)
+        shapes = [np.shape(gradient) for gradient in gradients]
+        if shapes != self.shapes:
+            raise DataError(f"model: backward gives shapes {shapes}, the parameters have {self.shapes}")
+        for number, gradient in enumerate(gradients):
+            dtype = gradient.dtype if isinstance(gradient, np.ndarray) else np.asarray(gradient).dtype
+            if dtype != self.dtype and dtype.kind != "f":
+                raise DataError(
+                    f"model: backward gives {_described(gradient)} for parameter {number}, not an array of {self.dtype}"
+                )
+        return gradients
+
+    def _gather(self, storage: ParameterStore) -> list[np.ndarray]:
+        """Copy the parameters layer by layer: a strategy may hold only some of them at a time."""
+        found = []
+        for number in range(len(self.layers)):
+            (array,), (copy,) = storage.parameters(number), self._copies.parameters(number)
+            np.copyto(copy, array)
+            storage.release(number)
+            found.append(copy)
+        return found
+
+    def _give(self, storage: ParameterStore, gradients: Sequence[np.ndarray], add: bool) -> None:
+        for number in range(len(self.layers) - 1, -1, -1):
+            (into,) = storage.gradients(number)
+            if add:
+                into += gradients[number]
+            else:
+                into[...] = gradients[number]
+            storage.complete(number)
+
+
+def _described(found: Any) -> str:
+    """Return the type of a result; of an array with dtype and shape."""
+    if isinstance(found, (np.ndarray, np.generic)):
+        return f"an array of {found.dtype} and shape {found.shape}"
+    length = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
+    return f"a {type(found).__name__}{length}"
+
+
+def _number(found: Any, name: str) -> float:
+    """Return a real number that `forward` gave.
+
+    Raises
+    ------
+    DataError
+        If it is none.
+    """
+    if type(found) is float or type(found) is int:
+        return found
+    if np.shape(found) or np.asarray(found).dtype.kind not in "fiub":
+        raise DataError(f"model: forward gives {_described(found)} as {name}, not a number summed over the batch")
+    return float(found)

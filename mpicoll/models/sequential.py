@@ -1,0 +1,208 @@
+"""Models: layers in a row with softmax cross entropy behind the last, over one flat vector of parameters.
+
+The vector holds layer after layer, in each the weights before the biases. Where it lives is a :class:`ParameterStore`'s
+business: in one piece on every rank, or gathered layer by layer. A model tells it which layer it is about to use, and
+which layer's gradients are complete, so that they can be sent while those of the layers below are computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mpicoll import tracing
+from mpicoll.kernels.network import softmax_cross_entropy
+from mpicoll.models.layers import Arrays, Convolution, Dense, Layer, Workspace
+from mpicoll.optim.optimizers import ParameterSpan
+
+
+class ParameterStore(Protocol):
+    """Parameter store of a model; layers are numbered from 0."""
+
+    def parameters(self, layer: int) -> Arrays:
+        """Return the parameter arrays of a layer, good until `release`."""
+
+    def release(self, layer: int) -> None:
+        """Take note that the layer's parameters are not needed for now."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """Return arrays for the gradients of a layer."""
+
+    def complete(self, layer: int) -> None:
+        """Take note that they have been written."""
+
+
+class ParameterLayout:
+    """Offsets of each layer's arrays in the flat vector.
+
+    Attributes
+    ----------
+    spans : list of list of Span
+        For each layer, for each of its arrays.
+    bounds : list of int
+        Where layers begin, and the length of the vector.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.spans: list[list[ParameterSpan]] = []
+        self.bounds = [0]
+        for layer in layers:
+            ends = list(itertools.accumulate(map(math.prod, layer.shapes), initial=self.bounds[-1]))
+            self.spans.append([ParameterSpan(*span) for span in zip(ends, ends[1:], layer.decays, strict=False)])
+            self.bounds.append(ends[-1])
+        self._shapes = [layer.shapes for layer in layers]
+
+    def views(self, layer: int, part: np.ndarray) -> list[np.ndarray]:
+        """Return a layer's arrays as views into `part`, which holds that layer's elements."""
+        begin = self.bounds[layer]
+        return [
+            part[span.start - begin : span.stop - begin].reshape(shape)
+            for span, shape in zip(self.spans[layer], self._shapes[layer], strict=True)
+        ]
+
+    def decayed(self, start: int, stop: int) -> list[ParameterSpan]:
+        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`, equal neighbours joined."""
+        cut = [
+            ParameterSpan(max(span.start, start) - start, min(span.stop, stop) - start, span.decays)
+            for span in itertools.chain.from_iterable(self.spans)
+            if max(span.start, start) < min(span.stop, stop)
+        ]
+        groups = [list(group) for _, group in itertools.groupby(cut, key=lambda span: span.decays)]
+        return [ParameterSpan(group[0].start, group[-1].stop, group[0].decays) for group in groups]
+
+
+class FlatParameters:
+    """All parameters and gradients in two vectors of this process; a :class:`ParameterStore`."""
+
+    def __init__(self, layout: ParameterLayout, parameters: np.ndarray, gradient: np.ndarray | None = None) -> None:
+        bounds = list(itertools.pairwise(layout.bounds))
+        self._parameters = [layout.views(layer, parameters[a:b]) for layer, (a, b) in enumerate(bounds)]
+        self._gradients: list[list[np.ndarray]] = []
+        if gradient is not None:
+            self._gradients = [layout.views(layer, gradient[a:b]) for layer, (a, b) in enumerate(bounds)]
+
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`ParameterStore`."""
+        return self._parameters[layer]
+
+    def release(self, layer: int) -> None:
+        """See :class:`ParameterStore`."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`ParameterStore`."""
+        return self._gradients[layer]
+
+    def complete(self, layer: int) -> None:
+        """See :class:`ParameterStore`."""
+
+
+Tape = list[Workspace]
+"""What forward leaves for backward, a workspace a layer; micro-batches under way at once need a tape each."""
+
+
+class Model:
+    """Layers in a row.
+
+    Parameters
+    ----------
+    layers
+        The last one's outputs are logits.
+    dtype
+        Of parameters, gradients and features: float32 or float64.
+
+    Attributes
+    ----------
+    parameter_count : int
+        Length of the flat vector.
+    shapes : list of tuple of int
+        Of the arrays in it, in order.
+    layout : Layout
+        What stands where in it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], dtype: np.dtype | type | str) -> None:
+        self.layers = tuple(layers)
+        self.dtype = np.dtype(dtype)
+        self.shapes = [shape for layer in self.layers for shape in layer.shapes]
+        self.layout = ParameterLayout(self.layers)
+        self.parameter_count = self.layout.bounds[-1]
+        self._tape = self.tape()
+
+    def tape(self) -> Tape:
+        """Return a new tape."""
+        return [Workspace() for _ in self.layers]
+
+    def initial(self, seed: int) -> np.ndarray:
+        """Return initial parameters, ``(parameter_count,)`` of dtype, that depend on nothing but `seed`."""
+        random, flat = np.random.default_rng(seed), np.zeros(self.parameter_count, self.dtype)
+        storage = FlatParameters(self.layout, flat)
+        for number, layer in enumerate(self.layers):
+            layer.initial(random, storage.parameters(number))
+        return flat
+
+    def forward(self, storage: ParameterStore, x: np.ndarray, tape: Tape) -> np.ndarray:
+        """Return the logits, (rows, classes), of `x`, (rows, features)."""
+        with tracing.span("forward"):
+            for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
+                x = layer.forward(storage.parameters(number), x, room)
+                storage.release(number)
+        return x
+
+    def backward(
+        self, storage: ParameterStore, delta: np.ndarray, tape: Tape, *, below: bool = False, add: bool = False
+    ) -> np.ndarray | None:
+        """Write the sum of the samples' gradients, or add it, from the last layer to the first.
+
+        Parameters
+        ----------
+        delta : shape of what `forward` returned
+            The loss's derivative there; overwritten.
+        below
+            Whether the derivative with respect to what went into the first layer is wanted, which is returned.
+        """
+        with tracing.span("backward"):
+            for number in range(len(self.layers) - 1, -1, -1):
+                wanted = below or number > 0
+                arrays, gradients = storage.parameters(number), storage.gradients(number)
+                into = self.layers[number].backward(arrays, delta, tape[number], gradients, below=wanted, add=add)
+                storage.release(number)
+                storage.complete(number)
+                if into is not None:
+                    delta = into
+        return delta if below else None
+
+    def loss(self, storage: ParameterStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """Return summed loss and number of hits; `y`: (rows,) of int64, in 0 .. classes - 1."""
+        return softmax_cross_entropy(self.forward(storage, x, self._tape), y)
+
+    def loss_and_gradient(
+        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False
+    ) -> tuple[float, int]:
+        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
+        logits = self.forward(storage, x, self._tape)
+        result = softmax_cross_entropy(logits, y)
+        self.backward(storage, logits, self._tape, add=add)
+        return result
+
+
+def perceptron(widths: Sequence[int], dtype: np.dtype | type | str) -> Model:
+    """Return dense layers with ReLU between them.
+
+    Parameters
+    ----------
+    widths
+        Features, hidden widths and classes; without hidden ones this is logistic regression.
+    """
+    last = len(widths) - 2
+    shapes = itertools.pairwise(widths)
+    return Model([Dense(inputs, out, relu=depth < last) for depth, (inputs, out) in enumerate(shapes)], dtype)
+
+
+def convolutional(image: tuple[int, int, int], filters: int, classes: int, dtype: np.dtype | type | str) -> Model:
+    """Return a 3 x 3 convolution with ReLU and pooling, and a dense layer."""
+    first = Convolution(image, filters)
+    return Model([first, Dense(first.output[0], classes, relu=False)], dtype)

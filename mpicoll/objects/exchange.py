@@ -1,0 +1,320 @@
+"""Exchanges of records, and of the objects that are too long for them, by the collectives on arrays.
+
+Every rank reads in the records who has a long object, so that all take the same way from there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.execute import go_on
+from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.operation_words import ALLGATHER, BCAST, COLLECTIVES, DONE, OTHER
+from mpicoll.objects import quick, records
+from mpicoll.objects.encoding import ALIGNMENT, ERROR, LONG_SOMEWHERE, Payload, decode
+from mpicoll.objects.folding import OP_NAMES
+from mpicoll.objects.records import NBYTES, Description, Workspace
+from mpicoll.shared_memory import numpy_allocator
+
+_EMPTY = np.empty(0, np.uint8)
+_NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
+_IN_PLACE_NBYTES = 64 << 10
+"""Shorter parts are sent from memory of their own, which a compiled call does in one step."""
+_ROUNDED_NBYTES, _PADDED_NBYTES, _EQUAL_NBYTES = 1 << 20, 256 << 10, 64 << 10
+
+
+class Exchange:
+    """Exchanges of objects on one communicator.
+
+    Parameters
+    ----------
+    table
+        Address of the table for plain calls, 0 if they are made on the general path.
+    """
+
+    def __init__(self, scope: CallContext, table: int) -> None:
+        self.scope, self.table = scope, table
+        self.rank, self.size = scope.channel.rank, scope.channel.size
+        self.workspaces: list[Workspace] = []
+        self._heads = struct.Struct("<" + f"QQ{NBYTES - 16}x" * self.size)
+
+    def workspace(self) -> Workspace:
+        """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""
+        try:
+            return self.workspaces.pop()
+        except IndexError:
+            return Workspace(self.size)
+
+    def plain(self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
+        """Make a collective on whole arrays, in one compiled call if it can."""
+        number = _NUMBERS[collective]
+        status = call.run(self.table, number, id(sendbuf), id(recvbuf), id(op), root) if self.table else OTHER
+        if status != DONE:
+            go_on(self.scope, status, None, collective, sendbuf, recvbuf, op, root)
+
+    def run(
+        self, collective: str, sendbuf: Any = None, recvbuf: Any = None, op: MPI.Op = MPI.SUM, root: int = 0
+    ) -> None:
+        """Make a collective on arrays."""
+        go_on(self.scope, OTHER, None, collective, sendbuf, recvbuf, op, root)
+
+    def gather_records(self, work: Workspace) -> None:
+        """Give every rank's record to all."""
+        status = call.run(self.table, ALLGATHER, work.own_id, work.all_id, 0, 0) if self.table else OTHER
+        if status != DONE:
+            go_on(self.scope, status, None, "allgather", work.own, work.all)
+
+    def gather_quickly(self, call_word: int, found: quick.Found) -> tuple[tuple[int, ...], bytes]:
+        """Return the first two words of all ranks' records, and the records."""
+        work = self.workspace()
+        quick.write(work.memory, 0, call_word, found)
+        self.gather_records(work)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self._heads.unpack(data), data
+
+    def swap_quickly(self, call_word: int, found: Sequence[quick.Found]) -> tuple[tuple[int, ...], bytes]:
+        """Do so where each rank has a record for each."""
+        work = self.workspace()
+        sent = self._filled(work, call_word, found)
+        self.plain("alltoall", sent, work.all)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self._heads.unpack(data), data
+
+    def _filled(self, work: Workspace, call_word: int, found: Sequence[quick.Found]) -> np.ndarray:
+        sent = work.to_all()
+        memory, begin = sent.data, 0
+        for each in found:
+            quick.write(memory, begin, call_word, each)
+            begin += NBYTES
+        return sent
+
+    def scatter_quickly(self, work: Workspace, call_word: int, found: Sequence[quick.Found], root: int) -> None:
+        """Give each rank its record from this one, the root."""
+        self.plain("scatter", self._filled(work, call_word, found), work.own, root=root)
+
+    def all_records(self, call_word: int, payload: Payload) -> list[Description]:
+        """Return the records of all ranks.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if they make different calls.
+        RemoteError
+            If another rank has no object.
+        """
+        work = self.workspace()
+        records.write(work.memory, 0, call_word, payload)
+        self.gather_records(work)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self.checked(data, call_word)
+
+    def checked(self, data: bytes, call_word: int) -> list[Description]:
+        """Read the records of all ranks and compare their calls; see :meth:`all_records`."""
+        found = [records.read(data, begin) for begin in range(0, len(data), NBYTES)]
+        if any(each.call != call_word for each in found):
+            self._raise_difference(found)
+        for rank, each in enumerate(found):
+            if each.kind == ERROR and rank != self.rank:
+                raise remote_error(rank, call_word, each)
+        return found
+
+    def _raise_difference(self, found: Sequence[Description]) -> None:
+        calls: dict[str, list[str]] = {}
+        for rank, each in enumerate(found):
+            calls.setdefault(records.describe(each.call, OP_NAMES), []).append(str(rank))
+        parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
+        raise MismatchError(f"this call differs between ranks: {'; '.join(parts)}")
+
+    def bcast_record(self, work: Workspace, root: int) -> None:
+        """Give the root's record to all."""
+        status = call.run(self.table, BCAST, 0, work.own_id, 0, root) if self.table else OTHER
+        if status != DONE:
+            go_on(self.scope, status, None, "bcast", None, work.own, MPI.SUM, root)
+
+    def scatter_records(self, work: Workspace, call_word: int, payloads: Sequence[Payload], root: int) -> None:
+        """Give each rank its record from the root, which alone has `payloads`."""
+        if payloads:
+            self._write_all(work.to_all().data, call_word, payloads)
+        self.plain("scatter", work.to_all() if payloads else None, work.own, root=root)
+
+    def read_from_root(self, work: Workspace, call_word: int, root: int) -> Description:
+        """Read the record that the root has sent."""
+        found = records.read(work.own.tobytes(), 0)
+        self.workspaces.append(work)
+        if found.call != call_word:
+            texts = [records.describe(each, OP_NAMES) for each in (call_word, found.call)]
+            raise MismatchError(f"this call differs between ranks: {texts[0]} here, {texts[1]} on rank {root}")
+        if found.kind == ERROR and self.rank != root:
+            raise remote_error(root, call_word, found)
+        return found
+
+    def swap_records(self, call_word: int, payloads: Sequence[Payload]) -> list[Description]:
+        """Give each rank its record from every rank."""
+        work = self.workspace()
+        self._write_all(work.to_all().data, call_word, payloads)
+        self.plain("alltoall", work.to_all(), work.all)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self.checked(data, call_word)
+
+    def _write_all(self, memory: memoryview, call_word: int, payloads: Sequence[Payload]) -> None:
+        longest = max((each.nbytes for each in payloads if records.is_long(each)), default=0)
+        flags = LONG_SOMEWHERE if longest else 0
+        room = (longest - 1).bit_length() if 0 < longest <= _EQUAL_NBYTES else 0
+        for rank, payload in enumerate(payloads):
+            records.write(memory, rank * NBYTES, call_word, payload, flags, room)
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Tell the other ranks if an exception keeps this one from a call that they make now."""
+        try:
+            yield
+        except Exception as error:
+            self.scope.channel.refuse(error)
+            raise
+
+    def gather_long(self, payload: Payload, found: Sequence[Description], root: int | None = None) -> list[Any]:
+        """Return the objects of all ranks, of which some are long; to `root` only if there is one, else to all."""
+        counts = padded([room_for(each) for each in found])
+        equal, here = len(set(counts)) == 1, root is None or root == self.rank
+        with self.announced():
+            memory = np.empty(sum(counts), np.uint8) if here else None
+            sent = self._sent(payload, memory, counts)
+        if root is not None and equal:
+            self.plain("gather", sent, memory, root=root)
+        elif root is not None:
+            self.run("gatherv", sent, None if memory is None else [memory, counts], root=root)
+        elif equal:
+            self.plain("allgather", sent, memory)
+        else:
+            self.run("allgatherv", sent, [memory, counts])
+        return [] if memory is None else taken(found, memory, counts)
+
+    def _sent(self, payload: Payload, memory: np.ndarray | None, counts: Sequence[int]) -> Any:
+        """Return what this rank sends to a gather: its part of the result where that is long."""
+        own, begin = counts[self.rank], sum(counts[: self.rank])
+        in_place = memory is not None and own > _IN_PLACE_NBYTES
+        sent = memory[begin : begin + own] if in_place and memory is not None else to_send(own)
+        if records.is_long(payload):
+            payload.write(sent.data)
+        return MPI.IN_PLACE if in_place else sent
+
+    def bcast_long(self, payload: Payload | None, found: Description, root: int) -> Any:
+        """Return the root's object, which is long."""
+        with self.announced():
+            memory = np.empty(rounded(found.nbytes), np.uint8)
+            if payload is not None:
+                payload.write(memory.data)
+        self.plain("bcast", None, memory, root=root)
+        return restored(found, memory)
+
+    def scatter_long(self, payloads: Sequence[Payload], found: Description, root: int) -> Any:
+        """Return this rank's object from the root, where some are long."""
+        each = found.room
+        with self.announced():
+            own = np.empty(each or room_for(found), np.uint8)
+            memory, counts = packed(payloads, each) if payloads else (None, [])
+        if each:
+            self.plain("scatter", memory, own, root=root)
+        else:
+            self.run("scatterv", [memory, counts] if payloads else None, own, root=root)
+        return restored(found, own)
+
+    def swap_long(self, payloads: Sequence[Payload], found: Sequence[Description]) -> list[Any]:
+        """Return this rank's objects from all ranks, where some are long."""
+        large = any(each.flags & LONG_SOMEWHERE and not each.room for each in found)
+        each = 0 if large else max(each.room for each in found)
+        counts = [each or room_for(other) for other in found]
+        with self.announced():
+            (sent, sent_counts), memory = packed(payloads, each), np.empty(sum(counts), np.uint8)
+        if each:
+            self.plain("alltoall", sent, memory)
+        else:
+            self.run("alltoallv", [sent, sent_counts], [memory, counts])
+        return taken(found, memory, counts)
+
+
+def remote_error(rank: int, call_word: int, found: Description) -> RemoteError:
+    """Return the exception for a record that has an error in place of an object."""
+    text = (found.data or b"").decode("utf-8", "replace")
+    return RemoteError(f"{records.describe(call_word, OP_NAMES)}: rank {rank} could not take part: {text}")
+
+
+def to_send(nbytes: int) -> np.ndarray:
+    """Return memory for what is sent and then freed: shared by the ranks of the node if long, which copy from there.
+
+    Results lie in ordinary memory: they live on, and a forked child must not share them with its parent.
+    """
+    return numpy_allocator.empty(nbytes, np.uint8) if nbytes > _IN_PLACE_NBYTES else np.empty(nbytes, np.uint8)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the bytes that a payload takes up beside others."""
+    return nbytes + -nbytes % ALIGNMENT
+
+
+def room_for(found: Description) -> int:
+    """Return the bytes of an object that travels apart from its record; 0 if it does not."""
+    return 0 if found.data is not None else aligned(found.nbytes)
+
+
+def rounded(nbytes: int) -> int:
+    """Return a length at least as large, of few different ones: a call of a new length takes longer once."""
+    if nbytes > _ROUNDED_NBYTES:
+        return aligned(nbytes)
+    step = max(ALIGNMENT, 1 << (nbytes.bit_length() - 4))
+    return nbytes + -nbytes % step
+
+
+def padded(counts: list[int]) -> list[int]:
+    """Return counts for all ranks, equal ones if that is not much more."""
+    longest = rounded(max(counts))
+    if longest * len(counts) <= max(2 * sum(counts), _PADDED_NBYTES):
+        return [longest] * len(counts)
+    return counts
+
+
+def packed(payloads: Sequence[Payload], room: int) -> tuple[np.ndarray, list[int]]:
+    """Return the long ones of some payloads, one after the other, and the bytes of each.
+
+    Parameters
+    ----------
+    room
+        Bytes that each payload takes up; 0 if they take up different ones.
+    """
+    counts = [room or (aligned(each.nbytes) if records.is_long(each) else 0) for each in payloads]
+    memory, begin = to_send(sum(counts)), 0
+    for payload, count in zip(payloads, counts, strict=True):
+        if records.is_long(payload):
+            payload.write(memory[begin : begin + count].data)
+        begin += count
+    return memory, counts
+
+
+def restored(found: Description, memory: np.ndarray | None) -> Any:
+    """Return the object of a record; `memory` has it if it is long."""
+    data: Any = found.data
+    if data is None:
+        assert memory is not None
+        data = memory[: found.nbytes].data
+    return decode(found.kind, found.dtype, found.flags, found.shape, data)
+
+
+def taken(found: Sequence[Description], memory: np.ndarray, counts: Sequence[int]) -> list[Any]:
+    """Return the objects of records; `memory` has the long ones."""
+    objects, begin = [], 0
+    for each, count in zip(found, counts, strict=True):
+        objects.append(restored(each, memory[begin : begin + count] if count else _EMPTY))
+        begin += count
+    return objects

@@ -1,0 +1,55 @@
+"""Neighbourhood collectives of Python objects: pickles, whose lengths travel before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpicoll.collectives import neighborhood_calls
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.neighborhood_calls import Neighborhood
+from mpicoll.objects import pickling
+from mpicoll.objects.moves import as_many
+
+
+def allgather(scope: CallContext, around: Neighborhood, obj: Any) -> list[Any]:
+    """Return the objects of the ranks in `around.sources`; None for a source that is no rank."""
+    (data,) = _pickled(scope, (obj,))
+    lengths = np.zeros(len(around.sources), np.int64)
+    neighborhood_calls.run(scope, "neighbor_allgather", around, np.array([data.size]), lengths)
+    memory = np.empty(int(lengths.sum()), np.uint8)
+    neighborhood_calls.run(scope, "neighbor_allgatherv", around, data, [memory, lengths])
+    return _unpickled(memory, lengths)
+
+
+def alltoall(scope: CallContext, around: Neighborhood, destinations: int, objects: Any) -> list[Any]:
+    """Return the object that each rank in `around.sources` has for this one; `objects` has one for each destination."""
+    try:
+        given = as_many(objects, destinations, "sendobj")
+    except Exception as error:
+        scope.channel.refuse(error)
+        raise
+    parts = _pickled(scope, given)
+    counts, lengths = np.array([part.size for part in parts], np.int64), np.zeros(len(around.sources), np.int64)
+    neighborhood_calls.run(scope, "neighbor_alltoall", around, counts, lengths)
+    memory = np.empty(int(lengths.sum()), np.uint8)
+    data = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    neighborhood_calls.run(scope, "neighbor_alltoallv", around, [data, counts], [memory, lengths])
+    return _unpickled(memory, lengths)
+
+
+def _pickled(scope: CallContext, objects: Sequence[Any]) -> list[np.ndarray]:
+    """Return pickles, an empty one for None; if an object cannot be pickled, the other ranks are told."""
+    try:
+        return [np.frombuffer(b"" if obj is None else pickling.dumps(obj), np.uint8) for obj in objects]
+    except Exception as error:
+        scope.channel.refuse(error)
+        raise
+
+
+def _unpickled(memory: np.ndarray, lengths: np.ndarray) -> list[Any]:
+    ends = np.cumsum(lengths)
+    parts = zip(ends - lengths, ends, strict=True)
+    return [pickling.loads(memory[begin:end].tobytes()) if begin < end else None for begin, end in parts]

@@ -1,0 +1,35 @@
+"""The pickler of mpi4py, ``MPI.pickle``: the only module that pickles.
+
+What is unpickled comes from ranks of the same communicator, which run the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+_OUT_OF_BAND_PROTOCOL = 5
+
+
+dumps = MPI.pickle.dumps
+"""``dumps(obj)`` returns the pickle of an object, with everything in it."""
+loads = MPI.pickle.loads
+"""``loads(data)`` returns the object of a pickle."""
+
+
+def dumps_apart(obj: Any) -> tuple[bytes, Sequence[Any]]:
+    """Return a pickle and the large buffers that it leaves out.
+
+    There are none where the program has given mpi4py another pickler, or an older protocol.
+    """
+    protocol = MPI.pickle.PROTOCOL
+    if protocol is None or protocol < _OUT_OF_BAND_PROTOCOL:
+        return MPI.pickle.dumps(obj), ()
+    return MPI.pickle.dumps_oob(obj)
+
+
+def loads_apart(data: Any, buffers: Sequence[Any]) -> Any:
+    """Return the object of a pickle and the buffers that it leaves out; the object keeps them."""
+    return MPI.pickle.loads_oob(data, buffers)

@@ -1,0 +1,1 @@
+"""Optimizers and learning-rate schedules, for trainer, shards and parameter server."""

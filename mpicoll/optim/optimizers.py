@@ -1,0 +1,214 @@
+"""Optimizers: SGD, momentum, Adagrad, Adam and AdamW, for replicas, shards, local replicas and parameter servers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from mpicoll.kernels import optimizer_updates
+
+
+class ParameterSpan(NamedTuple):
+    """Elements ``start`` to ``stop - 1`` of the flat vector; `decays`: weight decay applies to them."""
+
+    start: int
+    stop: int
+    decays: bool
+
+
+class Optimizer(ABC):
+    """Update rule of a flat vector of parameters, one compiled pass for each gradient.
+
+    Parameters
+    ----------
+    parameters : (count,) of float32 or float64
+        Updated in place by :meth:`apply`.
+    settings
+        Values of names in `defaults`, which stand for those that are missing.
+    weight_decay
+        ``weight_decay * parameters`` is added to the gradient (L2 penalty); :class:`AdamW` takes it off the parameters.
+    spans
+        Spans that make up the vector, in order; only those that say so decay. None: all of it does. Biases are left
+        alone as a rule, because keeping them small regularises nothing.
+
+    Attributes
+    ----------
+    state : dict of (count,) arrays
+        Vectors that the rule keeps, zeros at first. With :attr:`steps` they are all that there is to save.
+    """
+
+    defaults: ClassVar[Mapping[str, float]] = {}
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors in `state`."""
+    depends_on_steps: ClassVar[bool] = False
+    """True if an update depends on `steps`, which then belongs to the state."""
+
+    def __init__(
+        self,
+        parameters: np.ndarray,
+        settings: Mapping[str, float] | None = None,
+        *,
+        weight_decay: float = 0.0,
+        spans: Sequence[ParameterSpan] | None = None,
+    ) -> None:
+        self.parameters, self._steps = parameters, np.zeros(1, np.int64)
+        self.state = {name: np.zeros_like(parameters) for name in self.slots}
+        self.settings = {**self.defaults, **(settings or {})}
+        self._weight_decay = weight_decay
+        self._spans = [ParameterSpan(0, parameters.size, True)] if spans is None or not weight_decay else list(spans)
+
+    def apply(self, gradient: np.ndarray, rate: float, first: int = 0, *, scale: float = 1.0) -> None:
+        """Take a step along ``scale * gradient``, by the elements from `first` on of which there is a gradient.
+
+        The gradient, of the parameters' dtype, is left as it is; so are all other elements and their state.
+        """
+        self.steps += 1
+        last = first + gradient.size
+        for span in self._spans:
+            start, stop = max(span.start, first), min(span.stop, last)
+            if start < stop or not gradient.size:
+                decay = self._weight_decay if span.decays else 0.0
+                part = gradient[start - first : stop - first]
+                self._apply(slice(start, stop), part, self._scalars(rate, scale, decay))
+
+    @property
+    def steps(self) -> int:
+        """Number of calls of :meth:`apply`."""
+        return int(self._steps[0])
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps[0] = steps
+
+    def shared_state(self) -> dict[str, np.ndarray]:
+        """Return what replicas of the parameters have in common; the arrays in use."""
+        return self.state | ({"optimizer_steps": self._steps} if self.depends_on_steps else {})
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return what is this rank's alone: nothing."""
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(vector.nbytes for vector in self.state.values())
+
+    @abstractmethod
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        """Return the numbers that the kernel takes, for step number `steps`, from 1."""
+
+    @abstractmethod
+    def _apply(self, part: slice, gradient: np.ndarray, scalars: tuple[float, ...]) -> None:
+        """Update a part of the elements."""
+
+    def _array(self, scalars: tuple[float, ...]) -> np.ndarray:
+        """Return numbers in the parameters' type, so that a float32 update stays in float32."""
+        return np.array(scalars, self.parameters.dtype)
+
+
+class SGD(Optimizer):
+    """Gradient descent: :func:`mpicoll.kernels.optimizer_updates.sgd`."""
+
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        return rate, scale, decay
+
+    def _apply(self, part: slice, gradient: np.ndarray, scalars: tuple[float, ...]) -> None:
+        optimizer_updates.sgd(self.parameters[part], gradient, self._array(scalars))
+
+
+class Momentum(Optimizer):
+    """Gradient descent with momentum, perhaps Nesterov's: :func:`mpicoll.kernels.optimizer_updates.momentum`.
+
+    On a parameter server late gradients act like momentum of their own; less is needed there.
+    """
+
+    defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9, "nesterov": 0.0}
+    slots = ("velocity",)
+
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        return rate, scale, decay, self.settings["momentum"]
+
+    def _apply(self, part: slice, gradient: np.ndarray, scalars: tuple[float, ...]) -> None:
+        velocity, nesterov = self.state["velocity"][part], bool(self.settings["nesterov"])
+        optimizer_updates.momentum(self.parameters[part], gradient, velocity, self._array(scalars), nesterov)
+
+
+class Adagrad(Optimizer):
+    """Adagrad: :func:`mpicoll.kernels.optimizer_updates.adagrad`."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"epsilon": 1e-10}
+    slots = ("total",)
+
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        return rate, scale, decay, self.settings["epsilon"]
+
+    def _apply(self, part: slice, gradient: np.ndarray, scalars: tuple[float, ...]) -> None:
+        optimizer_updates.adagrad(self.parameters[part], gradient, self.state["total"][part], self._array(scalars))
+
+
+class Adam(Optimizer):
+    """Adam: :func:`mpicoll.kernels.optimizer_updates.adam`, corrected for moments that began as zeros."""
+
+    defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+    slots = ("mean", "square")
+    depends_on_steps = True
+
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        return (*self._moments(rate), scale, decay, 0.0)
+
+    def _moments(self, rate: float) -> tuple[float, ...]:
+        beta1, beta2 = self.settings["beta1"], self.settings["beta2"]
+        root = math.sqrt(1 - beta2**self.steps)
+        corrected, epsilon = rate * root / (1 - beta1**self.steps), self.settings["epsilon"] * root
+        return corrected, beta1, 1 - beta1, beta2, 1 - beta2, epsilon
+
+    def _apply(self, part: slice, gradient: np.ndarray, scalars: tuple[float, ...]) -> None:
+        mean, square = self.state["mean"][part], self.state["square"][part]
+        optimizer_updates.adam(self.parameters[part], gradient, mean, square, self._array(scalars))
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: ``rate * weight_decay * parameters`` is taken off before each step.
+
+    (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.)
+    """
+
+    def _scalars(self, rate: float, scale: float, decay: float) -> tuple[float, ...]:
+        return (*self._moments(rate), scale, 0.0, rate * decay)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "adamw": AdamW,
+}
+
+
+def checked_settings(optimizer: str, given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Return all of an optimizer's settings, sorted; raise TypeError or ValueError if it has none of that name.
+
+    Decays are in [0, 1), an epsilon is positive, `nesterov` is a bool.
+    """
+    defaults = OPTIMIZERS[optimizer].defaults
+    for name, value in given.items():
+        if name not in defaults:
+            raise TypeError(f"{name}: {optimizer!r} has no such setting; there are {_listed(defaults)}")
+        if name == "nesterov":
+            if value not in (False, True):
+                raise TypeError(f"{name}: {value!r} is not a bool")
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
+            raise TypeError(f"{name}: {value!r} is not a number")
+        if not (0 < value < math.inf if name == "epsilon" else 0 <= value < 1):
+            raise ValueError(f"{name}: {value!r} is not {'positive' if name == 'epsilon' else 'in [0, 1)'}")
+    return tuple(sorted({**defaults, **{name: float(value) for name, value in given.items()}}.items()))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

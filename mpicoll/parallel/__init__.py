@@ -1,0 +1,1 @@
+"""Strategies of synchronous training: data parallel, sharded, tensor, pipeline, local SGD."""

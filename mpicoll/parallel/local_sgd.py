@@ -1,0 +1,123 @@
+"""Local steps: every rank trains a replica of its own, and now and then they are averaged."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.checkpoint import Tensors, Whole
+from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.parallel.strategy import FlatVectorStrategy, Squares, clipping, norm_of, optimizer_for, squares_of
+from mpicoll.train.config import TrainConfig
+
+_ELASTICITY = 0.9
+"""How far the centre goes towards the mean of the replicas."""
+
+
+class LocalSteps(FlatVectorStrategy):
+    """Each rank takes steps of its own; a :class:`~mpicoll.parallel.strategy.Strategy`.
+
+    After every ``--sync-every`` steps the ranks send how far they have come from the point that all of them know, the
+    centre, which moves by the mean of that. *Periodic* averaging lets every replica go on from there. (McMahan et al.,
+    "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; Stich, "Local SGD
+    converges fast and communicates little", ICLR 2019.) *Elastic* averaging draws each replica towards the centre by a
+    part of its way, ``0.9 / size``, and the centre by the same part of the sum of their ways, so that they may explore.
+    (Zhang et al., "Deep learning with elastic averaging SGD", NIPS 2015, its synchronous form.)
+
+    At the end of an epoch all replicas go on from the centre, so that there is one model to look at. Velocities are
+    never averaged. Parameters as for :class:`~mpicoll.parallel.strategy.Replicated`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parameters: np.ndarray,
+        comm: MPI.Intracomm,
+        config: TrainConfig,
+        *,
+        squares: Squares = squares_of,
+    ) -> None:
+        super().__init__(model, parameters, comm, config, average=True)
+        self._center, self._gradient = parameters.copy(), np.zeros_like(parameters)
+        self._every, self._squares = config.sync_every, squares
+        self._pull = _ELASTICITY / self._size if config.averaging == "elastic" else None
+        self._optimizer = optimizer_for(config, parameters, self._spans)
+        self._flat = FlatParameters(model.layout, parameters, self._gradient)
+        self._scale, self._compress = 1.0, True
+        self._steps = np.zeros(1, np.int64)
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """Take the mean over this rank's samples, which are as many as those of the others, or one fewer."""
+        self._scale, self._compress = scale * self._size, compress
+
+    def reduce(self) -> None:
+        """Send nothing: that comes behind the update."""
+
+    def update(self, rate: float, clip: float | None) -> float:
+        """Take a step of this rank alone, then perhaps meet the others; see :class:`Strategy`."""
+        norm = self._scale * norm_of(self._squares([(0, self._gradient)])) if clip is not None else math.nan
+        self._optimizer.apply(self._gradient, rate, scale=self._scale * clipping(norm, clip))
+        self._steps += 1
+        if self._steps[0] == self._every:
+            self._average()
+        return norm
+
+    def meet(self) -> None:
+        """Let every replica go on from the centre."""
+        if self._steps[0]:
+            self._average()
+        self._vector[:] = self._center
+
+    def _average(self) -> None:
+        way = np.subtract(self._vector, self._center, out=self.sync.flat)
+        if self._pull is None:
+            self.sync.synchronize(compress=self._compress)
+            self._center += way
+            self._vector[:] = self._center
+        else:
+            self._vector -= self._vector.dtype.type(self._pull) * way
+            self.sync.synchronize(compress=self._compress)
+            self._center += way.dtype.type(self._pull * self._size) * way
+        self._steps[:] = 0
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the centre."""
+        return hashlib.sha256(self._center.data).digest()
+
+    def tensors(self) -> Tensors:
+        """See :class:`Strategy`: the centre, from which another number of ranks goes on."""
+        return {"parameters": Whole(self._center)}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """See :class:`Strategy`."""
+        return {name: array.copy() for name, array in self._own().items()} | self._residuals()
+
+    def _own(self) -> dict[str, np.ndarray]:
+        return {"replica": self._vector, **self._optimizer.shared_state(), "steps": self._steps}
+
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
+        """See :class:`Strategy`."""
+        for name, array in self._own().items():
+            array[...] = state[name]
+        return self._load_residuals(state)
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """See :class:`Strategy`: all replicas go on from the centre, with the mean of the optimizers' vectors."""
+        for name, vector in self._optimizer.state.items():
+            vector[:] = sum(states[name], np.zeros_like(vector))
+            self.sync.comm.Allreduce(MPI.IN_PLACE, vector, MPI.SUM)
+            vector /= vector.dtype.type(ranks)
+        steps = np.array([max((int(each[0]) for each in states.get("optimizer_steps", ())), default=0)])
+        self.sync.comm.Allreduce(MPI.IN_PLACE, steps, MPI.MAX)
+        self._optimizer.steps = int(steps[0])
+
+    def nbytes(self) -> dict[str, int]:
+        """See :class:`Strategy`."""
+        return {
+            "parameters": self._vector.nbytes + self._center.nbytes,
+            "gradients": self._gradient.nbytes + self.sync.flat.nbytes,
+            "optimizer": self._optimizer.nbytes,
+        }

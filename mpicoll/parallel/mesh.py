@@ -1,0 +1,79 @@
+"""Device mesh: ranks that share a model's layers, ranks that share each layer, and replicas.
+
+Ranks that share a layer are neighbours, since they talk most; 8 ranks with ``tensor=2, pipeline=2``::
+
+    replica 0   stage 0: 0 1   stage 1: 2 3
+    replica 1   stage 0: 4 5   stage 1: 6 7
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpi4py import MPI
+
+from mpicoll.errors import UsageError
+from mpicoll.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One rank's place, and its communicators; None where there would be one rank only.
+
+    Attributes
+    ----------
+    world
+        All ranks.
+    data
+        The ranks that hold the same part of the model, one of each replica.
+    replica, replicas
+        Number of this rank's replica, and how many there are.
+    tensor
+        The ranks that share this rank's layers.
+    pipeline
+        The ranks that hold the other layers of this replica, by stage, with this rank's part of each.
+    """
+
+    world: MPI.Intracomm
+    data: MPI.Intracomm
+    replica: int
+    replicas: int
+    tensor: MPI.Intracomm | None = None
+    pipeline: MPI.Intracomm | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """True if this rank is the one of its replica that reports loss and hits: the first that has the last layer."""
+        first = self.tensor is None or self.tensor.Get_rank() == 0
+        return first and (self.pipeline is None or self.pipeline.Get_rank() == self.pipeline.Get_size() - 1)
+
+
+def make_mesh(comm: MPI.Intracomm, config: TrainConfig) -> Mesh:
+    """Return this rank's place. Collective over `comm`.
+
+    Raises
+    ------
+    UsageError
+        If the ranks cannot be divided so.
+    """
+    size, rank = comm.Get_size(), comm.Get_rank()
+    tensor, pipeline = config.tensor, config.pipeline
+    if size % (tensor * pipeline):
+        raise UsageError(
+            f"--tensor {tensor} --pipeline {pipeline}: {size} ranks cannot be divided into replicas of that"
+        )
+    replicas = size // (tensor * pipeline)
+    place, stage, replica = rank % tensor, rank // tensor % pipeline, rank // (tensor * pipeline)
+    if tensor * pipeline == 1:
+        return Mesh(comm, comm, replica, replicas)
+    data = _split(comm, stage * tensor + place)
+    layers = _split(comm, replica * pipeline + stage) if tensor > 1 else None
+    stages = _split(comm, replica * tensor + place) if pipeline > 1 else None
+    return Mesh(comm, data, replica, replicas, layers, stages)
+
+
+def _split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
+    """Return the ranks of the same color, in their order."""
+    part = comm.Split(color, comm.Get_rank())
+    assert isinstance(part, MPI.Intracomm)
+    return part

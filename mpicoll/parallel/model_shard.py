@@ -1,0 +1,85 @@
+"""One rank's portion of a model: some of the layers, and of these some columns or rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import UsageError
+from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.pipeline import stage_bounds
+from mpicoll.parallel.strategy import Gradients, sum_of_squares
+from mpicoll.parallel.tensor import divide
+
+
+class ModelShard:
+    """Model shard of a rank of the mesh; all of it where there are replicas only.
+
+    Parameters
+    ----------
+    whole
+        The model that the mesh shares.
+
+    Attributes
+    ----------
+    model : Model
+        This rank's layers.
+    inputs : int
+        Features that go into the first of them.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if there are too few layers, or too narrow ones.
+    """
+
+    def __init__(self, whole: Model, mesh: Mesh, inputs: int) -> None:
+        self._whole, self._mesh = whole, mesh
+        first, stop = 0, len(whole.layers)
+        divided = divide(whole.layers, mesh.tensor)
+        if mesh.pipeline is not None:
+            first, stop = self._stage(mesh.pipeline)
+            inputs = divided[first - 1].layer.output[0] if first else inputs
+        self._first, self._divided = first, divided[first:stop]
+        self.inputs = inputs
+        divided_any = mesh.tensor is not None or mesh.pipeline is not None
+        self.model = Model([layer for layer, *_ in self._divided], whole.dtype) if divided_any else whole
+        counted = mesh.tensor is None or mesh.tensor.Get_rank() == 0
+        arrays = zip(self.model.layout.spans, self._divided, strict=True)
+        self._counted = [
+            (span.start, span.stop)
+            for spans, (_, _, common) in arrays
+            for span, same in zip(spans, common, strict=True)
+            if counted or not same
+        ]
+
+    def _stage(self, comm: MPI.Intracomm) -> tuple[int, int]:
+        bounds, stages = self._whole.layout.bounds, comm.Get_size()
+        if stages > len(self._whole.layers):
+            raise UsageError(f"--pipeline {stages} needs as many layers, not {len(self._whole.layers)}")
+        cuts = stage_bounds(np.diff(bounds).tolist(), stages)
+        return cuts[comm.Get_rank()], cuts[comm.Get_rank() + 1]
+
+    def cut(self, vector: np.ndarray) -> np.ndarray:
+        """Return this rank's share of a vector of the whole model, (parameter_count,) of its dtype; a copy."""
+        own = np.empty(self.model.parameter_count, vector.dtype)
+        there, here = FlatParameters(self._whole.layout, vector), FlatParameters(self.model.layout, own)
+        for number, (_, cuts, _) in enumerate(self._divided):
+            from_arrays, to_arrays = there.parameters(self._first + number), here.parameters(number)
+            for array, index, into in zip(from_arrays, cuts, to_arrays, strict=True):
+                into[...] = array[index]
+        return own
+
+    def total_squares(self, own: Gradients) -> float:
+        """Return the sum of squares over the whole model: :data:`~mpicoll.parallel.strategy.Squares`."""
+        sums = np.array([sum(self._squares(piece, start) for start, piece in own)], np.float64)
+        for comm in (self._mesh.tensor, self._mesh.pipeline):
+            if comm is not None:
+                comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        return float(sums[0])
+
+    def _squares(self, piece: np.ndarray, start: int) -> float:
+        stop = start + piece.size
+        cut = [(max(a, start) - start, min(b, stop) - start) for a, b in self._counted if a < stop and b > start]
+        return sum(sum_of_squares(piece[a:b]) for a, b in cut)

@@ -1,0 +1,133 @@
+"""Division of a flat parameter vector among ranks: units of whole layers, and of each unit a chunk a rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import Intracomm, tracing
+from mpicoll.models.sequential import Model
+from mpicoll.parallel.strategy import CommunicationStatistics
+
+
+class ParameterGroup(NamedTuple):
+    """Layers whose parameters travel together: elements ``start`` to ``stop - 1`` of the flat vector.
+
+    `block` elements go to each rank in turn, fewer to the last ones: equal blocks make Allgather and
+    Reduce_scatter_block of them out of calls with counts, for at most ``size - 1`` elements more in a buffer.
+    """
+
+    layers: range
+    start: int
+    stop: int
+    block: int
+
+    @property
+    def length(self) -> int:
+        """Elements of the unit."""
+        return self.stop - self.start
+
+    def chunk(self, rank: int) -> slice:
+        """Return the elements of the flat vector that belong to `rank`; none may be left for the last ranks."""
+        return slice(*(min(self.start + number * self.block, self.stop) for number in (rank, rank + 1)))
+
+
+def cut(bounds: Sequence[int], least: int, size: int) -> list[ParameterGroup]:
+    """Return units of consecutive layers; all but the last have at least `least` elements.
+
+    Parameters
+    ----------
+    bounds
+        Where layers begin, and the length of the vector.
+    size
+        How many ranks share each unit.
+    """
+    units, first = [], 0
+    for after in range(1, len(bounds)):
+        count = bounds[after] - bounds[first]
+        if count >= least or after == len(bounds) - 1:
+            units.append(ParameterGroup(range(first, after), bounds[first], bounds[after], -(-count // size)))
+            first = after
+    return units
+
+
+class Meter:
+    """Bytes sent and time taken so far."""
+
+    def __init__(self) -> None:
+        self._sent, self._under_way, self._waited = 0.0, 0.0, 0.0
+
+    @contextmanager
+    def waiting(self, sent: float = 0.0, unit: int = -1) -> Iterator[None]:
+        """Count the time of the body, in which nothing is computed, and bytes; with `unit`, a trace has it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            passed = end - began
+            if unit >= 0:
+                tracing.note("bucket", began, end, unit)
+            self._waited += passed
+            self._under_way += passed
+            self._sent += sent
+
+    def beside(self, since: float, unit: int) -> None:
+        """Count the time from `since` to now, in which a unit was under way while other things were done."""
+        now = time.perf_counter()
+        self._under_way += now - since
+        tracing.note("bucket", since, now, unit)
+
+    def traffic(self, dense: float) -> CommunicationStatistics:
+        """Return it all, beside the bytes of plain allreduces."""
+        return CommunicationStatistics(self._sent, dense, self._under_way, self._waited)
+
+
+class ParameterGroups:
+    """Ownership of a model's flat vector by ranks, and the means to move it. Collective where it says so.
+
+    Attributes
+    ----------
+    units : list of Unit
+    own : list of slice
+        This rank's chunk of each unit, in the flat vector.
+    """
+
+    def __init__(self, model: Model, comm: MPI.Intracomm, bucket_bytes: int) -> None:
+        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+        self.layout, self.dtype, self.count = model.layout, model.dtype, model.parameter_count
+        self.units = cut(model.layout.bounds, max(1, bucket_bytes // self.dtype.itemsize), self.size)
+        self.own = [unit.chunk(self.rank) for unit in self.units]
+        self._unit_of = [number for number, unit in enumerate(self.units) for _ in unit.layers]
+        self.meter = Meter()
+
+    def unit_of(self, layer: int) -> int:
+        """Return the number of a layer's unit."""
+        return self._unit_of[layer]
+
+    def counts(self, unit: ParameterGroup) -> list[int]:
+        """Return how many elements of a unit each rank owns."""
+        chunks = [unit.chunk(rank) for rank in range(self.size)]
+        return [chunk.stop - chunk.start for chunk in chunks]
+
+    def padded(self, unit: ParameterGroup) -> int:
+        """Return how many elements a unit has with a whole block for every rank."""
+        return unit.block * self.size
+
+    def views(self, layer: int, data: np.ndarray) -> list[np.ndarray]:
+        """Return a layer's arrays as views into `data`, which begins with its unit's elements."""
+        bounds, start = self.layout.bounds, self.units[self._unit_of[layer]].start
+        return self.layout.views(layer, data[bounds[layer] - start : bounds[layer + 1] - start])
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Return a new vector, in memory that ranks of a node share if there is any."""
+        return self.comm.zeros(count, self.dtype) if isinstance(self.comm, Intracomm) else np.zeros(count, self.dtype)
+
+    def sent_nbytes(self, unit: ParameterGroup) -> int:
+        """Return what a rank sends when a unit is gathered, or its gradients are added up and scattered."""
+        return (self.size - 1) * unit.block * self.dtype.itemsize

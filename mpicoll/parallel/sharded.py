@@ -1,0 +1,188 @@
+"""Strategies in which the ranks share the optimiser's state, then gradients, then parameters.
+
+The stages of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC20,
+section 5); the third is known as fully sharded data parallelism too (Zhao et al., "PyTorch FSDP", VLDB 2023).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.checkpoint import Tensors, Whole
+from mpicoll.models.layers import Arrays
+from mpicoll.models.sequential import Model
+from mpicoll.parallel.parameter_groups import ParameterGroups
+from mpicoll.parallel.sharded_parameters import (
+    ChunkedGradients,
+    ChunkedParameters,
+    Gradients,
+    Parameters,
+    WholeGradients,
+    WholeParameters,
+    pieces,
+)
+from mpicoll.parallel.strategy import CommunicationStatistics, Squares, clipping, norm_of, optimizer_for, squares_of
+from mpicoll.train.config import TrainConfig
+
+
+class Sharded:
+    """Each rank updates its chunk of every unit of layers; a :class:`~mpicoll.parallel.strategy.Strategy`.
+
+    Layers are grouped into units of at least ``config.bucket_bytes``, the last one apart. With Psi parameters of K
+    bytes, P ranks and U parameters in the largest unit a rank holds at most, in bytes,
+
+    ==============  ============  ================  ==========
+    config.shard    parameters    gradients         optimizer
+    ==============  ============  ================  ==========
+    ``none``        K Psi         K Psi             K Psi
+    ``optimizer``   K Psi         K Psi             K Psi / P
+    ``gradients``   K Psi         K (Psi / P + U)   K Psi / P
+    ``parameters``  K(Psi/P+2U)   K (Psi / P + U)   K Psi / P
+    ==============  ============  ================  ==========
+
+    and up to P - 1 elements a unit more, since blocks are equally long; U in place of 2U without overlap. Beside that,
+    collectives take memory while they run: K U / P for ``optimizer`` on one node, some units with overlap or by
+    messages.
+
+    A rank sends ``2 (P - 1) / P`` of the bytes of the gradients a step, as an allreduce does; with ``parameters`` up to
+    ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
+    are still there. With accumulation, chunked gradients are added up after each part, and chunked parameters gathered
+    for each.
+
+    Parameters
+    ----------
+    parameters : (model.parameter_count,) of model.dtype
+        The same on all ranks of `comm`; copied.
+    config
+        Its `shard` is not ``"none"``.
+    overlap
+        With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether a unit
+        comes while the one before is used.
+    squares
+        What the norm for clipping is made of.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parameters: np.ndarray,
+        comm: MPI.Intracomm,
+        config: TrainConfig,
+        *,
+        overlap: bool,
+        squares: Squares = squares_of,
+    ) -> None:
+        self._squares = squares
+        self._division = division = ParameterGroups(model, comm, config.bucket_bytes)
+        chunked = config.shard == "parameters"
+        self._parameters: Parameters = (
+            ChunkedParameters(division, parameters, ahead=overlap) if chunked else WholeParameters(division, parameters)
+        )
+        self._gradients: Gradients = (
+            WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
+        )
+        self._optimizers = [
+            optimizer_for(config, chunk, model.layout.decayed(own.start, own.stop))
+            for own, chunk in zip(division.own, self._parameters.own, strict=True)
+        ]
+        self._scale, self._last, self._steps = 1.0, True, 0
+        self._applied = np.zeros(1, np.int64)  # updates of each chunk, those before a checkpoint included
+
+    # ---- Storage ----------------------------------------------------------------------------------------------------
+
+    def parameters(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.models.sequential.ParameterStore`."""
+        return self._parameters.arrays(layer)
+
+    def release(self, layer: int) -> None:
+        """See :class:`~mpicoll.models.sequential.ParameterStore`; the buffer is taken when another unit needs it."""
+
+    def gradients(self, layer: int) -> Arrays:
+        """See :class:`~mpicoll.models.sequential.ParameterStore`."""
+        return self._gradients.arrays(layer)
+
+    def complete(self, layer: int) -> None:
+        """See :class:`~mpicoll.models.sequential.ParameterStore`."""
+        self._gradients.complete(layer, last=self._last)
+
+    # ---- Strategy ---------------------------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`: nobody else changes the parameters."""
+
+    def begin(self, scale: float, *, last: bool, compress: bool) -> None:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; nothing is compressed."""
+        self._scale, self._last = scale, last
+
+    def reduce(self) -> None:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`."""
+        self._gradients.finish()
+        self._steps += 1
+
+    def update(self, rate: float, clip: float | None) -> float:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`."""
+        norm = self._norm() if clip is not None else math.nan
+        scale = self._scale * clipping(norm, clip)
+        self._parameters.before_update()
+        for optimizer, gradient in zip(self._optimizers, self._gradients.own, strict=True):
+            optimizer.steps = int(self._applied[0])
+            optimizer.apply(gradient, rate, scale=scale)
+        self._applied += 1
+        self._gradients.forget()
+        self._parameters.after_update()
+        return norm
+
+    def _norm(self) -> float:
+        starts = [own.start for own in self._division.own]
+        squares = np.array([self._squares(list(zip(starts, self._gradients.own, strict=True)))])
+        with self._division.meter.waiting():
+            self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
+        return self._scale * norm_of(float(squares[0]))
+
+    def meet(self) -> None:
+        """See :class:`Strategy`: nothing is held twice."""
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the parameters, as every other strategy does; chunks are gathered for that."""
+        return self._parameters.digest()
+
+    def tensors(self) -> Tensors:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; the names are those of Replicated."""
+        first = self._optimizers[0]
+        state = {
+            name: pieces(self._division, [optimizer.state[name] for optimizer in self._optimizers])
+            for name in first.slots
+        }
+        steps = {"optimizer_steps": Whole(self._applied)} if first.depends_on_steps else {}
+        return {"parameters": self._parameters.entry(), **state, **steps}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return nothing: all state is shared."""
+        return {}
+
+    def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
+        """Take nothing."""
+        return True
+
+    def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
+        """Take nothing."""
+
+    def clear_residuals(self) -> None:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`: nothing is compressed."""
+
+    def nbytes(self) -> dict[str, int]:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; peak values, as in the table above."""
+        return {
+            "parameters": self._parameters.nbytes,
+            "gradients": self._gradients.nbytes,
+            "optimizer": sum(optimizer.nbytes for optimizer in self._optimizers),
+        }
+
+    def traffic(self) -> CommunicationStatistics:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; evaluation, which gathers parameters too, included."""
+        division = self._division
+        dense = 2 * (division.size - 1) / division.size * division.count * division.dtype.itemsize * self._steps
+        return division.meter.traffic(dense)

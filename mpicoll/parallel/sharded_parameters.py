@@ -1,0 +1,285 @@
+"""Storage of parameters and gradients that ranks share: whole on every rank, or in chunks. See ``sharded``."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.checkpoint import Piece, Whole
+from mpicoll.models.layers import Arrays
+from mpicoll.parallel.parameter_groups import ParameterGroups
+from mpicoll.parallel.prefetch import GroupPrefetch
+
+_MOST_UNDER_WAY = 2
+"""A nonblocking Reduce_scatter may need as much memory as the unit has."""
+
+
+class Parameters(Protocol):
+    """Parameters of which this rank updates its chunks.
+
+    Attributes
+    ----------
+    own : list of arrays
+        This rank's chunk of each unit.
+    """
+
+    own: list[np.ndarray]
+
+    def arrays(self, layer: int) -> Arrays:
+        """Return a layer's arrays; collective."""
+
+    def before_update(self) -> None:
+        """Take note that chunks are about to change; collective."""
+
+    def after_update(self) -> None:
+        """Take note that all chunks have changed; collective."""
+
+    def digest(self) -> bytes:
+        """Return 32 bytes that are the same on all ranks if all is well; collective."""
+
+    def entry(self) -> Whole | list[Piece]:
+        """Return them for a checkpoint, or to be filled from one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+
+
+class Gradients(Protocol):
+    """Gradients that end as sums over the ranks of this rank's chunks.
+
+    Attributes
+    ----------
+    own : list of arrays
+        This rank's chunk of each unit; sums over ranks after `finish`.
+    """
+
+    own: list[np.ndarray]
+
+    def arrays(self, layer: int) -> Arrays:
+        """Return arrays for a layer's gradients."""
+
+    def complete(self, layer: int, *, last: bool) -> None:
+        """Take note that they have been written; with `last` they are complete for this step; collective."""
+
+    def finish(self) -> None:
+        """Have everything added up; collective."""
+
+    def forget(self) -> None:
+        """Begin a new step."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+
+
+def pieces(division: ParameterGroups, chunks: list[np.ndarray]) -> list[Piece]:
+    """Return this rank's chunk of every unit as a part of the flat vector."""
+    return [Piece(chunk, own.start, division.count) for own, chunk in zip(division.own, chunks, strict=True)]
+
+
+# ---- whole ----------------------------------------------------------------------------------------------------------
+
+
+class WholeParameters:
+    """All of them on every rank, updated by Allgatherv; :class:`Parameters`."""
+
+    def __init__(self, division: ParameterGroups, initial: np.ndarray) -> None:
+        self._division, self._vector = division, division.zeros(division.count)
+        self._vector[:] = initial
+        self._units = [self._vector[unit.start : unit.stop] for unit in division.units]
+        self.own = [self._vector[own] for own in division.own]
+
+    def arrays(self, layer: int) -> Arrays:
+        """See :class:`Parameters`."""
+        return self._division.views(layer, self._units[self._division.unit_of(layer)])
+
+    def before_update(self) -> None:
+        """See :class:`Parameters`."""
+
+    def after_update(self) -> None:
+        """See :class:`Parameters`."""
+        division = self._division
+        for number, (unit, data) in enumerate(zip(division.units, self._units, strict=True)):
+            with division.meter.waiting(division.sent_nbytes(unit), number):
+                division.comm.Allgatherv(MPI.IN_PLACE, [data, division.counts(unit)])
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the flat vector."""
+        return hashlib.sha256(self._vector.data).digest()
+
+    def entry(self) -> Whole:
+        """See :class:`Parameters`."""
+        return Whole(self._vector)
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Parameters`."""
+        return self._vector.nbytes
+
+
+class WholeGradients:
+    """All of them on every rank until the end of the step, then Reduce_scatter in place; :class:`Gradients`.
+
+    With `overlap` a unit is on its way while the gradients of lower layers are computed.
+    """
+
+    def __init__(self, division: ParameterGroups, *, overlap: bool) -> None:
+        self._division, self._overlap = division, overlap
+        self._vector = division.zeros(division.count)
+        self._units = [self._vector[unit.start : unit.stop] for unit in division.units]
+        # In place, the result stands where the unit begins, not where the chunk does.
+        lengths = [own.stop - own.start for own in division.own]
+        self.own = [data[:length] for data, length in zip(self._units, lengths, strict=True)]
+        self._requests: list[MPI.Request] = []
+
+    def arrays(self, layer: int) -> Arrays:
+        """See :class:`Gradients`."""
+        return self._division.views(layer, self._units[self._division.unit_of(layer)])
+
+    def complete(self, layer: int, *, last: bool) -> None:
+        """See :class:`Gradients`."""
+        division = self._division
+        number = division.unit_of(layer)
+        if self._overlap and last and layer == division.units[number].layers[0]:
+            with division.meter.waiting(division.sent_nbytes(division.units[number])):
+                if len(self._requests) == _MOST_UNDER_WAY:
+                    self._requests.pop(0).Wait()
+                for request in self._requests:
+                    request.Test()
+                self._requests.append(self._start(number))
+
+    def _start(self, number: int) -> MPI.Request:
+        division, counts = self._division, self._division.counts(self._division.units[number])
+        return division.comm.Ireduce_scatter(MPI.IN_PLACE, self._units[number], counts, MPI.SUM)
+
+    def finish(self) -> None:
+        """See :class:`Gradients`."""
+        division = self._division
+        if self._overlap:
+            with division.meter.waiting():
+                for request in self._requests:
+                    request.Wait()
+                self._requests.clear()
+            return
+        for number, (unit, data) in enumerate(zip(division.units, self._units, strict=True)):
+            with division.meter.waiting(division.sent_nbytes(unit), number):
+                division.comm.Reduce_scatter(MPI.IN_PLACE, data, division.counts(unit), MPI.SUM)
+
+    def forget(self) -> None:
+        """See :class:`Gradients`."""
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Gradients`."""
+        return self._vector.nbytes
+
+
+# ---- in chunks ------------------------------------------------------------------------------------------------------
+
+
+class ChunkedParameters:
+    """Each rank holds its chunks; units are gathered when they are used; :class:`Parameters`.
+
+    With `ahead` the unit that comes next is on its way meanwhile, in a buffer of its own.
+    """
+
+    def __init__(self, division: ParameterGroups, initial: np.ndarray, *, ahead: bool) -> None:
+        self._division = division
+        self._blocks = [division.zeros(unit.block) for unit in division.units]
+        self.own = [block[: own.stop - own.start] for own, block in zip(division.own, self._blocks, strict=True)]
+        for own, chunk in zip(division.own, self.own, strict=True):
+            chunk[:] = initial[own]
+        self._gathering = GroupPrefetch(division, self._blocks, min(2 if ahead else 1, len(self._blocks)))
+        self._ahead, self._last_layer, self._previous = ahead, len(division.layout.bounds) - 2, 0
+
+    def arrays(self, layer: int) -> Arrays:
+        """See :class:`Parameters`."""
+        number = self._division.unit_of(layer)
+        data = self._gathering.use(number)
+        if self._ahead:
+            self._gathering.prepare(number + (-1 if self._falls(layer) else 1))
+        self._previous = layer
+        return self._division.views(layer, data)
+
+    def _falls(self, layer: int) -> bool:
+        """Say whether a backward pass goes on; what comes after layer 0 is a forward pass or an update."""
+        return 0 < layer < self._previous or layer == self._previous == self._last_layer
+
+    def before_update(self) -> None:
+        """See :class:`Parameters`."""
+        self._gathering.forget()
+
+    def after_update(self) -> None:
+        """See :class:`Parameters`."""
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the flat vector, unit by unit."""
+        whole = hashlib.sha256()
+        for layer in range(self._last_layer + 1):
+            for array in self.arrays(layer):
+                whole.update(array.data)
+        return whole.digest()
+
+    def entry(self) -> list[Piece]:
+        """See :class:`Parameters`; what was gathered is forgotten, since the chunks may be filled."""
+        self._gathering.forget()
+        return pieces(self._division, self.own)
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Parameters`."""
+        return sum(block.nbytes for block in self._blocks) + self._gathering.nbytes
+
+
+class ChunkedGradients:
+    """A buffer for the unit at hand, and the sums of this rank's chunks; :class:`Gradients`.
+
+    A unit is added up as soon as it is complete, after every part of the samples: that sends more than doing so once a
+    step, but the sums of the parts take no more than the chunks.
+    """
+
+    def __init__(self, division: ParameterGroups) -> None:
+        self._division = division
+        self._buffer = division.zeros(max(map(division.padded, division.units)))
+        self._blocks = [division.zeros(unit.block) for unit in division.units]
+        self.own = [block[: own.stop - own.start] for own, block in zip(division.own, self._blocks, strict=True)]
+        self._filled = [False] * len(self.own)
+
+    def arrays(self, layer: int) -> Arrays:
+        """See :class:`Gradients`; zeros where the model adds to what an earlier part has left."""
+        arrays = self._division.views(layer, self._buffer)
+        if self._filled[self._division.unit_of(layer)]:
+            for array in arrays:
+                array[...] = 0
+        return arrays
+
+    def complete(self, layer: int, *, last: bool) -> None:
+        """See :class:`Gradients`."""
+        division, number = self._division, self._division.unit_of(layer)
+        unit = division.units[number]
+        if layer != unit.layers[0]:
+            return
+        buffer, sums = self._buffer[: division.padded(unit)], self._blocks[number]
+        buffer[unit.length :] = 0
+        into = np.empty_like(sums) if self._filled[number] else sums
+        with division.meter.waiting(division.sent_nbytes(unit), number):
+            division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
+        if self._filled[number]:
+            sums += into
+        self._filled[number] = True
+
+    def finish(self) -> None:
+        """See :class:`Gradients`; nothing is left to do."""
+
+    def forget(self) -> None:
+        """See :class:`Gradients`."""
+        self._filled = [False] * len(self.own)
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`Gradients`."""
+        return self._buffer.nbytes + sum(block.nbytes for block in self._blocks)

@@ -1,0 +1,150 @@
+"""Connection of one worker to one shard."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpicoll.compression import Key
+from mpicoll.kernels import optimizer_updates
+from mpicoll.parameter_server.partition import Settings
+from mpicoll.parameter_server.remote_memory import Region, word_at
+from mpicoll.parameter_server.shard_memory import Places, ShardHeader, bits_of, codec_of
+
+
+class ShardConnection:
+    """One worker's way to one shard.
+
+    Attributes
+    ----------
+    part
+        Its elements.
+    pulled
+        The version of the last pull, and ``seen`` the newest that this worker knows of.
+    sent_nbytes
+        Bytes of the gradients that were sent.
+    """
+
+    def __init__(
+        self, region: Region, places: Places, worker: int, bounds: tuple[int, int], settings: Settings
+    ) -> None:
+        self.part = slice(*bounds)
+        self.pulled = self.seen = self.sent = self.sent_nbytes = self._asked = self._left_out = 0
+        self._region, self._places, self._worker, self._settings = region, places, worker, settings
+        self._start, count = bounds[0], bounds[1] - bounds[0]
+        self._codec = codec_of(settings.compressor, *bounds)
+        self._compressor = None if settings.compressor is None else settings.compressor.part(*bounds)
+        self._feedback = settings.feedback(*bounds)
+        self._words = np.zeros(places.words, np.int64)
+        self._scratch = np.empty(0 if self._compressor is None and not settings.direct else count, settings.dtype)
+        most = 0 if self._compressor is None else places.payload_nbytes
+        self._payload = np.empty(most // 4, np.uint32).view(np.uint8)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Have everything compiled before anybody waits for it."""
+        optimizer_updates.checksum(np.empty(0, np.uint32), np.uint64(0))
+        if self._settings.direct:
+            optimizer_updates.scaled_into(self._scratch[:0], self._scratch[:0], self._scratch.dtype.type(0))
+        if self._compressor is not None:
+            zeros = np.zeros(self._scratch.size, np.float32)
+            payload = self._payload[: self._compressor.compress(zeros, self._payload, Key())]
+            self._compressor.decompress(payload, self._scratch)
+
+    def read_words(self) -> np.ndarray:
+        """Return the shard's words; the memory is used again."""
+        self._region.read(0, self._words)
+        self.seen = int(self._words[Places.VERSION])
+        return self._words
+
+    def within(self, first: int, vector: np.ndarray) -> tuple[int, np.ndarray]:
+        """Return where the shard's part of a vector from parameter `first` on begins in the shard, and that part."""
+        start, stop = max(self.part.start, first), min(self.part.stop, first + vector.size)
+        if start >= stop:
+            return 0, vector[:0]
+        return start - self.part.start, vector[start - first : stop - first]
+
+    def _read(self, at: int, out: np.ndarray) -> None:
+        if out.size:
+            self._region.read(self._places.parameters + at * out.itemsize, out)
+
+    def pull(self, at: int, out: np.ndarray) -> int:
+        """Read parameters from `at` on, each of which has the effect of at least the returned number of pushes."""
+        self.read_words()
+        self._read(at, out)
+        return self.seen
+
+    def try_snapshot(self, at: int, out: np.ndarray) -> bool:
+        """Read parameters; say whether all are of version `seen`."""
+        before = self.read_words()[Places.SEQUENCE]
+        if before % 2:
+            return False
+        self._read(at, out)
+        after = np.empty(1, np.int64)
+        self._region.read(word_at(Places.SEQUENCE), after)
+        return bool(after[0] == before)
+
+    def hold(self, on: bool) -> None:
+        """Ask the server to leave the parameters as they are, or tell it that it may go on."""
+        self._region.replace(word_at(self._places.holds + self._worker), np.array([on], np.int64))
+
+    def is_applied(self, step: int) -> bool:
+        """Return whether the parameters have every worker's first `step` pushes, or all of one that made fewer."""
+        words, workers = self.read_words(), self._places.workers
+        heads, tails = words[self._places.heads :][:workers], words[self._places.tails :][:workers]
+        return bool((tails >= np.minimum(heads, step)).all())
+
+    def is_past_pulled(self) -> bool:
+        """Return whether there is a newer version than the one that was pulled last."""
+        self.read_words()
+        return self.seen > self.pulled
+
+    def ask(self) -> None:
+        """Ask the server for the whole state of the shard."""
+        self._asked += 1
+        self._region.replace(word_at(self._places.asks + self._worker), np.array([self._asked], np.int64))
+
+    def is_own_applied(self) -> bool:
+        """Return whether the parameters have all that this worker has sent."""
+        return int(self.read_words()[self._places.tails + self._worker]) == self.sent
+
+    def has_room(self) -> bool:
+        """Return whether another message fits into the mailbox; look at the version, too."""
+        return self.sent - int(self.read_words()[self._places.tails + self._worker]) < self._places.slots
+
+    def send(self, at: int, gradient: np.ndarray, rate: float) -> None:
+        """Put the gradient of the parameters from `at` on into the mailbox, where there is room."""
+        payload = self._encoded(gradient)
+        header = ShardHeader(self.sent, payload.size, self.sent, self.pulled, self._codec, at, bits_of(rate)).sealed(
+            payload
+        )
+        self.sent_nbytes += payload.size
+        self._region.put(self._places.slot(self._worker, self.sent), header.words(), payload)
+        self.sent += 1
+        self._region.replace(word_at(self._places.heads + self._worker), np.array([self.sent], np.int64))
+
+    def take_back(self) -> None:
+        """Owe again what the last message had, if the server has left it out; it must have been taken."""
+        left_out = int(self.read_words()[self._places.left_out + self._worker])
+        if left_out > self._left_out and self._feedback is not None:
+            self._feedback.update(np.negative(self._scratch, out=self._scratch))
+        self._left_out = left_out
+
+    def _encoded(self, gradient: np.ndarray) -> np.ndarray:
+        if self._compressor is None:
+            return gradient.view(np.uint8)
+        compensated = gradient if self._feedback is None else self._feedback.compensate(gradient)
+        key = Key(rank=self._worker, step=self.sent, first=self._start)
+        payload = self._payload[: self._compressor.compress(compensated, self._payload, key)]
+        if self._feedback is not None:
+            self._compressor.decompress(payload, self._scratch)
+            self._feedback.update(self._scratch)
+        return payload
+
+    def add(self, at: int, gradient: np.ndarray, rate: float) -> int:
+        """Add the step along a gradient to the parameters; return how many versions came since the last pull."""
+        if gradient.size:
+            scaled = self._scratch[: gradient.size]
+            optimizer_updates.scaled_into(scaled, gradient, gradient.dtype.type(-rate))
+            self.sent_nbytes += gradient.nbytes
+            self._region.add(self._places.parameters + at * gradient.itemsize, scaled)
+        return self._region.fetch_add(word_at(Places.VERSION), 1) - self.pulled

@@ -1,0 +1,260 @@
+"""Roles of ranks, elements of shards, and checks of the arguments."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.compression import error_feedback as feedback
+from mpicoll.compression.aggregatable import AggregatableCompressor
+from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
+
+_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name != "adamw")  # servers know no weight decay
+_PUSHES = ("mailbox", "direct")
+_SILENCES = ("raise", "drop")
+_DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The first ranks are workers, the last are servers, each with a shard of `count` elements, as equal as can be."""
+
+    size: int
+    servers: int
+    count: int
+
+    @property
+    def workers(self) -> int:
+        """Their number; they are ranks 0 to workers - 1."""
+        return self.size - self.servers
+
+    @property
+    def server_ranks(self) -> range:
+        """The ranks of the servers, in the order of their shards."""
+        return range(self.workers, self.size)
+
+    def server_rank(self, shard: int) -> int:
+        """Return whose it is."""
+        return self.workers + shard
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """Return its first element and the one after its last."""
+        return shard * self.count // self.servers, (shard + 1) * self.count // self.servers
+
+    def role(self, rank: int) -> str:
+        """Return what a rank is, for messages."""
+        return "a worker" if rank < self.workers else "a server"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked arguments of a :class:`~mpicoll.ParameterServer`; see there."""
+
+    dtype: np.dtype[Any]
+    optimizer: str
+    lr: float
+    hyper: tuple[tuple[str, float], ...]
+    staleness: int | None
+    backup: int
+    damping: bool
+    read_own: bool
+    compressor: Compressor | None
+    error_feedback: bool
+    push: str
+    slots: int
+    timeout: float
+    lease: float
+    on_silence: str
+
+    @property
+    def direct(self) -> bool:
+        """True if workers add to the parameters themselves."""
+        return self.push == "direct"
+
+    def feedback(self, start: int, stop: int) -> ErrorFeedback | None:
+        """Return new error feedback for a shard, or None."""
+        if self.compressor is None or not self.error_feedback:
+            return None
+        return ErrorFeedback(self.compressor.part(start, stop))
+
+
+def checked_initial(initial: Any) -> np.ndarray:
+    """Return it; raise TypeError or ValueError unless it is a vector that can be served."""
+    if not isinstance(initial, np.ndarray) or initial.ndim != 1:
+        raise TypeError(f"initial: a one-dimensional array is needed, not {_described(initial)}")
+    if initial.dtype.name not in _DTYPES or not initial.dtype.isnative:
+        raise TypeError(f"initial: its dtype is {initial.dtype}, not {' or '.join(_DTYPES)} in native byte order")
+    return initial
+
+
+def checked_layout(count: int, servers: int, comm: Any) -> Partition:
+    """Return the layout; raise TypeError or ValueError if there is none."""
+    servers = checked_whole("servers", servers, 1)
+    if servers >= comm.size:
+        raise ValueError(f"servers: {servers} of {comm.size} ranks leaves no worker")
+    if count < servers:
+        raise ValueError(f"initial: {count} elements are too few for {servers} servers")
+    return Partition(comm.size, servers, count)
+
+
+def checked(
+    dtype: np.dtype[Any],
+    workers: int,
+    *,
+    optimizer: str,
+    lr: float,
+    hyper: dict[str, float],
+    staleness: int | None,
+    backup: int,
+    damping: bool,
+    read_own: bool,
+    compression: str | Compressor | ErrorFeedback | None,
+    error_feedback: bool | None,
+    push: str,
+    slots: int,
+    timeout: float,
+    lease: float | None,
+    on_silence: str,
+) -> Settings:
+    """Return the settings; raise TypeError or ValueError, naming the argument, if one of them cannot be."""
+    _one_of("optimizer", optimizer, _OPTIMIZERS)
+    _one_of("push", push, _PUSHES)
+    _one_of("on_silence", on_silence, _SILENCES)
+    seconds = checked_number("timeout", timeout, positive=True)
+    made, fed_back = _checked_compression(compression, error_feedback, dtype)
+    if push == "direct" and optimizer != "sgd":
+        raise ValueError(f"optimizer: {optimizer!r} needs push='mailbox'; workers themselves can only do 'sgd'")
+    if push == "direct" and made is not None:
+        raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
+    if push == "direct" and staleness == 0:
+        raise ValueError("staleness: 0 promises a fixed order, which push='direct' has not; use push='mailbox'")
+    if push == "direct" and damping:
+        raise ValueError("damping: True needs push='mailbox', where the server knows how late a gradient is")
+    if checked_whole("backup", backup, 0) and staleness != 0:
+        raise ValueError(f"backup: {backup} needs staleness=0; otherwise nobody waits for the last of each step")
+    if backup >= workers:
+        raise ValueError(f"backup: {backup} of {workers} workers leaves none whose gradients count")
+    return Settings(
+        dtype=dtype,
+        optimizer=optimizer,
+        lr=checked_number("lr", lr),
+        hyper=checked_settings(optimizer, hyper),
+        staleness=None if staleness is None else checked_whole("staleness", staleness, 0),
+        backup=int(backup),
+        damping=bool(damping),
+        read_own=bool(read_own),
+        compressor=made,
+        error_feedback=fed_back,
+        push=push,
+        slots=checked_whole("slots", slots, 1),
+        timeout=seconds,
+        lease=seconds if lease is None else checked_number("lease", lease, positive=True),
+        on_silence=on_silence,
+    )
+
+
+def _checked_compression(
+    given: str | Compressor | ErrorFeedback | None, error_feedback: bool | None, dtype: np.dtype[Any]
+) -> tuple[Compressor | None, bool]:
+    if isinstance(given, ErrorFeedback):
+        raise TypeError("compression: give the compressor; error_feedback=True makes a memory for each shard")
+    made, fed_back = feedback.chosen(given, error_feedback, dtype)
+    if isinstance(made, AggregatableCompressor):
+        raise ValueError(f"compression: {given!r} adds up what all ranks send at a time; pushes come one by one")
+    return made, fed_back
+
+
+def checked_whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number; raise TypeError or ValueError unless it is one of at least `least`."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r} is not a whole number") from None
+    if isinstance(value, bool) or not least <= found < 1 << 31:
+        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
+    return found
+
+
+def checked_state(state: Any, count: int, settings: Settings) -> dict[str, np.ndarray] | None:
+    """Return what :meth:`~mpicoll.ParameterServer.state` returned; raise TypeError or ValueError if it did not."""
+    if state is None:
+        return None
+    vectors = ("parameters", *(() if settings.direct else OPTIMIZERS[settings.optimizer].slots))
+    if not isinstance(state, dict) or set(state) != {*vectors, "steps", "version"}:
+        raise ValueError(f"state: {', '.join((*vectors, 'steps', 'version'))} are needed, not {_names(state)}")
+    for name in vectors:
+        checked_vector(f"state: {name}", state[name], count, settings.dtype)
+    for name in ("steps", "version"):
+        whole = np.asarray(state[name])
+        if whole.dtype != np.int64 or whole.ndim != 1 or whole.size < 1 or whole.min() < 0:
+            raise ValueError(f"state: {name}: numbers of servers, from 0, are needed, not {_described(whole)}")
+    return dict(state)
+
+
+def _names(state: Any) -> str:
+    return ", ".join(map(str, state)) if isinstance(state, dict) else repr(state)[:80]
+
+
+def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
+    """Return a finite number; raise TypeError or ValueError unless it is one, and positive if asked for."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: {value!r} is not a number") from None
+    if not math.isfinite(found) or (positive and found <= 0):
+        raise ValueError(f"{name}: {value!r} is not a {'positive' if positive else 'finite'} number")
+    return found
+
+
+def checked_part(name: str, vector: Any, first: int | None, count: int, dtype: np.dtype[Any]) -> int:
+    """Return the first of `count` parameters that a vector has: all of them, or from `first` on as many as it is long.
+
+    Raise TypeError or ValueError if they are not there.
+    """
+    if first is None:
+        checked_vector(name, vector, count, dtype)
+        return 0
+    begin = checked_whole("first", first, 0)
+    size = vector.size if isinstance(vector, np.ndarray) else 0
+    if size == 0 or begin + size > count:
+        raise ValueError(f"first: {size} elements from {begin} on are not among {count} parameters")
+    checked_vector(name, vector, size, dtype)
+    return begin
+
+
+def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, writable: bool = False) -> np.ndarray:
+    """Return it; raise TypeError or ValueError unless it has this count and dtype, contiguous."""
+    if not isinstance(vector, np.ndarray) or vector.dtype != dtype or not vector.dtype.isnative:
+        raise TypeError(f"{name}: {dtype} of shape ({count},) is needed, not {_described(vector)}")
+    if vector.shape != (count,) or not vector.flags.c_contiguous:
+        raise ValueError(f"{name}: contiguous {dtype} of shape ({count},) is needed, not {_described(vector)}")
+    if writable and not vector.flags.writeable:
+        raise ValueError(f"{name}: the array is read-only")
+    return vector
+
+
+def checked_comm(comm: Any) -> MPI.Intracomm:
+    """Return the plain communicator; raise TypeError or ValueError unless it is one."""
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm: {comm!r} is not an intracommunicator")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm: it is the null communicator")
+    return MPI.Intracomm(comm)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        strided = "" if value.flags.c_contiguous else "strided "
+        return f"{strided}{value.dtype} of shape {value.shape}"
+    return repr(value)[:80]
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is not one of {', '.join(allowed)}")

@@ -1,0 +1,254 @@
+"""A server's side: take gradients from the mailboxes, apply them, show the result."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.kernels import optimizer_updates
+from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.parameter_server.control import BINS, Control, Pause, State
+from mpicoll.parameter_server.partition import Partition, Settings
+from mpicoll.parameter_server.remote_memory import Region, word_at
+from mpicoll.parameter_server.server_state import Answers, packed, part_of
+from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, Places, ShardHeader, codec_of, opened
+from mpicoll.parameter_server.synchronous_rounds import SynchronousRound
+
+_HOLD_SECONDS = 0.25
+"""So long the parameters stay as they are for those who want to read a snapshot; then the next version comes."""
+_LOOK_EVERY = 0.1
+
+
+class Server:
+    """One server: the parameters of its shard and the state of its optimiser.
+
+    It works on parameters of its own and replaces those that others read after each round over the mailboxes, by
+    accumulates: loads and stores of memory that others read at the same time are nothing that MPI promises.
+
+    Attributes
+    ----------
+    version
+        Pushes that have been applied.
+    """
+
+    def __init__(
+        self, region: Region, places: Places, control: Control, layout: Partition, settings: Settings, rank: int
+    ) -> None:
+        self._region, self._places, self._control, self._layout = region, places, control, layout
+        self._settings, self._rank = settings, rank
+        shard = rank - layout.workers
+        self._bounds = layout.bounds(shard)
+        self._is_first = shard == 0
+        self.version = 0
+        self._words = np.zeros(places.words, np.int64)
+        self._taken = np.zeros(layout.workers, np.int64)
+        self._over, self._gone = np.zeros(layout.workers, np.bool_), np.zeros(layout.workers, np.bool_)
+        self._left_out = np.zeros(layout.workers, np.int64)
+        self._histogram = np.zeros(BINS, np.int64)
+        self._sequence = self._shown = 0
+        self._held_since: float | None = None
+        self._answers = Answers(control.comm, layout.workers)
+        self._warned: set[int] = set()
+
+    @property
+    def late(self) -> int:
+        """Pushes that came behind their step, and were left out."""
+        return int(self._left_out.sum())
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the region and, but with direct pushes, of parameters and optimizer."""
+        own = 0 if self._settings.direct else (1 + len(self._optimizer.state)) * self._parameters.nbytes
+        return self._places.nbytes + own
+
+    def begin(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> None:
+        """Take the shard's elements of the first parameters, or of the whole state; nobody reads or writes them yet."""
+        start, stop = self._bounds
+        if state is not None:
+            initial = state["parameters"]
+            self.version = self._shown = int(state["version"].min())
+        shown = self._region.local[self._places.parameters :][: (stop - start) * initial.itemsize]
+        shown.view(initial.dtype)[:] = initial[start:stop]
+        first_words = self._region.local[: 8 * self._places.FIRST].view(np.int64)
+        first_words[Places.VERSION] = self.version
+        self._region.refresh()
+        if self._settings.direct:
+            return
+        self._parameters = initial[start:stop].copy()
+        self._optimizer = OPTIMIZERS[self._settings.optimizer](self._parameters, dict(self._settings.hyper))
+        self._codec = codec_of(self._settings.compressor, start, stop)
+        self._compressor = None if self._settings.compressor is None else self._settings.compressor.part(start, stop)
+        self._gradient = np.empty(0 if self._compressor is None else stop - start, np.float32)
+        self._step: SynchronousRound | None = None
+        if self._settings.staleness == 0:
+            self._step = SynchronousRound(self._layout.workers, self._settings.backup, stop - start, initial.dtype)
+        if state is not None:
+            part_of(state, start, stop, self._optimizer)
+        self._compile(initial.dtype)
+
+    def _compile(self, dtype: np.dtype) -> None:
+        """Have everything compiled before anybody waits for it."""
+        nothing = np.empty(0, dtype)
+        optimizer_updates.checksum(np.empty(0, np.uint32), np.uint64(0))
+        OPTIMIZERS[self._settings.optimizer](nothing, dict(self._settings.hyper)).apply(nothing, 0.0)
+
+    def serve(self) -> None:
+        """Work until all workers have finished or been dropped, and everything they sent is applied.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If a worker falls silent for longer than its lease and is not to be dropped.
+        CorruptPayload
+            If a message is damaged.
+        RemoteError
+            If another server has failed.
+        """
+        pause, looked = Pause(), 0.0
+        while True:
+            busy = not self._settings.direct and self._round()
+            if busy:
+                pause.reset()
+            elif self._gone.all() and self._is_drained():
+                break
+            else:
+                pause.rest()
+            if not busy or time.monotonic() - looked > _LOOK_EVERY:
+                looked = time.monotonic()
+                self._look()
+        if self._is_first and not self._settings.direct:
+            self._control.count(self._histogram, self.late)
+        for rank in self._answers.receivers:
+            self._control.wait_at_most(self._answers.are_sent, rank, "a worker to take the state that it asked for")
+        self._control.enter(State.FINISHED)
+
+    def _is_drained(self) -> bool:
+        """Return whether nothing is left, as of a reading of the words after all workers were over."""
+        return self._shown == self.version and bool((self._taken == self._heads()).all())
+
+    def _heads(self) -> np.ndarray:
+        return self._words[self._places.heads :][: self._layout.workers]
+
+    def _look(self) -> None:
+        """Find out who pushes nothing more, who has finished and who has fallen silent."""
+        self._control.look()
+        self._control.raise_failures()
+        workers = self._layout.workers
+        states, dropped = self._control.states[:workers], self._control.dropped != 0
+        self._over[:] = (states != 0) | dropped
+        self._gone[:] = (states & ~State.SETTLING != 0) | dropped
+        if not self._is_first:
+            return
+        silent = self._control.silent(np.flatnonzero(~self._gone).tolist(), self._settings.lease)
+        self._warned.intersection_update(silent)
+        for worker in silent:
+            if self._settings.on_silence == "drop":
+                self._control.drop(worker)
+                continue
+            text = f"parameter server: rank {worker}, a worker, was silent for {self._settings.lease:g} s"
+            if self._control.is_awaited(worker):
+                raise CollectiveTimeout(text, [worker])
+            if worker not in self._warned:
+                self._warned.add(worker)
+                warnings.warn(f"{text}; nobody waits for it so far", RuntimeWarning, stacklevel=2)
+
+    def _round(self) -> bool:
+        """Take what the mailboxes have, at most one message of each; return whether there was any, or is to be shown.
+
+        Where the bound on staleness is 0, only whole steps are shown.
+        """
+        over = self._over.copy()  # of those nothing comes after the following reading
+        self._region.read(0, self._words)
+        before = int(self._taken.sum())
+        waiting = (self._heads() > self._taken).tolist()
+        if self._step is None:
+            for worker in np.flatnonzero(waiting).tolist():
+                header, gradient = self._open(worker)
+                self._note(header)
+                self._optimizer.apply(gradient, self._rate_of(header), header.first)
+                self.version += 1
+        elif self.version == self._shown:
+            self._take_together(self._step, waiting, over.tolist())
+        shows = self.version > self._shown and not self._is_held()
+        if shows:
+            self._show()
+        elif self._settings.backup:
+            self._give_back()
+        self._answers.give(self._words[self._places.asks :], lambda: packed(self._optimizer, self.version))
+        return shows or int(self._taken.sum()) > before
+
+    def _take_together(self, step: SynchronousRound, waiting: list[bool], over: list[bool]) -> None:
+        """Go on with the step of all workers; take it when it is complete."""
+        for worker in step.due(waiting, over):
+            header, gradient = self._open(worker)
+            if self._settings.backup and header.version < self._shown:
+                self._left_out[worker] += 1
+                continue
+            self._note(header)
+            step.add(worker, gradient, header.learning_rate, header.first)
+        if step.is_complete(over):
+            self._optimizer.apply(step.total, step.rate)
+            self.version += step.given
+            step.reset()
+
+    def _open(self, worker: int) -> tuple[ShardHeader, np.ndarray]:
+        """Take the next message of a worker out of its mailbox; the gradient is good until the next one."""
+        number, most = int(self._taken[worker]), self._places.payload_nbytes
+        self._region.refresh()
+        slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
+        itemsize = 0 if self._compressor is not None else self._parameters.itemsize
+        header, payload = opened(slot, worker, number, self._codec, most, itemsize)
+        self._taken[worker] += 1
+        if self._compressor is None:
+            return header, payload.view(self._parameters.dtype)
+        self._compressor.decompress(payload, self._gradient)
+        return header, self._gradient
+
+    def _staleness(self, header: ShardHeader) -> int:
+        return max(self.version - header.version, 0)
+
+    def _note(self, header: ShardHeader) -> None:
+        self._histogram[min(self._staleness(header), BINS - 1)] += 1
+
+    def _rate_of(self, header: ShardHeader) -> float:
+        """Return the learning rate; less, if it shall be, for what is more than one update of every worker late."""
+        rate = header.learning_rate
+        if not self._settings.damping:
+            return rate
+        return rate * min(1.0, self._layout.workers / max(self._staleness(header), 1))
+
+    def _is_held(self) -> bool:
+        """Return whether somebody reads a snapshot, and may still do so."""
+        if not self._words[self._places.holds : self._places.asks].any():
+            self._held_since = None
+            return False
+        now = time.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < _HOLD_SECONDS:
+            return True
+        self._held_since = None
+        return False
+
+    def _show(self) -> None:
+        """Replace the parameters that others read, then give the slots back."""
+        self._mark()
+        self._region.replace(self._places.parameters, self._parameters)
+        self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
+        self._mark()
+        self._give_back()
+        self._shown = self.version
+
+    def _give_back(self) -> None:
+        """Give slots back; a worker whose tail has moved can see whether its message was left out."""
+        if self._settings.backup:
+            self._region.replace(word_at(self._places.left_out), self._left_out)
+        self._region.replace(word_at(self._places.tails), self._taken)
+
+    def _mark(self) -> None:
+        """Make the sequence odd before a replacement and even after it."""
+        self._sequence += 1
+        self._region.replace(word_at(Places.SEQUENCE), np.array([self._sequence], np.int64))

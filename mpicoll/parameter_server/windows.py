@@ -1,0 +1,148 @@
+"""Windows and communicators of a parameter server, from set-up to release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.communicator.channel import Channel
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.messages.call_agreement import agree
+from mpicoll.parameter_server.connection import ShardConnection
+from mpicoll.parameter_server.control import Control, State
+from mpicoll.parameter_server.partition import Partition, Settings
+from mpicoll.parameter_server.remote_memory import SHARED_MEMORY, Region, Window, free_nbytes
+from mpicoll.parameter_server.serve import Server
+from mpicoll.parameter_server.shard_memory import Places, payload_nbytes
+from mpicoll.parameter_server.worker import Worker
+from mpicoll.progress.call_signature import Signature
+
+_kept: list[Any] = []
+"""Windows that were not freed: memory that others may still use."""
+
+
+class ServerWindows:
+    """The memory that the ranks have in common, and its end. Making one is collective over `comm`.
+
+    Attributes
+    ----------
+    staleness, late
+        The histogram, and how many pushes were left out, once all have left.
+    missing
+        The ranks that did not come to the end.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: Partition, settings: Settings, places: Sequence[Places]) -> None:
+        self._comm, self._layout, self._settings, self._places = comm.Dup(), layout, settings, places
+        self.rank = int(comm.rank)
+        self.control = Control(self._comm, layout, settings.timeout, layout.server_rank(0))
+        self._regions: list[Region] = [
+            Window(self._comm, layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
+        ]
+        self.staleness: np.ndarray | None = None
+        self.late: int | None = None
+        self.missing: tuple[int, ...] = ()
+        self._worker: Worker | None = None
+
+    def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
+        """Return what this rank does as a server of its part of `initial`."""
+        shard = self.rank - self._layout.workers
+        region, places = self._regions[shard], self._places[shard]
+        server = Server(region, places, self.control, self._layout, self._settings, self.rank)
+        server.begin(initial, state)
+        return server
+
+    def worker(self) -> Worker:
+        """Return what this rank does as a worker."""
+        links = [
+            ShardConnection(region, places, self.rank, self._layout.bounds(shard), self._settings)
+            for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True))
+        ]
+        self._worker = Worker(links, self.control, self._layout, self._settings, self.rank)
+        return self._worker
+
+    def begin(self) -> None:
+        """Wait until all memory is ready."""
+        self._comm.Barrier()
+
+    def close(self, quiet: bool) -> None:
+        """Wait until all ranks are here and free everything; or nothing, where one gave up waiting or a server failed.
+
+        Parameters
+        ----------
+        quiet
+            Whether an exception is on its way that must not be replaced.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Naming the ranks that did not come, unless they have been dropped.
+        """
+        self.control.enter(State.CLOSING)
+        late = self._meet()
+        self.missing = () if late is None else tuple(late.missing_ranks)
+        self.control.look()
+        # The traceback of a server that failed may show memory of its window: it has to stay where it is.
+        free = self.control.all_free(late is None and self.control.failed_server() is None)
+        if free or late is None or self._are_dropped(self.missing):
+            self.staleness, self.late = self.control.counted()
+        if free:
+            self._free()
+            return
+        _kept.extend([self.control, self._regions, self._comm, self._worker])
+        if late is not None and not quiet and not self._are_dropped(self.missing):
+            raise late
+
+    def _meet(self) -> CollectiveTimeout | None:
+        """Wait for all ranks to leave the block; return what is to be raised where some do not come."""
+        control, everybody = self.control, self._comm.Ibarrier()
+
+        def missing() -> list[int]:
+            return np.flatnonzero(control.states & State.CLOSING == 0).tolist() or list(range(self._comm.size))
+
+        try:
+            control.wait(everybody.Test, missing, "all to leave the block", failures=False)
+        except CollectiveTimeout as late:
+            _kept.append(everybody)
+            return late
+        return None
+
+    def _are_dropped(self, ranks: Sequence[int]) -> bool:
+        return all(rank < self._layout.workers and self.control.dropped[rank] for rank in ranks)
+
+    def _free(self) -> None:
+        if self._worker is not None:
+            self._worker.forget_answers()
+        for region in self._regions:
+            region.close()
+        self.control.close()
+        self._comm.Free()
+
+
+def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
+    """Return where things lie in each shard; raise ValueError on a server that has not so much shared memory."""
+    found = []
+    for shard in range(layout.servers):
+        start, stop = layout.bounds(shard)
+        compressor = None if settings.compressor is None else settings.compressor.part(start, stop)
+        nbytes = payload_nbytes(compressor, stop - start, settings.dtype.itemsize)
+        slots = 0 if settings.direct else settings.slots
+        found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes))
+    if rank >= layout.workers:
+        needed, free = found[rank - layout.workers].nbytes, free_nbytes()
+        if free is not None and needed > free:
+            raise ValueError(
+                f"initial: rank {rank} needs {needed} bytes of {SHARED_MEMORY} and {free} are free; "
+                f"take more servers, fewer slots, compression or a larger {SHARED_MEMORY}"
+            )
+    return found
+
+
+def agree_on(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:
+    """Raise on all ranks if one has a problem, or their texts differ."""
+    signature = Signature.of(text) if problem is None else Signature.refusing("ParameterServer")
+    with channel.alone:
+        agree(channel, signature, channel.enter(signature), seconds, problem)

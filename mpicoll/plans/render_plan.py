@@ -1,0 +1,151 @@
+"""Plans as text: a rank's instructions one below the other, with the ranges and places that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpicoll.kernels import instructions as words
+from mpicoll.plans.shared_memory_plans import PlanHeader, Row, make
+
+_INSTRUCTIONS = {
+    words.ENTER: "ENTER",
+    words.STARTED: "STARTED",
+    words.MEET: "MEET",
+    words.RESOLVE: "RESOLVE",
+    words.AT_WORK: "AT_WORK",
+    words.DONE: "DONE",
+    words.WAIT_DONE: "WAIT_DONE",
+    words.COPY: "COPY",
+    words.DELIVER: "DELIVER",
+    words.REDUCE: "REDUCE",
+    words.IF: "IF",
+    words.TILES: "TILES",
+    words.SEGMENTS: "SEGMENTS",
+    words.END: "END",
+}
+_MEANINGS = {
+    words.STARTED: "publish the record, and what was copied",
+    words.RESOLVE: "find out how each published buffer is reached",
+    words.DONE: "publish that this rank's part is done",
+    words.SEGMENTS: "the same with the next segment, if the vector passes through stages",
+    words.END: "",
+}
+_CONDITIONS = {
+    words.INPUT_IS_STAGED: "the own sendbuf is private",
+    words.OUTPUT_IS_STAGED: "the own recvbuf is private",
+    words.OTHERS_ARE_STAGED: "the recvbuf of another rank is private",
+    words.OUTPUT_IS_REMOTE: "only the system reaches the recvbuf of rank {rank}",
+    words.NOT_AHEAD: "this is the last segment, or results pass through stages",
+}
+_SPACES = {
+    words.SEND: "sendbuf",
+    words.RECV: "recvbuf",
+    words.SLOT: "slot {rank}",
+    words.INPUT: "sendbuf {rank}",
+    words.OUTPUT: "recvbuf {rank}",
+    words.STAGED_INPUT: "own stage",
+    words.STAGED_OUTPUT: "result stage {rank}",
+    words.SCRATCH: "scratch",
+}
+_KINDS = {words.SEGMENT: "", words.CHUNK: "chunk {index}", words.PART: "part {index}", words.TILE: "tile"}
+
+
+_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED)
+
+
+def draw(
+    collective: str, size: int, rank: int, *, root: int = 0, long: bool = False, single_copy: bool = False
+) -> list[str]:
+    """Return a rank's plan as lines of text.
+
+    Parameters
+    ----------
+    long
+        Whether the vector is longer than a slot.
+    single_copy
+        Whether private memory is copied between processes, so that nothing passes through stages.
+    """
+    header, *rows = make(collective, size, rank, root=root, long=long)
+    facts = list(_facts(PlanHeader._make(header))) if long else []
+    return [f"rank {rank}", *facts, *_lines(rows, rank, _hidden(rows) if single_copy else set())]
+
+
+def _hidden(rows: list[Row]) -> set[int]:
+    """Return the rows that say nothing where nothing passes through stages."""
+    hidden = {number for number, row in enumerate(rows) if row[words.OPERATION] == words.SEGMENTS}
+    for number, row in enumerate(rows):
+        if row[words.OPERATION] == words.IF and row[words.FIRST] in _STAGED:
+            hidden |= set(range(number, number + 1 + row[words.ROWS]))
+        elif row[words.OPERATION] == words.IF and row[words.FIRST] == words.NOT_AHEAD:
+            hidden.add(number)  # it holds: there is one segment
+    return hidden
+
+
+def _facts(header: PlanHeader) -> Iterator[str]:
+    """Yield which buffers other ranks use."""
+    for who, what in ((header.read, "sendbuf"), (header.written, "recvbuf")):
+        if who != words.NONE:
+            yield f"  (others use the {what} of {_who(who)})"
+
+
+def _who(rank: int) -> str:
+    return "all ranks" if rank == words.ALL else f"rank {rank}"
+
+
+def _lines(rows: list[Row], own: int, hidden: set[int]) -> Iterator[str]:
+    """Yield a line a row, those under a condition or in a loop indented."""
+    ends: list[int] = []
+    for number, row in enumerate(rows):
+        ends = [end for end in ends if number < end]
+        if row[words.OPERATION] == words.AGAIN or number in hidden:
+            continue
+        name = _INSTRUCTIONS[row[words.OPERATION]]
+        yield f"  {'  ' * len(ends)}{name:<10}{_operands(row, own)}".rstrip()
+        if row[words.OPERATION] in (words.IF, words.TILES):
+            ends.append(number + 1 + row[words.ROWS])
+
+
+def _operands(row: Row, own: int) -> str:
+    what, first = row[words.OPERATION], row[words.FIRST]
+    if what in _MEANINGS:
+        return _MEANINGS[what]
+    if what == words.ENTER:
+        shown = "call and addresses" if first else "call"
+        return f"wait until all have started the operation before; write the {shown} to the own record"
+    if what in (words.MEET, words.AT_WORK, words.WAIT_DONE):
+        return _meeting(what, first, own)
+    if what == words.IF:
+        return _CONDITIONS[first].format(rank=row[words.CONDITION_RANK])
+    if what == words.TILES:
+        return f"of {_range(row, words.TO_INDEX) or 'the vector'}"
+    return _movement(row)
+
+
+def _meeting(what: int, rank: int, own: int) -> str:
+    if what == words.MEET and rank == own:
+        return "wait for nobody, unless this call has not been compared before"
+    who = _who(rank)
+    return {
+        words.MEET: f"wait until {who} {'have' if rank == words.ALL else 'has'} started; compare the calls",
+        words.AT_WORK: f"announce that buffers of {who} are used from now on",
+        words.WAIT_DONE: f"wait until {who} {'are' if rank == words.ALL else 'is'} done",
+    }[what]
+
+
+def _movement(row: Row) -> str:
+    target = _place(row, words.TO, words.TO_RANK, words.TO_INDEX)
+    if row[words.OPERATION] != words.REDUCE:
+        return f"{target} <- {_place(row, words.FROM, words.FROM_RANK, words.FROM_INDEX)}"
+    first, last = row[words.FROM_FIRST], row[words.FROM_LAST]
+    space = _SPACES[row[words.FROM]].replace(" {rank}", "s")
+    ranks = " + ".join(map(str, range(first, last + 1))) if last - first < 4 else f"{first} + ... + {last}"
+    return f"{target} <- {space} {ranks}"
+
+
+def _place(row: Row, space: int, rank: int, index: int) -> str:
+    part = _range(row, index)
+    return _SPACES[row[space]].format(rank=row[rank]) + (f", {part}" if part else "")
+
+
+def _range(row: Row, index: int) -> str:
+    return _KINDS[row[words.KIND]].format(index=row[index])

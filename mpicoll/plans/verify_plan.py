@@ -1,0 +1,214 @@
+"""Proof that plans on shared memory are right in every interleaving.
+
+The plans of all ranks are run once on simulated memory (see :mod:`mpicoll.plans.simulated_memory`), each rank until it
+has to wait. That decides for all interleavings and all processors: no two accesses race, nobody waits for ever, and
+every rank has the right result, in buffers that it may use for something else from then on.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from mpicoll.errors import MpicollError
+from mpicoll.plans.shared_memory_plans import COLLECTIVES
+from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Edits, Processes, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_memory import Memory
+from mpicoll.schedules import COLLECTIVES as ROWS
+
+SHORT, SLOT, ONE_SEGMENT, SEGMENTS = 1, 30, 60, 200
+"""Elements that lie in a record, in a slot, and in one segment and several of what passes through stages."""
+METHODS = ("STAGE", "TRANSFER")
+_MEMORY_NBYTES = PLANS_NBYTES + (3 << 18)
+_MOST_TURNS = 200_000
+
+
+class Refuted(MpicollError, AssertionError):
+    """A sequence of operations goes wrong in some interleaving."""
+
+
+def operation(
+    size: int, kind: str, count: int, root: int = 0, memory: str = "private", in_place: bool = False
+) -> SimulatedOperation:
+    """Return an operation in which all ranks use the same kind of memory: ``"private"`` or ``"shared"``."""
+    if kind in BY_PARTS:
+        count = -(-count // size) * size
+    place = {"private": 4, "shared": 0}[memory]
+    values = np.random.default_rng(count + root).integers(0, 1 << 40, (size, count))
+    return SimulatedOperation(kind, count, root, in_place, [(place, place + 2)] * size, values)
+
+
+def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[SimulatedOperation]:
+    """Yield every kind, length and kind of memory; the first root and the last."""
+    for kind, count in itertools.product(kinds, (SHORT, SLOT, ONE_SEGMENT, SEGMENTS)):
+        if kind == "barrier" and count > SHORT:
+            continue
+        for root in (0, size - 1) if ROWS[kind].rooted else (0,):
+            for memory in ("private", "shared") if count > SLOT else ("private",):
+                yield operation(size, kind, count, root, memory)
+    if "allreduce" in kinds:
+        yield operation(size, "allreduce", SEGMENTS, 0, "private", in_place=True)
+
+
+def prove(size: int, sequence: Sequence[SimulatedOperation], method: str = "STAGE", edits: Edits = None) -> None:
+    """Prove a sequence of operations for `size` ranks.
+
+    Raises
+    ------
+    Refuted
+        Naming the operations and the first thing that is wrong.
+    """
+    ranks = Ranks(memory_for(size, size), method, edits)
+    with _refuting(f"{size} ranks, {method}: {_text(sequence)}"):
+        run(ranks, sequence)
+
+
+def prove_lanes(
+    size: int,
+    sequences: Sequence[Sequence[SimulatedOperation]],
+    method: str = "STAGE",
+    edits: Edits = None,
+    *,
+    one_scratch: bool = False,
+) -> None:
+    """Prove sequences that are on their way at the same time, each in a lane of one communicator.
+
+    A rank drives its lanes in any order, and so may threads: each lane of a rank is a thread of its own here, which
+    nothing orders with the others. The program uses other buffers in each.
+
+    Parameters
+    ----------
+    one_scratch
+        Whether all lanes of a rank use the same scratch memory, which is an error that has to be found.
+
+    Raises
+    ------
+    Refuted
+        As :func:`prove` does.
+    """
+    lanes = len(sequences)
+    memory = memory_for(lanes * size, lanes * size)
+    processes = Processes(memory, size, method, edits, lanes)
+    everybody, groups = range(size), []
+    for lane in range(lanes):
+        scratch = (
+            None
+            if one_scratch
+            else [memory.shared(processes.modules.operation_words.SCRATCH_NBYTES) for _ in everybody]
+        )
+        groups.append(Ranks(memory, processes=processes, members=everybody, lane=lane, scratch=scratch, buffers=lane))
+    programs = {
+        lane * size + rank: _program(groups[lane], rank, sequences[lane]) for lane in range(lanes) for rank in everybody
+    }
+    with _refuting(f"{size} ranks, {method}, lanes: {'; '.join(map(_text, sequences))}"):
+        _run(memory, programs)
+
+
+def prove_communicators(
+    members: Sequence[Sequence[int]],
+    calls: Sequence[tuple[int, SimulatedOperation]],
+    method: str = "STAGE",
+    edits: Edits = None,
+) -> None:
+    """Prove calls on several communicators that may have processes in common, and use the same buffers.
+
+    Parameters
+    ----------
+    members
+        Per communicator the process of each rank.
+    calls
+        Communicator and operation; every process makes those of its communicators in this order.
+
+    Raises
+    ------
+    Refuted
+        As :func:`prove` does.
+    """
+    size = 1 + max(map(max, members))
+    memory = memory_for(size, len(members) * size)
+    processes = Processes(memory, size, method, edits, len(members))
+    groups = []
+    for lane, processes_of in enumerate(members):
+        scratch = [memory.shared(processes.modules.operation_words.SCRATCH_NBYTES) for _ in range(size)]
+        groups.append(Ranks(memory, processes=processes, members=processes_of, lane=lane, scratch=scratch))
+
+    def program(process: int) -> Iterator[bool]:
+        for number, one in calls:
+            if process in members[number]:
+                yield from _program(groups[number], members[number].index(process), (one,))
+
+    programs = {process: program(process) for process in range(size)}
+    with _refuting(f"communicators {[list(each) for each in members]}, {method}: {_text([one for _, one in calls])}"):
+        _run(memory, programs)
+
+
+_made = itertools.count(1)
+
+
+def memory_for(threads: int, ranks: int) -> Memory:
+    """Return memory for so many threads, and plans, stages and buffers of so many ranks."""
+    if next(_made) % 16 == 0:
+        gc.collect()  # modules and memory of a proof refer to each other: few objects, but many megabytes
+    return Memory(threads, ranks * _MEMORY_NBYTES)
+
+
+def _text(sequence: Sequence[SimulatedOperation]) -> str:
+    return ", then ".join(map(str, sequence))
+
+
+@contextmanager
+def _refuting(what: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise Refuted(f"{what}: {error}") from error
+
+
+def prove_collective(collective: str, size: int) -> int:
+    """Prove a collective for `size` ranks, alone and twice in a row; return the number of sequences.
+
+    Raises
+    ------
+    Refuted
+        As :func:`prove` does.
+    """
+    single = list(every_operation(size, (collective,)))
+    sequences = [*((one,) for one in single), *itertools.product(single, repeat=2)]
+    for method, sequence in itertools.product(METHODS, sequences):
+        prove(size, sequence, method)
+    return len(METHODS) * len(sequences)
+
+
+def run(ranks: Ranks, operations: Sequence[SimulatedOperation]) -> None:
+    """Run all ranks to the end, each until it has to wait."""
+    _run(ranks.memory, {rank: _program(ranks, rank, operations) for rank in range(ranks.size)})
+
+
+def _run(memory: Memory, programs: Mapping[int, Iterator[bool]]) -> None:
+    """Run threads to the end, each until it has to wait."""
+    alive = dict(programs)
+    for _ in range(_MOST_TURNS):
+        for thread, program in tuple(alive.items()):
+            memory.rank = thread
+            if next(program, None) is None:
+                del alive[thread]
+        if not alive:
+            memory.rank = -1
+            return
+    raise AssertionError(f"ranks {sorted(alive)} wait for ever")
+
+
+def _program(ranks: Ranks, rank: int, operations: Sequence[SimulatedOperation]) -> Iterator[bool]:
+    """Make a rank's calls; yield where it has to wait."""
+    for one in operations:
+        status = ranks.start(rank, one)
+        while status == ranks.executor.WAITING:
+            yield True
+            status = ranks.advance(rank)
+        if status != ranks.executor.DONE:
+            raise AssertionError(f"rank {rank} ends {one} with status {status}")
+        ranks.check(rank, one)

@@ -1,0 +1,40 @@
+"""Draw predicted times against lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mpicoll.errors import MpicollError
+from mpicoll.predict.predictor import Prediction
+
+FORMATS = (".svg", ".png")
+
+
+def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Prediction]]]], title: str) -> None:
+    """Write a drawing: a panel for each title, a curve for each algorithm.
+
+    Raises
+    ------
+    MpicollError
+        If the file's name does not end in one of `FORMATS`, or matplotlib is missing.
+    """
+    if path.suffix not in FORMATS:
+        raise MpicollError(f"--plot: {path} ends in none of {', '.join(FORMATS)}")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MpicollError('--plot needs matplotlib: pip install "mpicoll[plot]"') from None
+    figure = Figure(figsize=(1 + 5 * len(panels), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (name, curves) in zip(axes, panels, strict=True):
+        for algorithm, found in curves.items():
+            lengths = [one.case.nbytes for one in found]
+            place.plot(lengths, [one.seconds * 1e6 for one in found], marker=".", label=algorithm)
+        place.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds, predicted", title=name)
+        place.legend(fontsize="small")
+        place.grid(alpha=0.3)
+    figure.suptitle(title)
+    figure.savefig(path)

@@ -1,0 +1,82 @@
+"""The end of a run with a profile: records of all ranks are gathered, compared, measured again and written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpicoll.program.call_recorder import CallRecorder, clock
+
+if TYPE_CHECKING:
+    import argparse
+
+    from mpicoll.program.rank_records import RankRecord
+
+_POLL_SECONDS = 0.002
+_LARGEST_POLL_SECONDS = 0.05
+
+
+class EndOfRun:
+    """Made when MPI is initialised, collectively, and used once before it is finalised."""
+
+    def __init__(self, MPI: Any, recorder: CallRecorder) -> None:
+        from mpicoll.program import program_clock
+
+        self._MPI, self._recorder = MPI, recorder
+        self._comm = MPI.Intracomm(MPI.COMM_WORLD).Dup()
+        self._identity = program_clock.system_identity()
+        self._begun = clock()
+        self._offset = program_clock.offset_to_first(self._comm, clock, self._identity)
+
+    def report(self, options: argparse.Namespace, facts: dict[str, Any], limit: float | None) -> None:
+        """Write the profile on rank 0; after `limit` seconds, if one is given, this rank's own calls alone."""
+        if self._MPI.Is_finalized():
+            return
+        from mpicoll.program import method_wrappers, program_clock, rank_records
+
+        facts["overhead_seconds_per_call"] = method_wrappers.overhead(self._recorder)
+        facts["cores"] = _cores()
+        facts["system"] = self._identity
+        if not self._everybody_comes(limit):
+            drift = program_clock.Drift(0.0, 0.0, 1.0, 0.0)
+            self._write([rank_records.own_record(self._recorder, facts, drift)], options, missing=True)
+            return
+        ended = clock()
+        later = program_clock.offset_to_first(self._comm, clock, self._identity)
+        drift = program_clock.Drift(self._begun, self._offset, ended, later)
+        record = rank_records.own_record(self._recorder, facts, drift)
+        self._write(rank_records.gather(self._comm, record), options, missing=False)
+
+    def _everybody_comes(self, limit: float | None) -> bool:
+        """Wait for all ranks to get here; False after `limit` seconds."""
+        request, begun, pause = self._comm.Ibarrier(), time.monotonic(), _POLL_SECONDS
+        while not request.Test():
+            if limit is not None and time.monotonic() - begun > limit:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LARGEST_POLL_SECONDS)
+        return True
+
+    def _write(self, records: list[RankRecord], options: argparse.Namespace, *, missing: bool) -> None:
+        from mpicoll.program import library_comparison, profile_analysis, profile_report, profile_text
+
+        analysis = profile_analysis.analyze(records, self._comm.size) if records else None
+        comparisons: list[library_comparison.Comparison] = []
+        if not missing and options.compare > 0:
+            targets = analysis.targets if analysis is not None else []
+            comparisons = library_comparison.compare(self._comm, self._recorder, targets, options.compare)
+        if analysis is None:
+            return
+        profile = profile_report.profile_of(records, analysis, comparisons, self._comm.size, missing=missing)
+        sys.stdout.flush()
+        sys.stderr.write(profile_text.as_text(profile))
+        sys.stderr.flush()
+        if not missing:
+            profile_report.write_files(profile, options.json, options.html)
+
+
+def _cores() -> int:
+    from mpicoll.environment import cores
+
+    return cores()

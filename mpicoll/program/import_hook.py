@@ -1,0 +1,88 @@
+"""A function to be called when the program imports ``mpi4py.MPI``, before it sees the module.
+
+So MPI is initialised when the program wants it, with the ``mpi4py.rc`` that the program has set, and a program that
+does not use MPI does not get it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_NAME = "mpi4py.MPI"
+
+
+class _Then(Loader):
+    """A module's own loader, followed by a function of the module."""
+
+    def __init__(self, inner: Loader, function: Callable[[Any], None]) -> None:
+        self._inner, self._function = inner, function
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._inner
+        self._function(module)
+
+
+class _Finder(MetaPathFinder):
+    """The other finders, for one name."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _NAME:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Then(spec.loader, self._function)
+                return spec
+        return None
+
+
+def when_mpi_is_imported(function: Callable[[Any], None]) -> None:
+    """Call ``function(MPI)`` at the end of the import of ``mpi4py.MPI``; at once if it was imported already."""
+    # mpi4py puts a finder of its own in front of the others when it is imported; ours has to come before that.
+    import mpi4py  # noqa: F401
+
+    if _NAME in sys.modules:
+        function(sys.modules[_NAME])
+    else:
+        sys.meta_path.insert(0, _Finder(function))
+
+
+def when_mpi_is_initialized(function: Callable[[Any], None]) -> None:
+    """Call ``function(MPI)`` as soon as the program has imported ``mpi4py.MPI`` and MPI is initialised.
+
+    That is at the import, or in ``MPI.Init`` where the program has set ``mpi4py.rc.initialize = False``.
+    """
+
+    def imported(MPI: Any) -> None:
+        if MPI.Is_initialized():
+            function(MPI)
+            return
+        for name in ("Init", "Init_thread"):
+            setattr(MPI, name, _followed(getattr(MPI, name), lambda: function(MPI)))
+
+    when_mpi_is_imported(imported)
+
+
+def _followed(initialize: Callable[..., Any], function: Callable[[], None]) -> Callable[..., Any]:
+    def initialize_and_go_on(*arguments: Any, **settings: Any) -> Any:
+        result = initialize(*arguments, **settings)
+        function()
+        return result
+
+    return initialize_and_go_on

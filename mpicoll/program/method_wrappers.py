@@ -1,0 +1,208 @@
+"""Methods that note each call in a :class:`~mpicoll.program.call_recorder.CallRecorder`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpicoll.program.call_arguments import NAMES, OBJECTS, Signature, ordered
+from mpicoll.program.call_recorder import STREAM, CallRecorder, Stream, clock
+
+_CALL = "_profile_call"
+"""Attribute of a request: stream, place and kind of the call that made it."""
+_Noted = tuple[Stream, int, int]
+WAITS = ("Wait", "wait", "Test", "test", "Get_status", "get_status")
+
+
+def timed(method: Callable[..., Any], name: str, recorder: CallRecorder) -> Callable[..., Any]:
+    """Return a blocking collective that notes its calls; calls inside of others are not noted."""
+    inside = recorder.inside
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if inside.call or not recorder.running:
+            return method(self, *arguments, **named)
+        result = None
+        inside.call = True
+        entered = clock()
+        try:
+            result = method(self, *arguments, **named)
+        finally:
+            left = clock()
+            inside.call = False
+            stream = self.__dict__.get(STREAM) or recorder.stream_of(self)
+            given = ordered(name, arguments, named) if named else arguments
+            kind = recorder.kind_of(self, stream, sys._getframe(1), name, given, result)
+            if stream.note(kind, entered, left) < 0:
+                recorder.add(kind, left - entered)
+        return result
+
+    return call
+
+
+def starting(
+    method: Callable[..., Any], name: str, recorder: CallRecorder, wrap: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Return a nonblocking or persistent collective that notes its calls and marks its request."""
+    inside = recorder.inside
+    persistent = name.endswith("_init")
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if not recorder.running or inside.call:
+            return method(self, *arguments, **named)
+        stream = recorder.stream_of(self)
+        inside.call = True
+        entered = clock()
+        try:
+            request = method(self, *arguments, **named)
+        finally:
+            inside.call = False
+        left = clock()
+        kind = recorder.kind_of(self, stream, sys._getframe(1), name, ordered(name, arguments, named), None)
+        request = wrap(request)
+        if persistent:
+            request.__dict__[_CALL] = recorder.persistent_stream(stream), -1, kind
+        else:
+            request.__dict__[_CALL] = stream, recorder.note(stream, kind, entered, left), kind
+        return request
+
+    return call
+
+
+def waiting(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..., Any]:
+    """Return a method of a request that adds its time to the call."""
+
+    def add(request: Any, noted: _Noted, begun: float, ended: float) -> None:
+        stream, place, kind = noted
+        if place >= 0:
+            stream.wait(place, begun, ended)
+        else:
+            recorder.add(kind, ended - begun, calls=0)
+
+    return _of_noted(method, recorder, add)
+
+
+def beginning(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..., Any]:
+    """Return ``Start`` of a persistent request, noted as a call from where it was set up."""
+
+    def note(request: Any, noted: _Noted, entered: float, left: float) -> None:
+        stream, _, kind = noted
+        request.__dict__[_CALL] = stream, recorder.note(stream, kind, entered, left), kind
+
+    return _of_noted(method, recorder, note)
+
+
+def _of_noted(
+    method: Callable[..., Any], recorder: CallRecorder, note: Callable[[Any, _Noted, float, float], None]
+) -> Callable[..., Any]:
+    """Return a method of a request that calls `note` with its times, if the call of the request was noted."""
+    inside = recorder.inside
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        noted: _Noted | None = self.__dict__.get(_CALL)
+        if noted is None or not recorder.running or inside.call:
+            return method(self, *arguments, **named)
+        inside.call = True
+        begun = clock()
+        try:
+            return method(self, *arguments, **named)
+        finally:
+            ended = clock()
+            inside.call = False
+            note(self, noted, begun, ended)
+
+    return call
+
+
+def wrap_classes(recorder: CallRecorder) -> None:
+    """Let all communicators and requests of mpicoll note their calls."""
+    from mpicoll import comm
+    from mpicoll.collectives import on_shared_memory, requests
+    from mpicoll.objects import pickling
+
+    del on_shared_memory  # imported for its classes of requests
+    recorder.transport, recorder.dumps = _transport, pickling.dumps
+    for cls in comm.Intracomm.__mro__:
+        if cls.__module__.startswith("mpicoll."):
+            for name in NAMES.keys() & vars(cls).keys():
+                setattr(cls, name, noting(vars(cls)[name], name, recorder, lambda request: request))
+    made = comm.Intracomm.__init__
+
+    @functools.wraps(made)
+    def make(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named)
+        recorder.stream_of(self)
+
+    comm.Intracomm.__init__ = make  # type: ignore[method-assign]
+    for cls in _with_subclasses(requests.Request):
+        for name in WAITS:
+            if name in vars(cls):
+                setattr(cls, name, waiting(vars(cls)[name], recorder))
+        if "Start" in vars(cls):
+            setattr(cls, "Start", beginning(vars(cls)["Start"], recorder))  # noqa: B010  # mypy: a method
+
+
+def noting(
+    method: Callable[..., Any], name: str, recorder: CallRecorder, wrap: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Return a method of any form that notes its calls; `wrap` makes its request one that notes waits."""
+    if name in OBJECTS or NAMES[name] == name:
+        return timed(method, name, recorder)
+    return starting(method, name, recorder, wrap)
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    subclasses: list[type] = cls.__subclasses__()
+    for other in subclasses:
+        yield from _with_subclasses(other)
+
+
+_OTHER_NAMES = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather", "alltoallv": "alltoall",
+                "gatherv": "gather", "scatterv": "scatter"}  # fmt: skip
+
+
+def _transport(comm: Any, signature: Signature) -> str:
+    """Return the algorithm that "auto" takes for such a call."""
+    if signature.method in OBJECTS and signature.method != "barrier":
+        return "objects"
+    name = signature.collective.lower()
+    try:
+        return str(comm.choice(_OTHER_NAMES.get(name, name), max(0, signature.nbytes)))
+    except Exception:  # a collective that the MPI library makes
+        return "MPI library"
+
+
+class _Nothing:
+    """Stands for a communicator whose calls take no time."""
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any) -> None:
+        return None
+
+
+def overhead(recorder: CallRecorder) -> float:
+    """Return about how many seconds it takes to note one call, from calls that do nothing."""
+    bare, known, running = _Nothing(), len(recorder.kinds), recorder.running
+    setattr(bare, STREAM, Stream((0,), (0, 0)))
+    noted = timed(_Nothing.Allreduce, "Allreduce", recorder)
+    data = np.ones(4)
+    recorder.running = True
+    seconds = [
+        _seconds(lambda: noted(bare, data, data)) - _seconds(lambda: bare.Allreduce(data, data)) for _ in range(5)
+    ]
+    recorder.running = running
+    recorder.forget_kinds(known)
+    return max(0.0, min(seconds))
+
+
+def _seconds(call: Callable[[], Any], calls: int = 2000) -> float:
+    begun = clock()
+    for _ in range(calls):
+        call()
+    return (clock() - begun) / calls

@@ -1,0 +1,76 @@
+"""Communicators of mpi4py that note their calls in a profile and leave everything else to mpi4py."""
+
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.objects import pickling
+from mpicoll.program import method_wrappers
+from mpicoll.program.call_arguments import NAMES
+from mpicoll.program.call_recorder import CallRecorder
+
+_MAKERS = ("Split", "Split_type", "Dup", "Dup_with_info", "Clone", "Create", "Create_group", "Create_cart",
+           "Create_graph", "Create_dist_graph", "Create_dist_graph_adjacent", "Sub")  # fmt: skip
+_BASES = (MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intracomm)
+
+
+def observed(comm: Any, recorder: CallRecorder) -> Any:
+    """Return a handle of the communicator that notes its calls; local. COMM_NULL and intercommunicators as they are."""
+    base = next((each for each in _BASES if isinstance(comm, each)), None)
+    if base is None or comm == MPI.COMM_NULL:
+        return comm
+    recorder.dumps = pickling.dumps
+    made = _observed_class(base, recorder)(comm)
+    recorder.stream_of(made)
+    return made
+
+
+@lru_cache(maxsize=8)
+def _observed_class(base: type, recorder: CallRecorder) -> type:
+    methods = {
+        name: method_wrappers.noting(getattr(base, name), name, recorder, _observed_request(recorder))
+        for name in NAMES
+        if hasattr(base, name)
+    }
+    makers = {name: _making(getattr(base, name), recorder) for name in _MAKERS if hasattr(base, name)}
+    return type(base.__name__, (base,), {**methods, **makers, "__reduce__": _reduce, "__module__": base.__module__})
+
+
+def _making(method: Any, recorder: CallRecorder) -> Any:
+    def make(self: Any, *arguments: Any, **named: Any) -> Any:
+        return observed(method(self, *arguments, **named), recorder)
+
+    return make
+
+
+def _reduce(comm: Any) -> Any:
+    """Pickle COMM_WORLD and COMM_SELF by name; others raise ValueError, as mpi4py does."""
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        if comm == getattr(MPI, name):
+            return _predefined, (name,)
+    raise ValueError(f"cannot pickle {comm!r}")
+
+
+def _predefined(name: str) -> Any:
+    return getattr(MPI, name)
+
+
+def _observed_request(recorder: CallRecorder) -> Any:
+    """Return a function that makes a request one that notes its waits."""
+    classes = {}
+    for base in (MPI.Prequest, MPI.Request):
+        methods = {name: method_wrappers.waiting(getattr(base, name), recorder) for name in method_wrappers.WAITS}
+        if base is MPI.Prequest:
+            methods["Start"] = method_wrappers.beginning(MPI.Prequest.Start, recorder)
+        classes[base] = type(base.__name__, (base,), {**methods, "__module__": base.__module__})
+
+    def wrap(request: MPI.Request) -> MPI.Request:
+        made: MPI.Request = classes[MPI.Prequest if isinstance(request, MPI.Prequest) else MPI.Request](request)
+        return made
+
+    return wrap

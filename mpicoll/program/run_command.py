@@ -1,0 +1,140 @@
+"""``mpirun -n 8 python -m mpicoll run PROGRAM.py``: an unmodified mpi4py program on mpicoll's communicators.
+
+``MPI.COMM_WORLD`` and ``MPI.COMM_SELF`` are mpicoll's before the first line of the program, and so are communicators
+made from them. Arguments, ``__main__``, exit status and tracebacks are the program's; an exception that nobody catches
+on one rank ends the job, as with ``python -m mpi4py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpicoll.environment import launched_rank
+from mpicoll.program import main_module
+from mpicoll.program.program_session import ProgramSession
+
+_EXAMPLES = """examples:
+  mpirun -n 8 python -m mpicoll run program.py --its-own option
+  mpirun -n 8 python -m mpicoll run --profile --html profile.html -m package.module
+  mpirun -n 8 python -m mpicoll run --native --profile program.py
+"""
+_WITH_VALUE = ("--json", "--html", "--timeout", "--compare")
+DEFAULT_TIMEOUT = 3600.0
+"""Programs that were written for MPI may let ranks wait for long, for files for instance."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser of mpicoll's own options, which stand before the program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll run",
+        usage="python -m mpicoll run [OPTION ...] [--] (PROGRAM | -m MODULE | -c COMMAND | -) [ARG ...]",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--native", action="store_true", help="leave the communicators to mpi4py and the MPI library, to compare")
+    add("--shared-arrays", action="store_true", help="let NumPy allocate large arrays in memory that ranks share")
+    timeout = f"seconds that a rank waits in one collective before it fails (default: {DEFAULT_TIMEOUT:g})"
+    add("--timeout", type=_seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
+    add("--profile", action="store_true", help="write to standard error where the time in collectives went")
+    add("--json", type=Path, metavar="FILE", help="write the profile as JSON; implies --profile")
+    add("--html", type=Path, metavar="FILE", help="write the profile as a page; implies --profile; mpicoll[report]")
+    compare = "seconds in which the profile measures the MPI library on the same calls, at the end (default: 5; 0: not)"
+    add("--compare", type=_seconds_or_none, default=5.0, metavar="SECONDS", help=compare)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+
+
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text.strip("0") in ("", ".") else _seconds(text)
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return mpicoll's options, and the program with its arguments."""
+    place = 0
+    while place < len(argv):
+        word = argv[place]
+        if word == "--":
+            return list(argv[:place]), list(argv[place + 1 :])
+        if word in ("-m", "-c", "-") or not word.startswith("-"):
+            break
+        place += 2 if word in _WITH_VALUE else 1
+    return list(argv[:place]), list(argv[place:])
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program: list[str]) -> None:
+    """End with status 2 where the run could not do what is asked for, before it begins."""
+    if not program:
+        parser.error("no program was given")
+    for name, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None and not path.absolute().parent.is_dir():
+            parser.error(f"{name}: {str(path.absolute().parent)!r} is not a folder")
+    if options.html is not None and importlib.util.find_spec("jinja2") is None:
+        parser.error("--html: it needs Jinja2; pip install mpicoll[report]")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program; exit status 2 for unusable options, else the program's."""
+    own, program = split(argv)
+    parser = make_parser()
+    try:
+        with contextlib.ExitStack() as quiet:
+            if launched_rank() != 0:
+                quiet.enter_context(contextlib.redirect_stderr(None))
+                quiet.enter_context(contextlib.redirect_stdout(None))
+            options = parser.parse_args(own)
+            _check(parser, options, program)
+    except SystemExit as end:
+        return int(end.code or 0)
+    options.profile = options.profile or options.json is not None or options.html is not None
+    for name in ("json", "html"):  # the program may go elsewhere
+        if getattr(options, name) is not None:
+            setattr(options, name, getattr(options, name).absolute())
+    return _run(program, ProgramSession(options, program))
+
+
+def _run(program: list[str], session: ProgramSession) -> int:
+    session.begin()
+    try:
+        main_module.execute(program)
+    except main_module.CannotStart as error:
+        sys.stderr.write(f"{sys.executable}: {error}\n")
+        session.forget()
+        return error.status
+    except SystemExit as end:
+        session.end_with(_status(end.code))
+        end.__traceback__ = None
+        raise
+    except BaseException as error:
+        return _fail(error, session)
+    return 0
+
+
+def _status(code: Any) -> int:
+    """Return the exit status that Python makes of SystemExit's argument."""
+    return code if isinstance(code, int) else 0 if code is None else 1
+
+
+def _fail(error: BaseException, session: ProgramSession) -> int:
+    """Print the traceback as Python does, without our frames, and end the job."""
+    error.__traceback__ = main_module.without_our_frames(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    session.fail(status, abort=os.environ.get("MPICOLL_ABORT") != "0")
+    return status

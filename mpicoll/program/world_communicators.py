@@ -1,0 +1,49 @@
+"""The predefined communicators of ``mpi4py.MPI``, replaced by ones of ours or of a profile."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from mpicoll.environment import launched_rank
+
+if TYPE_CHECKING:
+    from mpicoll.program.call_recorder import CallRecorder
+
+PREDEFINED = ("COMM_WORLD", "COMM_SELF")
+
+
+def install(MPI: Any, timeout: float, recorder: CallRecorder | None) -> None:
+    """Make COMM_WORLD and COMM_SELF mpicoll's; collective over COMM_WORLD."""
+    from mpicoll.communicator import abort
+
+    abort.leave_to_caller()
+    if MPI.Query_thread() in (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED) and _asked_for_threads() and launched_rank() == 0:
+        sys.stderr.write(
+            "mpicoll: this MPI library does not support calls from several threads: only the main thread may make "
+            "collective calls\n"
+        )
+    from mpicoll.comm import Intracomm
+
+    if recorder is not None:
+        from mpicoll.program import method_wrappers
+
+        method_wrappers.wrap_classes(recorder)
+    for name in PREDEFINED:
+        setattr(MPI, name, Intracomm(getattr(MPI, name), timeout=timeout))
+
+
+def keep_native(MPI: Any, recorder: CallRecorder | None) -> None:
+    """Leave COMM_WORLD and COMM_SELF to the MPI library, seen by the profile if there is one; local."""
+    if recorder is not None:
+        from mpicoll.program.native_communicators import observed
+
+        for name in PREDEFINED:
+            setattr(MPI, name, observed(getattr(MPI, name), recorder))
+
+
+def _asked_for_threads() -> bool:
+    """Return True if mpi4py, which initialises MPI when it is imported, asks for more; by default it does."""
+    import mpi4py
+
+    return bool(mpi4py.rc.initialize and mpi4py.rc.threads) and mpi4py.rc.thread_level in ("multiple", "serialized")

@@ -1,0 +1,1 @@
+"""Progress: waiting, nonblocking operations, control messages and the watchdog."""

@@ -1,0 +1,294 @@
+"""Watchdog: ranks that wait too long tell each other who called what, who never came, and who failed.
+
+Nothing here costs anything while messages arrive in time. A rank that has waited for a fifth of a second tells the
+others the number and the signature of the collective that it is in, and reads what they have told. Collectives are
+numbered alike on all ranks of a communicator, so
+
+* another signature under the same number proves that the program is wrong: :class:`MismatchError` everywhere;
+* a rank from which nothing has come when the time is up is named in :class:`CollectiveTimeout`;
+* a rank that refused its own arguments has said so at once: :class:`RemoteError` on the others. They say so too, since
+  their communicators are broken then; the first waits for that before its next call, and goes on if all have refused.
+
+Several threads may wait on one communicator, so what they read is kept for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+from mpi4py import MPI
+
+from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
+from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
+from mpicoll.progress.control_messages import Mailbox
+
+_HISTORY = 1024
+_GATHER_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 0.02
+_EVERYBODY = 64
+"""Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
+
+
+class _Report(NamedTuple):
+    """The last news from a rank."""
+
+    number: int
+    code: int
+    text: str
+    progress: str
+
+
+_Error = Callable[[], MpicollError]
+"""Makes an exception, a new one for each wait that ends with it."""
+
+
+class Watchdog:
+    """One rank's view of what the ranks of a communicator are doing.
+
+    Parameters
+    ----------
+    recall
+        Returns calls that :meth:`record` was not told of.
+    session
+        A number that the ranks of this communicator share and no other has.
+
+    Attributes
+    ----------
+    refused
+        Numbers of collectives that this rank has refused or given up.
+    elsewhere
+        The watchdog of the communicator whose operations waits on this one are part of, if there is one.
+    numbers
+        Numbers of this communicator's ranks in messages to the user: those that they have in the user's communicator.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, session: int, recall: Callable[[int], Signature | None] = lambda number: None
+    ) -> None:
+        self._comm = comm
+        self._recall = recall
+        self.elsewhere: Watchdog | None = None
+        self.numbers: Sequence[int] = range(comm.size)
+        self._mailbox = Mailbox(comm, session)
+        self._lock = threading.RLock()
+        self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
+        self._reports: dict[int, _Report] = {}
+        self.refused: set[int] = set()
+        self._refusals: dict[int, dict[int, str]] = {}
+        """By number and rank: why ranks refused, that have not said that their communicator is broken."""
+        self._failures: dict[int, _Error] = {}
+        """By number: what has broken the communicator for other ranks, or for this one."""
+        self._alarm: _Error | None = None
+        self._newest = 0
+        self._announced: tuple[int, float] = (-1, 0.0)
+
+    def record(self, number: int, signature: Signature) -> None:
+        """Note that this rank calls collective `number` now."""
+        self._history[number % _HISTORY] = (number, signature)
+        self._newest = number
+
+    def called(self, number: int) -> Signature | None:
+        """Return what this rank called under `number`, as far back as is remembered."""
+        noted, signature = self._history[number % _HISTORY]
+        return signature if noted == number else self._recall(number)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Tell all others why this rank does not take part in collective `number`."""
+        with self._lock:
+            self.refused.add(number)
+            self._newest = max(self._newest, number)
+            self._mailbox.tell_all({"kind": "refused", "number": number, "text": reason})
+
+    def all_refused(self, number: int) -> bool:
+        """Say whether all others have refused collective `number` too, as far as is known; then it is forgotten.
+
+        Raises
+        ------
+        MpicollError
+            If one of them has not.
+        """
+        with self._lock:
+            self.read_news()
+            self._raise_failure()
+            if len(self._refusals.get(number, ())) < self._comm.size - 1:
+                return False
+            self._refusals = {later: reasons for later, reasons in self._refusals.items() if later > number}
+            self.refused.discard(number)
+            return True
+
+    def not_refused(self, number: int) -> tuple[int, ...]:
+        """Return the other ranks that have not refused collective `number`, as far as is known."""
+        known = {self._comm.rank, *self._refusals.get(number, ())}
+        return tuple(rank for rank in range(self._comm.size) if rank not in known)
+
+    def give_up(self, number: int, error: BaseException) -> None:
+        """Tell all others what went wrong here in collective `number`, which has broken the communicator."""
+        self._fail(number, f"gave up: {type(error).__name__}: {error}", isinstance(error, CorruptPayload))
+
+    def _fail(self, number: int, text: str, damaged: bool = False) -> None:
+        with self._lock:
+            self.refused.add(number)
+            self._mailbox.tell_all({"kind": "failed", "number": number, "text": text, "damaged": damaged})
+
+    def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
+        """Exchange news; return after how many seconds of waiting to look again.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CorruptPayload, CollectiveTimeout
+            If this wait cannot end well.
+        """
+        for watchdog in (self, self.elsewhere):
+            if watchdog is not None:
+                watchdog.read_news()
+                watchdog._raise_failure()
+        with self._lock:
+            self._announce(waiting, waited)
+            wrong = self._find_mismatch()
+            if wrong is not None:
+                self._raise_mismatch(wrong)
+            if waited >= timeout:
+                self._raise_timeout(waiting, timeout)
+        return min(waited + _LOOK_AGAIN_SECONDS, timeout)
+
+    def read_news(self) -> None:
+        """Read all control messages that have come; raise what an alarm says that has come now or before."""
+        with self._lock:
+            for source, news in self._mailbox.read():
+                self._take_in(source, news)
+            if self._alarm is not None:
+                raise self._alarm()
+
+    def drain(self, broken: bool) -> bool:
+        """Receive all news that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
+        with self._lock:
+            return self._mailbox.drain(broken)
+
+    def _take_in(self, source: int, news: dict[str, Any]) -> None:
+        number, text = int(news["number"]), str(news["text"])
+        if news["kind"] == "waiting":
+            self._reports[source] = _Report(number, int(news["code"]), text, str(news["progress"]))
+        elif news["kind"] == "refused":
+            self._refusals.setdefault(number, {})[source] = f"{self._named([source])} {text}"
+        elif news["kind"] == "failed":
+            kind = CorruptPayload if news["damaged"] else RemoteError
+            self._failures[number] = partial(kind, f"collective {number}: {self._named([source])} {text}")
+        elif news["kind"] == "mismatch":
+            self._alarm = partial(MismatchError, text)
+        elif news["kind"] == "timeout":
+            self._alarm = partial(CollectiveTimeout, f"(reported by {self._named([source])}) {text}", news["missing"])
+
+    def _raise_failure(self) -> None:
+        """Raise if another rank refused or gave up what this rank has called; what comes later does not matter yet."""
+        with self._lock:
+            for number, reasons in self._refusals.items():
+                if number <= self._newest and number not in self.refused:
+                    reason = reasons[min(reasons)]
+                    self._failures[number] = partial(RemoteError, f"collective {number}: {reason}")
+                    self._fail(number, f"gave up, since {reason}")
+            for number, error in self._failures.items():
+                if number <= self._newest:
+                    raise error()
+
+    def _announce(self, waiting: Waiting, waited: float) -> None:
+        """Tell the others what this rank waits for, once, and again each time the wait has doubled."""
+        number, said_at = self._announced
+        if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
+            return
+        self._announced = (waiting.number, waited)
+        news = {
+            "kind": "waiting",
+            "number": waiting.number,
+            "code": waiting.signature.code,
+            "text": waiting.signature.text,
+            "progress": waiting.progress,
+        }
+        for peer in self._audience(waiting.peers):
+            self._mailbox.tell(peer, news)
+
+    def _audience(self, waited_for: tuple[int, ...]) -> list[int]:
+        size, rank = self._comm.size, self._comm.rank
+        if size <= _EVERYBODY:
+            return [peer for peer in range(size) if peer != rank]
+        distances = [1 << k for k in range((size - 1).bit_length())]
+        near = {(rank + sign * distance) % size for distance in distances for sign in (1, -1)}
+        return sorted((near | set(waited_for)) - {rank})
+
+    def _find_mismatch(self) -> int | None:
+        for report in self._reports.values():
+            own = self.called(report.number)
+            if own is not None and own.code != report.code and ANY_CODE not in (own.code, report.code):
+                return report.number
+        return None
+
+    def _raise_mismatch(self, number: int) -> NoReturn:
+        """Wait a moment for the others' reports, then tell everybody and raise."""
+        self._gather(number)
+        own = self.called(number)
+        calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
+        for rank, report in self._reports.items():
+            if report.number == number:
+                calls.setdefault(report.text, []).append(rank)
+        self.raise_difference(number, calls)
+
+    def raise_difference(self, number: int, calls: dict[str, list[int]]) -> NoReturn:
+        """Say which ranks called what under `number`, to everybody."""
+        parts = [f"{self._named(ranks)} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
+        text = f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
+        self._raise_alarm({"kind": "mismatch", "number": number, "text": text}, partial(MismatchError, text))
+
+    def raise_departure(self, number: int, ranks: list[int]) -> NoReturn:
+        """Raise what `ranks`, which made the same call but gave up, have told, or that they did."""
+        until = time.monotonic() + _GATHER_SECONDS
+        while time.monotonic() < until:
+            self.read_news()
+            self._raise_failure()
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        raise RemoteError(f"collective {number}: {self._named(ranks)} gave up waiting for the others")
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        """Return the ranks as messages to the user name them."""
+        numbers = sorted(self.numbers[rank] for rank in ranks)
+        return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+    def _gather(self, number: int) -> None:
+        until = time.monotonic() + _GATHER_SECONDS
+        while time.monotonic() < until:
+            self.read_news()
+            heard = [report for report in self._reports.values() if report.number >= number]
+            if len(heard) == self._comm.size - 1:
+                return
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _raise_timeout(self, waiting: Waiting, timeout: float) -> None:
+        size, rank = self._comm.size, self._comm.rank
+        others = [peer for peer in range(size) if peer != rank]
+        here = [peer for peer in others if peer in self._reports and self._reports[peer].number >= waiting.number]
+        missing = [peer for peer in others if peer not in here]
+        if size > _EVERYBODY or waiting.only_peers:
+            missing = [peer for peer in missing if peer in waiting.peers]
+        text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
+        text += f"{self._named(missing)} did not come" if missing else "nothing more arrived"
+        text += ", or had left already," if missing and waiting.only_peers else ""
+        text += f" within {timeout:g} s"
+        text += "".join(
+            f"; {self._named([peer])} was last seen in {report.text}, collective {report.number}"
+            for peer in missing
+            if (report := self._reports.get(peer)) is not None
+        )
+        text += f"; {self._named([*here, rank])} waited there"
+        missing = [self.numbers[peer] for peer in missing]
+        news = {"kind": "timeout", "number": waiting.number, "text": text, "missing": missing}
+        self._raise_alarm(news, partial(CollectiveTimeout, text, missing))
+
+    def _raise_alarm(self, news: dict[str, Any], error: _Error) -> NoReturn:
+        """Tell everybody, and every other wait of this rank, then raise."""
+        with self._lock:
+            self._alarm = error
+            self._mailbox.tell_all(news)
+            self._mailbox.flush()
+        raise error()

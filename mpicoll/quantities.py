@@ -1,0 +1,57 @@
+"""Numbers as people write them on command lines and read them in tables."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def parse_nbytes(text: str) -> int:
+    """Read ``4096``, ``64K``, ``1MB`` or ``2GiB`` (powers of 1024)."""
+    match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 4096, 64K or 1MB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def positive(text: str) -> int:
+    """Read a whole number above zero."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Write a length as people do: ``96 B``, ``4 KB``, ``2 MB``."""
+    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if nbytes >= factor and nbytes % factor == 0:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with three digits: ``4.27 us``, ``31.9 ms``, ``2.5 s``."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[list[str]]:
+    """Return rows of equal length with the cells of each column padded to one width, the first `names` on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [
+            cell.ljust(width) if i < names else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+
+
+def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
+    """Return rows of equal length as lines with aligned columns, the first `names` columns to the left."""
+    return ["  ".join(row).rstrip() for row in aligned(rows, names)]

@@ -1,1 +1,0 @@
-"""Everything that touches MPI: private communicators, buffers, operations, waiting, running schedules."""

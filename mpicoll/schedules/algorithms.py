@@ -1,0 +1,134 @@
+"""The one table of algorithms: ``ALGORITHMS[collective][name]``.
+
+The selector, the command line, the verifier's tests and the documentation all read the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpicoll.errors import MpicollError, UnknownAlgorithm
+from mpicoll.schedules.all_ranks import Part, Rotation, Structure, written_down
+from mpicoll.schedules.types import Schedule
+
+
+class Builder(Protocol):
+    """A pure function of integers; keywords that an algorithm has no use for are ignored by it."""
+
+    def __call__(self, size: int, rank: int, *, root: int, segments: int) -> Schedule:  # noqa: D102
+        ...
+
+
+PartsBuilder = Callable[[int, int], tuple[Part, ...]]
+"""(size, root) -> the parts of an algorithm with one chunk a rank."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table.
+
+    Attributes
+    ----------
+    ordered
+        Operands are combined in rank order, so that operations which do not commute may use it.
+    segmented
+        ``segments`` cuts the vector finer, for pipelining; otherwise the argument is ignored.
+    min_segments
+        The least number of segments with which the pipeline is correct.
+    rotates
+        Every rank does the same as rank 0, with peers and chunks moved on by its number.
+    parts
+        For algorithms of which only a part rotates: all ranks' steps in few words.
+    """
+
+    collective: str
+    name: str
+    build: Builder
+    ordered: bool = False
+    segmented: bool = False
+    min_segments: int = 1
+    rotates: bool = False
+    parts: PartsBuilder | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring."""
+        return (self.build.__doc__ or "").strip().partition("\n")[0]
+
+    def schedule(self, size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
+        """Build the schedule of `rank` out of `size` ranks.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range; the message names it and its value.
+        """
+        if size < 1:
+            raise ValueError(f"size: {size} is not a number of ranks")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank: {rank} is not in 0..{size - 1}")
+        if not 0 <= root < size:
+            raise ValueError(f"root: {root} is not in 0..{size - 1}")
+        return self.build(size, rank, root=root, segments=max(segments, self.min_segments))
+
+    def structure(self, size: int, *, root: int = 0, segments: int = 1) -> Structure:
+        """Return what all ranks do, in as few words as possible; raises as :meth:`schedule` does."""
+        first = self.schedule(size, 0, root=root, segments=segments)
+        if self.rotates:
+            whole = Rotation(first.steps, first.chunks // size, first.window)
+            return Structure(size, first.chunks, (whole,))
+        if self.parts is not None:
+            return Structure(size, first.chunks_per_vector, self.parts(size, root))
+        others = (self.schedule(size, rank, root=root, segments=segments) for rank in range(1, size))
+        return written_down([first, *others])
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+
+
+def register(
+    collective: str,
+    name: str,
+    *,
+    ordered: bool = False,
+    segmented: bool = False,
+    min_segments: int = 1,
+    rotates: bool = False,
+    parts: PartsBuilder | None = None,
+) -> Callable[[Builder], Builder]:
+    """Enter the decorated builder into the table under `collective` and `name`; see :class:`Algorithm`."""
+
+    def enter(build: Builder) -> Builder:
+        row = Algorithm(collective, name, build, ordered, segmented, min_segments, rotates, parts)
+        ALGORITHMS.setdefault(collective, {})[name] = row
+        return build
+
+    return enter
+
+
+def collectives() -> tuple[str, ...]:
+    """Return the names of the collectives that have hand-written algorithms."""
+    return tuple(ALGORITHMS)
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """Return the row, or raise :class:`~mpicoll.errors.UnknownAlgorithm` listing what there is."""
+    table = ALGORITHMS.get(collective, {})
+    if name not in table:
+        raise UnknownAlgorithm(f"algorithm: {name!r} is not one for {collective}; there are {', '.join(table)}")
+    return table[name]
+
+
+def find_any(name: str, collective: str | None) -> Algorithm:
+    """Return the row of this name, of any collective if that is None; the first that has it."""
+    if collective is not None:
+        return find(collective, name)
+    for table in ALGORITHMS.values():
+        if name in table:
+            return table[name]
+    every = sorted({name for table in ALGORITHMS.values() for name in table})
+    raise MpicollError(
+        f"algorithm: there is no {name!r}; there are {', '.join(every)}; collectives are {', '.join(ALGORITHMS)}"
+    )

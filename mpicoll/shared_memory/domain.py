@@ -1,0 +1,317 @@
+"""Shared-memory domain of a communicator: records and slots of its ranks, and access to each other's memory.
+
+Made once per communicator whose ranks all live on one node, together with its channel; see
+:mod:`mpicoll.kernels.executor` for what the memory is used for. Every decision here is taken by all ranks alike: if one
+of them cannot take part, none does, and the communicator's messages travel point to point as between nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import plans
+from mpicoll.buffers.flat_buffer import view_at
+from mpicoll.kernels import atomics
+from mpicoll.kernels import operation_words as words
+from mpicoll.shared_memory import numpy_allocator, process_copies, segment
+
+MAX_SLOT_NBYTES = 256 << 10
+SLOTS_NBYTES = 4 << 20
+"""All slots of one lane together, for many ranks."""
+ALL_SLOTS_NBYTES = 32 << 10
+"""All slots together, where every rank has a core: what one rank reads rather than wait for another round."""
+PLAN_LANES = 62
+"""Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
+NONBLOCKING_LANES = 8
+"""Nonblocking operations of one communicator that can be at work at the same time; more of them wait."""
+_LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
+STAGE_NBYTES = 512 << 10
+"""Input, and results, of a piece: with those of some other ranks they stay in the caches."""
+NEAR_SLOT_NBYTES = 8 << 10
+"""Longer vectors that lie in segments are reduced where they are."""
+_SPINS, _YIELDS = 2000, 100
+"""Some tens of microseconds, and as long again for others on the same core."""
+_START_SPINS = 100
+"""A microsecond: what a rank that starts an operation waits for others who start it at the same time."""
+_PAGE = 4096
+_INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
+
+
+class Ending(Protocol):
+    """An operation that another one waits for."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has ended, well or not."""
+        ...
+
+
+class NonblockingSlot(NamedTuple):
+    """A nonblocking lane: its job, the job's address, and its last operation on this rank, None if it has had none."""
+
+    job: np.ndarray
+    address: int
+    last: Ending | None
+
+
+class SharedMemoryDomain:
+    """One rank's side of the shared memory of a communicator.
+
+    Attributes
+    ----------
+    reach
+        Whether processes may copy from each other's private memory.
+    method
+        How private memory is reached, see :mod:`mpicoll.kernels.operands`.
+    segments
+        Whether every rank sees every other's segment.
+    copies
+        Speed of copies between processes, compared with those in segments; None if only one of them is possible.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool) -> None:
+        self.size, self.rank = comm.size, comm.rank
+        self._oversubscribed = oversubscribed
+        self.slot_nbytes = slot_nbytes(self.size)
+        if not oversubscribed:
+            # Every rank reads every slot, which costs more the more there are; a second round costs only a microsecond.
+            self.slot_nbytes = min(self.slot_nbytes, max(1 << 10, ALL_SLOTS_NBYTES // self.size))
+        self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
+        self._lane_slots = 2 * self.size * slot_nbytes(self.size)
+        self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
+        self._stages = numpy_allocator.empty(words.STAGES_PER_LANE * _LANES * STAGE_NBYTES, np.uint8)
+        self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
+        self._scratch: dict[int, np.ndarray] = {}
+        self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
+        self.reach, self.segments = self._meet(comm)
+        self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
+        self._window: MPI.Win | None = None
+        self._base = self._common_memory(comm)
+        self.copies = process_copies.ratios(comm, self._peers) if self.reach and self.segments else None
+        self.blocking = self._job(0, self.slot_nbytes)
+        self._sequences = [0] * PLAN_LANES
+        self._turns: list[NonblockingSlot] = []
+        """Nonblocking lanes, the one used longest ago first."""
+        self._busy = 0
+
+    def _common_memory(self, comm: MPI.Intracomm) -> int:
+        """Return where the records and slots begin: in rank 0's segment, or in a window of the MPI library."""
+        nbytes = common_nbytes(self.size)
+        if self.segments:
+            place = np.array([self._memory.ctypes.data], np.int64)
+            comm.Bcast(place)
+            _, address, mapped, *_ = self._peers[0].tolist()
+            base = int(place[0]) - address + mapped
+        else:
+            self._window = MPI.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=comm)
+            self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
+            base = self._memory.ctypes.data
+        base += -base % _PAGE
+        if self.rank == 0:
+            view_at(base, _LANES * self._lane_nbytes, np.dtype(np.uint8))[:] = 0
+        comm.Barrier()
+        return base
+
+    def _own_arrays(self) -> list[np.ndarray]:
+        return [self._stages, self._memory] if self.rank == 0 else [self._stages]
+
+    def _slots(self) -> int:
+        records = _LANES * self._lane_nbytes
+        return self._base + -(-records // _PAGE) * _PAGE
+
+    def _meet(self, comm: MPI.Intracomm) -> tuple[bool, bool]:
+        """Exchange processes and segments; return whether all can copy from each other, and whether all see all."""
+        own = segment.own()
+        probe = np.array([secrets.randbits(62), 0], np.int64)
+        places = [probe.ctypes.data, probe[0], self._stages.ctypes.data]
+        card = np.array(
+            [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64
+        )
+        cards = np.empty((self.size, card.size), np.int64)
+        comm.Allgather(card, cards)
+        # A full segment gives ordinary memory, which the others do not see.
+        seen = all(0 <= own_array.ctypes.data - own.address < own.nbytes for own_array in self._own_arrays())
+        read = True
+        room = np.zeros(5, np.int64)
+        for rank, (space, pid, address, fd, nbytes, nonce, theirs, number, stages) in enumerate(cards.tolist()):
+            known = space == card[0]  # else the number of the process means another one here, or none
+            mapped = own.address if rank == self.rank else segment.map_peer(pid, fd, nbytes, nonce) if known else 0
+            seen = seen and mapped != 0
+            self._peers[rank] = pid, address, mapped, nbytes, stages - address + mapped
+            if (rank - self.rank) % self.size == 1:
+                read = known and _may_transfer() and atomics.try_transfers.run(pid, theirs, room.ctypes.data, number)
+        agreed = np.array([read, seen], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
+        written = np.array([int(agreed[0] == 0 or probe[1] == probe[0] + 1)], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, written, MPI.MIN)
+        if not agreed[1]:
+            self._peers[:, words.SEGMENT_NBYTES] = 0
+        return bool(agreed[0] and written[0]), bool(agreed[1])
+
+    def _job(self, lane: int, slot_nbytes: int) -> np.ndarray:
+        """Return the job of a lane; lane 0 is for blocking operations."""
+        records = self._base + lane * self._lane_nbytes
+        slots = self._slots() + lane * self._lane_slots
+        job = np.zeros(words.job_words(self.size), np.int64)
+        if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
+            self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
+        scratch = self._scratch[lane].ctypes.data
+        for word, value in (
+            (words.RECORDS, records),
+            (words.SIZE, self.size),
+            (words.RANK, self.rank),
+            (words.PEERS, self._peers.ctypes.data),
+            (words.SLOTS, slots),
+            (words.SLOT_NBYTES, slot_nbytes),
+            (words.SCRATCH, scratch + -scratch % 64),
+            (words.METHOD, self.method),
+            (words.STAGE_NBYTES, STAGE_NBYTES),
+            (words.LANE, lane),
+            (words.SPINS, 1 if self._oversubscribed else _SPINS),
+            (words.YIELDS, _YIELDS),
+            (words.START_SPINS, 1 if self._oversubscribed else _START_SPINS),
+            (words.START_YIELDS, self.size if self._oversubscribed else 0),
+        ):
+            job[word] = value
+        return job
+
+    def plan(self, collective: str, root: int, long: bool) -> int:
+        """Return the address of a plan, which stays where it is as long as the node."""
+        key = (collective, root, long)
+        if key not in self._plans:
+            rows = plans.make(collective, self.size, self.rank, root=root, long=long)
+            self._plans[key] = np.array(rows, np.int64)
+        return self._plans[key].ctypes.data
+
+    @property
+    def busy_lanes(self) -> int:
+        """The plan lanes in use on this rank, a bit each."""
+        return self._busy
+
+    def take_lane(self, lane: int, near: bool) -> np.ndarray:
+        """Return the job of a plan lane that is free on all ranks.
+
+        Parameters
+        ----------
+        near
+            Whether the buffers of all ranks lie in segments.
+        """
+        job = self._job(1 + lane, min(NEAR_SLOT_NBYTES, self.slot_nbytes) if near else self.slot_nbytes)
+        job[words.SEQUENCE] = job[words.SEEN] = self._sequences[lane]
+        self._busy |= 1 << lane
+        return job
+
+    def take_turn(self) -> NonblockingSlot:
+        """Return the nonblocking lane whose turn it is; it has to be given back by :meth:`end_turn`."""
+        if not self._turns:
+            self._turns = [self._turn(1 + PLAN_LANES + number) for number in range(NONBLOCKING_LANES)]
+        return self._turns.pop(0)
+
+    def _turn(self, lane: int) -> NonblockingSlot:
+        job = self._job(lane, self.slot_nbytes)
+        # Whoever drives several operations waits for none of them.
+        job[words.SPINS], job[words.YIELDS] = 1 if self._oversubscribed else _START_SPINS, 0
+        return NonblockingSlot(job, job.ctypes.data, None)
+
+    def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
+        """Give a nonblocking lane back, with the operation that uses it now."""
+        self._turns.append(turn._replace(last=operation))
+
+    def undo_turn(self, turn: NonblockingSlot) -> None:
+        """Give a nonblocking lane back unused."""
+        self._turns.insert(0, turn)
+
+    def in_own_arena(self, address: int) -> bool:
+        """Say whether memory of this process lies where the other ranks see it."""
+        _, start, _, nbytes, _ = self._peers[self.rank].tolist()
+        return bool(0 <= address - start < nbytes)
+
+    def is_running(self, rank: int) -> bool:
+        """Say whether the process of a rank is there: one that has ended, reaped or not, touches no memory."""
+        try:
+            stat = Path(f"/proc/{self._peers[rank, words.PID]}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+    def return_lane(self, lane: int, job: np.ndarray) -> None:
+        """Let another plan have the lane; local, when its last operation has ended."""
+        self._sequences[lane] = int(job[words.SEQUENCE])
+        self._busy &= ~(1 << lane)
+
+    @property
+    def longest(self) -> float:
+        """The longest vector in bytes that can be handled if buffers lie well."""
+        return float("inf") if self.reach or self.segments else self.slot_nbytes
+
+    def free(self) -> None:
+        """Free the memory; collective, and only when all ranks have come here."""
+        if self._window is not None:
+            self._window.Free()
+
+
+def process_namespace() -> int:
+    """Return the number of this process' PID namespace, -1 where the system does not say."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return -1
+
+
+def _may_transfer() -> bool:
+    """Say whether processes may copy from each other as far as the user is concerned."""
+    return os.environ.get("MPICOLL_TRANSFER", "on") != "off"
+
+
+def common_nbytes(size: int) -> int:
+    """Return how many bytes of shared memory `size` ranks need."""
+    records = _LANES * words.RECORD_NBYTES * 2 * size
+    return records + _LANES * 2 * size * slot_nbytes(size) + 2 * _PAGE
+
+
+def slot_nbytes(size: int) -> int:
+    """Return how long a vector may be that travels through slots."""
+    return max(_PAGE, min(MAX_SLOT_NBYTES, SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
+
+
+def obstacle(size: int) -> str:
+    """Return why this process cannot share memory with others, "" if nothing is in the way."""
+    if os.environ.get("MPICOLL_NODE", "on") == "off":
+        return "MPICOLL_NODE=off"
+    wrong = atomics.self_test()
+    if wrong:
+        return wrong
+    if segment.own().nbytes:
+        return ""
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return ""
+    if free.f_bavail * free.f_frsize < 2 * common_nbytes(size):
+        return f"/dev/shm has {free.f_bavail * free.f_frsize >> 20} MB left"
+    return ""
+
+
+def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None:
+    """Make the node of a communicator all of whose ranks are on one node; collective. None if they share no memory.
+
+    Parameters
+    ----------
+    oversubscribed
+        Whether this machine has fewer cores than ranks.
+    """
+    if comm.size == 1:
+        return None
+    reason = obstacle(comm.size)
+    first = np.array([comm.rank if reason else comm.size], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
+    if first[0] == comm.rank and reason not in _INTENDED:
+        warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
+    return SharedMemoryDomain(comm, oversubscribed) if first[0] == comm.size else None

@@ -1,0 +1,236 @@
+"""The table from which a plain blocking call is made in one step, without looking at its arguments in Python.
+
+See :mod:`mpicoll.kernels.dispatch_table` for what it says. The long way fills it: an operation and element type that
+were used once are in it from then on. It also counts the collectives of a communicator, for both ways.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.kernels import dispatch_table
+from mpicoll.kernels import operation_words as layout
+from mpicoll.kernels import reduce as kernels
+from mpicoll.progress.call_signature import Signature
+
+_OPS = [getattr(MPI, name) for name in kernels.OPS]
+"""Kept alive, since their addresses stand in tables."""
+DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
+_OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
+NEWS_EVERY = 256
+_MOST_RANKS = 1 << 20
+"""A root is less than this, and a hash hardly ever."""
+USER_OP = dispatch_table.MAX_OPS
+"""Operations that are not predefined have numbers from here on, made from their names."""
+
+
+@lru_cache(maxsize=1)
+def _layout_error() -> str:
+    return dispatch_table.layout_error()
+
+
+def op_number(name: str, dtype: np.dtype, reducer: object) -> int | None:
+    """Return the number of a predefined operation, None for a function of the user's, whatever it is called."""
+    number = _OP_NUMBERS.get(name)
+    return number if number is not None and kernels.reducer(name, dtype) is reducer else None
+
+
+class CompiledCall(NamedTuple):
+    """A call by messages that is made again by compiled code; words as in :mod:`mpicoll.kernels.dispatch_table`."""
+
+    call: int
+    elements: int
+    send: int
+    recv: int
+    job: int
+    inbox: np.ndarray | None
+    outbox: np.ndarray | None
+    sent_nbytes: int
+    signature: Signature
+
+
+class FastDispatch:
+    """One communicator's table.
+
+    Attributes
+    ----------
+    address
+        For :func:`mpicoll.kernels.dispatch.call`.
+    busy
+        A word that is 1 while the compiled path is closed, because a call is being made on the general path.
+    usable
+        Whether calls can be made by the compiled path.
+    """
+
+    def __init__(self, size: int, job: np.ndarray | None, *, checked: bool = True) -> None:
+        self._size, self._job = size, job
+        self._known = np.zeros((dispatch_table.KNOWN_LENGTH, dispatch_table.KNOWN_WORDS), np.int64)
+        self._known[:, dispatch_table.KNOWN_CALL] = -1
+        self._signatures: dict[int, Signature] = {}
+        self._learned = 0
+        self._words = np.zeros(dispatch_table.table_words(size), np.int64)
+        self._history = np.zeros((dispatch_table.HISTORY_LENGTH, dispatch_table.HISTORY_ENTRY), np.int64)
+        self._agreed = np.zeros((dispatch_table.AGREED_LENGTH, 2), np.int64)
+        self.address = self._words.ctypes.data
+        words = self._words
+        self.busy = words[dispatch_table.BUSY : dispatch_table.BUSY + 1].data
+        self._running = words[dispatch_table.RUNNING : dispatch_table.RUNNING + 1].data
+        self.usable = job is not None and not _layout_error()
+        if job is None:
+            return
+        words[dispatch_table.JOB] = job.ctypes.data
+        words[dispatch_table.ARRAY_TYPE], words[dispatch_table.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
+        words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
+        words[dispatch_table.OPS], words[dispatch_table.DTYPES] = len(_OPS), len(kernels.DTYPES)
+        words[dispatch_table.KNOWN] = self._known.ctypes.data
+        words[dispatch_table.HISTORY], words[dispatch_table.AGREED] = (
+            self._history.ctypes.data,
+            self._agreed.ctypes.data,
+        )
+        words[dispatch_table.CHECKED], words[dispatch_table.METHOD] = checked, job[layout.METHOD]
+        words[dispatch_table.OP_IDS : dispatch_table.OP_IDS + len(_OPS)] = [id(op) for op in _OPS]
+        words[dispatch_table.DTYPE_IDS : dispatch_table.DTYPE_IDS + len(kernels.DTYPES)] = [
+            id(dtype) for dtype in kernels.DTYPES
+        ]
+        words[dispatch_table.ITEMSIZES : dispatch_table.ITEMSIZES + len(kernels.DTYPES)] = [
+            dtype.itemsize for dtype in kernels.DTYPES
+        ]
+
+    @property
+    def number(self) -> int:
+        """The number of the last collective."""
+        return int(self._words[dispatch_table.NUMBER])
+
+    def count(self) -> int:
+        """Number a collective that is called on the general path."""
+        number = int(self._words[dispatch_table.NUMBER]) + 1
+        self._words[dispatch_table.NUMBER] = number
+        return number
+
+    def open(self) -> None:
+        """Let the compiled path be taken for some time."""
+        if self.usable:
+            self._words[dispatch_table.NEWS] = self._words[dispatch_table.NUMBER] + NEWS_EVERY
+
+    def shut(self) -> None:
+        """Let every call take the general path from now on."""
+        self.usable = False
+        self.hold()
+
+    def hold(self) -> None:
+        """Let calls take the general path until one of them opens the compiled path again."""
+        self._words[dispatch_table.NEWS] = 0
+
+    def learn(self, op: int, dtype: int, reducer: int) -> None:
+        """Enter a reducer."""
+        if op < USER_OP:
+            self._words[dispatch_table.REDUCERS + dispatch_table.MAX_DTYPES * op + dtype] = reducer
+
+    def learn_plan(self, collective: int, long: bool, root: int, plan: int) -> None:
+        """Enter the address of a plan."""
+        self._words[dispatch_table.plan_entry(collective, long, root, self._size)] = plan
+
+    @property
+    def running(self) -> int:
+        """The number of the known call that has begun and not ended, 0 if there is none."""
+        return int(self._running[0])
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Bytes of the messages of all known calls."""
+        return int(self._words[dispatch_table.SENT_NBYTES])
+
+    @property
+    def remembered(self) -> int:
+        """The number of signatures that are remembered."""
+        return len(self._signatures)
+
+    def know(self, known: CompiledCall) -> int:
+        """Enter a call that was made by messages, perhaps in the place of another one; return its number."""
+        first = dispatch_table.known_entry(known.call, known.elements, known.send, known.recv)
+        entries = self._known[first : first + 2]
+        same = [entry for entry in entries if tuple(entry[:4].tolist()) == known[:4]]
+        free = [entry for entry in entries if entry[dispatch_table.KNOWN_CALL] < 0]
+        entry = [*same, *free, entries[known.elements & 1]][0]
+        number = int(entry[dispatch_table.KNOWN_NUMBER])
+        if not same or entry[dispatch_table.KNOWN_JOB] != known.job:
+            number = self._learned = self._learned + 1
+            boxes = [word for each in (known.inbox, known.outbox) for word in _place_of(each)]
+            entry[:] = *known[:4], number, known.job, *boxes, known.sent_nbytes
+        self._signatures[number] = known.signature
+        return number
+
+    def known(self) -> set[int]:
+        """Return the numbers of all known calls; the signatures of others are remembered for a while."""
+        numbers = {int(row[dispatch_table.KNOWN_NUMBER]) for row in self._known if row[dispatch_table.KNOWN_CALL] >= 0}
+        recent = {int(count) for _, call, count in self._history if call == dispatch_table.KNOWN_IN_HISTORY}
+        self._signatures = {n: each for n, each in self._signatures.items() if n in numbers | recent}
+        return numbers
+
+    def forget(self, job: int) -> None:
+        """Remove the calls that are made by the plan with this job."""
+        self._known[self._known[:, dispatch_table.KNOWN_JOB] == job, dispatch_table.KNOWN_CALL] = -1
+
+    def forget_all(self) -> None:
+        """Remove all calls, since their plans are freed."""
+        self._known[:, dispatch_table.KNOWN_CALL] = -1
+
+    def end_known(self) -> None:
+        """Let calls be made again after the running one."""
+        assert self._job is not None
+        self._running[0], self._job[layout.STATE] = 0, layout.IDLE
+
+    def choose(self, collective: str, bits: int, method: int | None) -> None:
+        """Say how vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes are handled on shared memory; None: not."""
+        row = dispatch_table.BUCKETS * layout.COLLECTIVES.index(collective)
+        self._words[dispatch_table.CHOSEN + row + bits] = 0 if method is None else method + 1
+
+    def is_new(self, call: int, count: int) -> bool:
+        """Say whether a call has not been compared with the others' yet; from now on it has."""
+        entry = self._agreed[dispatch_table.agreed_entry(call, count)]
+        if (entry == (call, count)).all():
+            return False
+        entry[:] = call, count
+        return True
+
+    def recall(self, number: int) -> Signature | None:
+        """Return the call that was made by the compiled path under `number`, as far back as is remembered."""
+        noted, call, count = self._history[number % dispatch_table.HISTORY_LENGTH].tolist()
+        if noted != number or not number:
+            return None
+        return (
+            self._signatures.get(count)
+            if call == dispatch_table.KNOWN_IN_HISTORY
+            else Signature.of(describe(call, count))
+        )
+
+
+def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
+    return (0, 0) if memory is None else (memory.ctypes.data, memory.nbytes)
+
+
+def describe(call: int, count: int) -> str:
+    """Return a call on shared memory, packed by `table.pack_call`, as signatures have it.
+
+    Unequal counts of parts stand in the place of the root, as a hash.
+    """
+    call &= ~layout.WITHDRAWN
+    collective, single_copy = (
+        call & (1 << dispatch_table.SINGLE_COPY_BIT) - 1,
+        call >> dispatch_table.SINGLE_COPY_BIT & 1,
+    )
+    dtype, op, root = call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
+    moves = layout.COLLECTIVES[collective] != "barrier"
+    parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"] if moves else []
+    if collective in layout.REDUCES:
+        parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
+    if collective in layout.ROOTED and root < _MOST_RANKS:
+        parts.append(f"root={root}")
+    elif root:
+        parts.append(f"unequal counts with hash {root:08x}")
+    parts.append("algorithm=single_copy" if single_copy else "algorithm=shared")
+    return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)})"

@@ -1,0 +1,122 @@
+"""Memory of this process that the other processes of the node can map: the home of shared arrays.
+
+Each process has one segment for all communicators: an anonymous file (`memfd_create`), which takes up memory only where
+it has been written, is not limited by the size of /dev/shm, and is gone when the last process that maps it ends,
+however it ends. Others open it through /proc, which the system allows to processes of the same user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+import sys
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mpicoll.environment import local_ranks
+
+_MAP_NORESERVE = 0x4000
+_ADDRESS_SPACE = 32 << 40
+"""A quarter of what a process has on x86-64."""
+FIRST_FREE = 4096
+"""The first page holds the nonce."""
+
+
+class MemorySegment:
+    """The segment of a process, or the lack of one.
+
+    Attributes
+    ----------
+    address, nbytes
+        Where it is; 0 bytes if there is none.
+    fd
+        By which others open it.
+    nonce
+        A number in its first word, by which others know that they have mapped the right memory.
+    """
+
+    def __init__(self) -> None:
+        self.address, self.nbytes, self.fd, self.nonce = 0, 0, -1, 0
+        if not hasattr(os, "memfd_create") or is_off():
+            return
+        nbytes = _capacity()
+        try:
+            fd = os.memfd_create("mpicoll", os.MFD_CLOEXEC)
+            os.ftruncate(fd, nbytes)
+            self._memory = _map(fd, nbytes)
+        except OSError:
+            return
+        self.nonce = secrets.randbits(62)
+        self._memory[:8].view(np.int64)[0] = self.nonce
+        self.address, self.nbytes, self.fd = self._memory.ctypes.data, nbytes, fd
+
+
+def is_off() -> bool:
+    """Return whether the environment switches memory segments off; MPICOLL_ARENA is an older name."""
+    return "off" in (os.environ.get("MPICOLL_SEGMENTS"), os.environ.get("MPICOLL_ARENA"))
+
+
+def _capacity() -> int:
+    """Return how much address space to take: more than there is memory, and room for the others' segments."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    processes = max(local_ranks() or 1, os.cpu_count() or 1)
+    return int(min(2 * memory, _ADDRESS_SPACE // processes // FIRST_FREE * FIRST_FREE))
+
+
+def _map(fd: int, nbytes: int) -> np.ndarray:
+    """Map a file for as long as the process lives: the last arrays are freed when the interpreter is nearly gone."""
+    memory = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return np.frombuffer(memory, np.uint8)
+
+
+_making = threading.Lock()
+
+
+def own() -> MemorySegment:
+    """Return this process' segment; made at the first call, of whichever thread."""
+    with _making:
+        return _own()
+
+
+@lru_cache(maxsize=1)
+def _own() -> MemorySegment:
+    return MemorySegment()
+
+
+_peers: dict[tuple[int, int], np.ndarray] = {}
+
+
+def map_peer(pid: int, fd: int, nbytes: int, nonce: int) -> int:
+    """Map the segment of another process; return where it is now, 0 if that cannot be done."""
+    if nbytes == 0 or own().nbytes == 0:
+        return 0
+    if (pid, nonce) not in _peers:
+        try:
+            opened = _open(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            return 0
+        try:
+            if os.pread(opened, 8, 0) != nonce.to_bytes(8, sys.byteorder):
+                return 0
+            _peers[pid, nonce] = _map(opened, nbytes)
+        except (OSError, ValueError):
+            return 0
+        finally:
+            os.close(opened)
+    return _peers[pid, nonce].ctypes.data
+
+
+def _open(path: str) -> int:
+    """Open a segment through its owner's descriptor; OSError for anything that is no file of ours.
+
+    In another PID namespace the path leads to a file of a stranger, of which even opening could have an effect.
+    """
+    if not str(Path(path).readlink()).startswith("/memfd:mpicoll"):
+        raise FileNotFoundError(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,0 +1,57 @@
+"""Slow ranks and noise on purpose, to see what they do to a way of training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpicoll.models.micro_batches import GradientStore, MicroBatch, StepExecutor
+from mpicoll.train.config import TrainConfig
+
+
+class Delayed:
+    """Another engine that sleeps behind its work; an :class:`~mpicoll.models.micro_batches.StepExecutor`.
+
+    Parameters
+    ----------
+    least
+        Seconds that the gradients of a step take at least, as if the model were larger.
+    factor
+        How many times as long they take on this rank.
+    jitter
+        Mean of further seconds, which are distributed exponentially.
+    """
+
+    def __init__(self, engine: StepExecutor, least: float, factor: float, jitter: float, seed: tuple[int, int]) -> None:
+        self._engine, self._least, self._factor, self._jitter = engine, least, factor, jitter
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def waited(self) -> float:
+        """See :class:`~mpicoll.models.micro_batches.StepExecutor`."""
+        return self._engine.waited
+
+    def gradients(
+        self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
+    ) -> tuple[float, int]:
+        """See :class:`~mpicoll.models.micro_batches.StepExecutor`."""
+        began = time.perf_counter()
+        found = self._engine.gradients(strategy, parts, scale, compress=compress)
+        took = time.perf_counter() - began
+        end = max(took, self._least) * self._factor + self._random.exponential(self._jitter)
+        time.sleep(max(0.0, end - took))
+        return found
+
+    def loss(self, strategy: GradientStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """See :class:`~mpicoll.models.micro_batches.StepExecutor`."""
+        return self._engine.loss(strategy, x, y)
+
+
+def delayed(engine: StepExecutor, config: TrainConfig, rank: int) -> StepExecutor:
+    """Return the engine, slowed down as the options say."""
+    factor = dict(config.slow).get(rank, 1.0)
+    if factor == 1.0 and config.jitter == 0 and config.step_seconds == 0:
+        return engine
+    return Delayed(engine, config.step_seconds, factor, config.jitter, (config.seed, rank))

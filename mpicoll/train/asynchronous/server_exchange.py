@@ -1,0 +1,146 @@
+"""Training through parameter servers; see :class:`mpicoll.ParameterServer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import ParameterServer
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.train.asynchronous.gradient_exchange import Sent, State
+from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
+from mpicoll.train.config import FEEDBACK, TrainConfig
+from mpicoll.train.coordination import LeftBehind
+
+
+class ServerExchange:
+    """A worker's or a server's part; an :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.
+
+    For momentum see :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
+    """
+
+    scale = 1.0
+
+    def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
+        self._replica, self._direct = replica, config.push == "direct"
+        self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
+        self._counts = not config.backup
+        self._momentum = PlacedMomentum(config, replica, workers, workers if config.staleness == 0 else 1)
+        state = state and self._momentum.restored(state)
+        self._before = int(state["version"].min()) if state else 0
+        self.ps = ParameterServer(
+            replica,
+            comm=comm,
+            servers=config.servers,
+            optimizer=self._momentum.optimizer,
+            lr=config.lr,
+            staleness=config.staleness,
+            backup=config.backup,
+            damping=config.damping,
+            compression=config.compression,
+            error_feedback=FEEDBACK[config.error_feedback],
+            push=config.push,
+            timeout=config.timeout,
+            on_silence=config.on_silence,
+            state=state,
+            **self._momentum.hyper,
+        )
+        self._read = 0
+
+    def before(self) -> None:
+        """Pull."""
+        with self._noticing():
+            self.ps.pull(self._replica)
+        self._read += self._replica.nbytes
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except CollectiveTimeout:
+            if self.ps.is_dropped:
+                name = f"rank {self._rank} was silent for longer than --timeout"
+                raise LeftBehind(f"{name}; the others have gone on without it") from None
+            raise
+
+    def after(self, gradient: np.ndarray, rate: float) -> None:
+        """Push."""
+        with self._noticing():
+            self.ps.push(self._momentum.applied(gradient), rate * self._momentum.factor)
+
+    def beat(self) -> None:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
+        self.ps.beat()
+
+    def snapshot(self) -> None:
+        """Pull, each shard of one version where there can be such a thing."""
+        self.ps.pull(self._replica, snapshot=not self._direct)
+
+    def state(self) -> tuple[State, int | None]:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`; residuals are not in it.
+
+        With backup workers the parameters do not tell how many shares have been taken: some were left out.
+        """
+        state = self.ps.state()
+        shares = int(state["version"].min()) - self._before if self._counts else None
+        return self._momentum.saved(state), shares
+
+    def settle(self) -> None:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
+        self.ps.settle()
+
+    def finish(self) -> None:
+        """Wait for the last gradient of all workers and pull; or serve until then."""
+        if self.ps.is_server:
+            self.ps.serve()
+        elif self.ps.is_dropped:
+            self.ps.finish()
+        else:
+            self.ps.result(self._replica)
+
+    def close(self) -> None:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.
+
+        Raises
+        ------
+        CollectiveTimeout
+            Naming ranks that did not come.
+        """
+        self.ps.close()
+        if self.ps.missing:
+            named = ", ".join(map(str, self.ps.missing))
+            raise CollectiveTimeout(
+                f"rank {named} was dropped, and did not come to the end; checkpoints have what the others reached",
+                self.ps.missing,
+            )
+
+    def sent(self) -> Sent:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
+        steps = self.ps.steps
+        return Sent(self.ps.sent_nbytes, self._read, steps * self.ps.count * self.ps.dtype.itemsize)
+
+    def nbytes(self) -> dict[str, int]:
+        """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
+        return {"optimizer": self._momentum.nbytes, "server": self.ps.held_nbytes}
+
+    def facts(self) -> dict[str, Any]:
+        """Return how late gradients were, in updates of the parameters."""
+        histogram = self.ps.staleness
+        return {"staleness": spread_of(histogram), "left_out": self.ps.late}
+
+
+def spread_of(histogram: np.ndarray) -> dict[str, float] | None:
+    """Return mean, 99th percentile and most of what a histogram counts at 0, 1, 2, ...; None if that is nothing."""
+    total = int(histogram.sum())
+    if total == 0:
+        return None
+    numbers, below = np.arange(histogram.size), np.cumsum(histogram)
+    return {
+        "mean": float(numbers @ histogram / total),
+        "p99": int(np.searchsorted(below, 0.99 * total)),
+        "most": int(np.flatnonzero(histogram)[-1]),
+    }

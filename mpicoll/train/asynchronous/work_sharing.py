@@ -1,0 +1,202 @@
+"""Asynchronous training: workers draw shares of batches from a counter, and go on without each other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.checkpoint import Whole
+from mpicoll.consensus import all_succeed, share, wait_politely
+from mpicoll.decentralized.mailboxes import Counter
+from mpicoll.errors import NonFiniteLoss
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState
+from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrategy
+from mpicoll.train.asynchronous.share_records import ShareRecord, ShareRecords
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.coordination import SavedState, Share, ShareResult
+from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means
+from mpicoll.train.step_plan import StepPlan
+
+_STOP = 1 << 40
+"""Drawn from the counter, so many numbers leave none for anybody."""
+
+
+class WorkSharing:
+    """Coordination of workers that do not wait; a :class:`~mpicoll.train.coordination.Coordination`.
+
+    A batch is divided among the workers as in synchronous training, but a worker takes the next share that nobody has
+    taken, whoever it was meant for: faster ones take more, and every sample is taken once in an epoch. Rank 0, the
+    chief, is a worker that looks after the others as well: between two steps of its own it evaluates, tells of the
+    progress and saves checkpoints. Other workers do not wait for that. The last ``config.servers`` ranks take no
+    shares, and serve in `finish`.
+
+    Numbers of shares come from a counter in shared memory. Who wants to stop draws all that are left, and beside the
+    counter stands whether a rank has failed.
+    """
+
+    def __init__(
+        self, config: TrainConfig, comm: MPI.Intracomm, step_plan: StepPlan, strategy: AsynchronousStrategy,
+        resumed: ResumedState,
+    ) -> None:  # fmt: skip
+        self._comm, self._strategy, self.step_plan = comm, strategy, step_plan
+        self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
+        self._is_worker, self.attends, self.together = self._rank < workers, self._rank == 0, False
+        self.shares_per_step, self._total = workers, step_plan.total_steps * workers
+        self._samples_per_share = config.step_batch / workers
+        self._takes_own = config.staleness == 0 and not config.backup
+        self._counter = Counter(MPI.Intracomm(comm), owner=comm.Get_size() - 1)
+        self.first = self.done = resumed.done
+        self._offset, self.anew = resumed.offset, resumed.anew
+        if self.attends:
+            self._counter.draw(self.done)
+        self._shares = ShareRecords(step_plan, workers)
+        self._stop, self.stopped = False, False
+        self._failure: Exception | None = None
+        self._began, self._wall_seconds = time.perf_counter(), 0.0
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """One for each step of which this rank knows a share; at the end of all of them, on all ranks."""
+        return self._shares.records
+
+    @property
+    def taken(self) -> int:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        return len(self._shares.own)
+
+    @property
+    def samples_seen(self) -> float:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        return (self.done - self.first) * self._samples_per_share
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training samples of all ranks a second, so far as this rank knows."""
+        seconds = self._wall_seconds or time.perf_counter() - self._began
+        return self.samples_seen / max(seconds, 1e-9)
+
+    def shares(self) -> Iterator[Share]:
+        """Yield the shares for this worker: whatever comes next, or its own where steps go together."""
+        self._began = time.perf_counter()
+        own = self.first + self._rank
+        while self._is_worker:
+            if self._stop:
+                self._counter.draw(_STOP)
+            number = self._counter.draw(0 if self._takes_own else 1)
+            if self._takes_own:
+                number, own = max(number, own) if number >= _STOP else own, own + self.shares_per_step
+            if number >= self._total:
+                return
+            self.done = number
+            yield Share(*divmod(number, self.shares_per_step), self.shares_per_step, number)
+
+    def check(self, step: int, loss: float) -> None:
+        """Refuse a loss from which there is no way back.
+
+        Raises
+        ------
+        NonFiniteLoss
+            Here; the others learn of it by `fail`.
+        """
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
+
+    def record(self, share: Share, result: ShareResult) -> None:
+        """Note the outcome of a share, which the others learn at the end."""
+        self._shares.add(ShareRecord(share.done, result.rate, result.loss, result.correct, result.rows, result.seconds))
+
+    def ask_to_stop(self) -> None:
+        """Let all ranks stop soon; may be called from a signal handler."""
+        self._stop = True
+        if not self._is_worker:  # it serves, and looks at nothing else
+            self._counter.draw(_STOP)
+
+    def lagging(self) -> int | None:
+        """Return None: nobody waits for the slowest."""
+        return None
+
+    def epochs_over(self, done: int) -> int:
+        """Return the epochs that have ended, all workers together; the last one ends when all workers have."""
+        plan = self.step_plan
+        if self.together and not self.stopped:
+            return plan.epoch_count
+        return min(plan.epoch_count - 1, done // self.shares_per_step // plan.steps_per_epoch)
+
+    def epoch_pace(self) -> float:
+        """Return samples a second since the begin: workers are in several epochs at a time."""
+        return self.samples_per_second
+
+    def state(self, done: int) -> SavedState | None:
+        """Return the parameters and what else the exchange keeps, without stopping the others."""
+        if self._counter.is_failed():
+            return None
+        state, shares = self._strategy.exchange.state()
+        number = done if shares is None else self.first + shares
+        facts = {
+            "done": number,
+            "vectors": {name: (vector.size, vector.dtype.str) for name, vector in state.items()},
+        }
+        return SavedState(number + self._offset, {name: Whole(vector) for name, vector in state.items()}, facts)
+
+    def settle(self) -> int:
+        """Wait until the other workers have finished; return the shares that were taken."""
+        self._strategy.exchange.settle()
+        return self.done if self._is_cut_short() else self._total
+
+    def _is_cut_short(self) -> bool:
+        return self._counter.draw(0) >= _STOP
+
+    def fail(self, error: Exception) -> None:
+        """End the run for all ranks; what it has come to is not saved."""
+        self._failure = error
+        self._counter.tell_failure()
+        self._counter.draw(_STOP)
+
+    def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
+        """Leave, or serve until all workers have left; take over the last model, and learn how it went for all."""
+        exchange, comm = self._strategy.exchange, self._comm
+        exchange.finish()
+        self._wall_seconds, self._strategy.is_left = time.perf_counter() - self._began, True
+        exchange.close()
+        all_succeed(comm, self._raise)
+        facts = np.array([self._is_cut_short(), self.done, self._wall_seconds], np.float64)
+        comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
+        self.stopped, self._wall_seconds = bool(facts[0]), float(facts[2])
+        self.done = int(facts[1]) if self.stopped else self._total
+        comm.Bcast(self._strategy.vector)
+        self._counter.close()
+        self._shares.share(comm)
+        self.together = True
+        return self._shared_epochs(epochs)
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _shared_epochs(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
+        """Let all ranks know the epochs that the chief has noted, with the means of all shares."""
+        wait_politely(self._comm)
+        told = share(self._comm, {"epochs": [record._asdict() for record in epochs]} if self.attends else None)
+        return [self._with_means(EpochRecord(**record)) for record in told["epochs"]]
+
+    def _with_means(self, record: EpochRecord) -> EpochRecord:
+        loss, accuracy = epoch_means(self.step_plan, self.records, record.epoch)
+        return record if loss is None else record._replace(train_loss=loss, train_accuracy=accuracy)
+
+    def facts(self) -> dict[str, Any]:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        sums, steps = np.array([float(self._strategy.exchange.sent().read)]), np.empty(self._comm.Get_size())
+        self._comm.Allgather(np.array([float(self.taken)]), steps)
+        self._comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+        mode = {
+            "read_nbytes_per_step": float(sums[0] / max(1, steps.sum())),
+            "steps_by_rank": steps.astype(int).tolist(),
+            "steps_per_second": float(steps.sum() / self._wall_seconds),
+            **self._strategy.exchange.facts(),
+        }
+        return {"slowest_rank": None, "mode": mode}

@@ -1,0 +1,182 @@
+"""A trace of what the ranks did when, in the JSON format of Chrome's tracing, for ui.perfetto.dev.
+
+Every rank keeps its latest spans (:mod:`mpicoll.tracing`) in memory of fixed size. At the end they go to rank 0, rank
+by rank, which writes them with the times of its own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import tracing
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.run_report import Replacing
+
+CAPACITY = 1 << 16
+"""Spans that a rank keeps at most, in 2 MiB."""
+_ROUNDS = 9
+_TAG = 77
+_COMPUTE, _COMMUNICATION = 1, 2
+
+
+class ClockOffset(NamedTuple):
+    """Offset of a rank's clock to rank 0's, in seconds; wrong by half of `round_trip` at most."""
+
+    offset: float
+    round_trip: float
+    measured_at: float
+
+
+class Trace:
+    """The trace of a run, if its options want one. Collective over `comm`: construction and `write`."""
+
+    def __init__(self, config: TrainConfig, comm: MPI.Intracomm) -> None:
+        self._path, self._steps, self._comm = config.trace, config.trace_steps, comm
+        if self._path is not None:
+            self._began = time.perf_counter()
+            self._before = clock_offsets(comm)
+            self._ring = tracing.keep(CAPACITY)
+
+    def close(self) -> None:
+        """Keep no more spans."""
+        if self._path is not None:
+            tracing.stop()
+
+    def write(self) -> None:
+        """Collect all spans and write the file, all of it or nothing."""
+        if self._path is None:
+            return
+        after, own = clock_offsets(self._comm), self._ring.latest(self._steps)
+        self.close()
+        if self._comm.Get_rank():
+            self._comm.Send(np.array([own.size]), 0, _TAG)
+            self._comm.Send(own.view(np.uint8), 0, _TAG)
+            return
+        with Replacing(self._path) as stream:
+            facts = json.dumps(_facts(self._steps, self._before, after), allow_nan=False)
+            stream.write(f'{{"displayTimeUnit": "ms", "otherData": {facts}, "traceEvents": [\n')
+            separator = ""
+            for rank in range(self._comm.Get_size()):
+                table = own if rank == 0 else self._receive(rank)
+                shifted = _on_our_clock(table, self._before[rank], after[rank], self._began)
+                for event in events(rank, shifted):
+                    stream.write(separator + json.dumps(event, allow_nan=False))
+                    separator = ",\n"
+            stream.write("\n]}\n")
+
+    def _receive(self, rank: int) -> np.ndarray:
+        count = np.empty(1, np.int64)
+        self._comm.Recv(count, rank, _TAG)
+        table = np.empty(int(count[0]), self._ring.latest(0).dtype)
+        self._comm.Recv(table.view(np.uint8), rank, _TAG)
+        return table
+
+
+def clock_offsets(comm: MPI.Intracomm) -> list[ClockOffset]:
+    """Return how far each rank's clock is ahead, on rank 0; an empty list on the others. Collective.
+
+    Of some messages to and fro the quickest counts, since it says most: the answer was written between the two times.
+    An offset that cannot be told from 0 is 0, as between ranks of one host. (Cristian, "Probabilistic clock
+    synchronization", Distributed Computing 3, 1989.)
+    """
+    rank, stamp = comm.Get_rank(), np.zeros(1)
+    if rank:
+        for _ in range(_ROUNDS):
+            comm.Recv(stamp, 0, _TAG)
+            stamp[0] = time.perf_counter()
+            comm.Send(stamp, 0, _TAG)
+        return []
+    return [ClockOffset(0.0, 0.0, time.perf_counter())] + [
+        min((_ping(comm, other, stamp) for _ in range(_ROUNDS)), key=lambda found: found.round_trip)
+        for other in range(1, comm.Get_size())
+    ]
+
+
+def _ping(comm: MPI.Intracomm, other: int, stamp: np.ndarray) -> ClockOffset:
+    before = time.perf_counter()
+    comm.Send(stamp, other, _TAG)
+    comm.Recv(stamp, other, _TAG)
+    after = time.perf_counter()
+    offset, round_trip = float(stamp[0]) - (before + after) / 2, after - before
+    return ClockOffset(offset if abs(offset) > round_trip / 2 else 0.0, round_trip, after)
+
+
+def _on_our_clock(table: np.ndarray, first: ClockOffset, last: ClockOffset, zero: float) -> np.ndarray:
+    """Return the spans in seconds since `zero` of rank 0's clock; offsets change evenly between the measurements."""
+    shifted = table.copy()
+    drift = (last.offset - first.offset) / max(last.measured_at - first.measured_at, 1e-9)
+    for field in ("start", "end"):
+        ours = table[field] - first.offset
+        shifted[field] = ours - drift * (ours - first.measured_at) - zero
+    return shifted
+
+
+def _facts(steps: int, before: list[ClockOffset], after: list[ClockOffset]) -> dict[str, Any]:
+    return {
+        "ranks": len(before),
+        "at most so many steps": steps,
+        "clock offsets to rank 0, at the start and at the end, us": [
+            [round(1e6 * found.offset, 3) for found in pair] for pair in zip(before, after, strict=True)
+        ],
+        "round trips that they were measured with, us": [
+            [round(1e6 * found.round_trip, 3) for found in pair] for pair in zip(before, after, strict=True)
+        ],
+    }
+
+
+def events(rank: int, table: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Return a rank as a process, with a thread for computing and threads for what is under way beside it.
+
+    Parameters
+    ----------
+    table
+        Spans as from :meth:`mpicoll.tracing.Ring.latest`; times are seconds since the trace's begin.
+    """
+    yield _named("process_name", rank, 0, name=f"rank {rank}")
+    yield _named("process_sort_index", rank, 0, sort_index=rank)
+    yield _named("thread_name", rank, _COMPUTE, name="compute")
+    yield _named("thread_sort_index", rank, _COMPUTE, sort_index=_COMPUTE)
+    table = table[np.argsort(table["start"], kind="stable")]
+    buckets = table["name"] == tracing.BUCKET
+    yield from (_event(rank, _COMPUTE, *span) for span in table[~buckets].tolist())
+    free: list[float] = []
+    for span in table[buckets].tolist():
+        yield _event(rank, _COMMUNICATION + _lane(free, *span[:2]), *span)
+    for lane in range(len(free)):
+        thread = _COMMUNICATION + lane
+        yield _named("thread_name", rank, thread, name="communication" if lane == 0 else f"communication {lane + 1}")
+        yield _named("thread_sort_index", rank, thread, sort_index=thread)
+
+
+def _lane(free: list[float], start: float, end: float) -> int:
+    """Return the first lane on which nothing is under way at `start`: spans on a thread must not overlap in part."""
+    lane = next((lane for lane, time in enumerate(free) if time <= start), len(free))
+    free[lane : lane + 1] = [end]
+    return lane
+
+
+def _named(what: str, rank: int, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": arguments}
+
+
+def _event(rank: int, thread: int, start: float, end: float, step: int, number: int, name: int) -> dict[str, Any]:
+    label = tracing.NAMES[name]
+    begin, stop = round(1e6 * start, 3), round(1e6 * end, 3)
+    return {
+        "ph": "X",
+        "name": label if number < 0 else f"{label} {number}",
+        "cat": "communication"
+        if thread > _COMPUTE or label in ("communication", "tally", "pull", "push")
+        else "compute",
+        "pid": rank,
+        "tid": thread,
+        "ts": begin,
+        "dur": round(stop - begin, 3),
+        "args": {"step": step},
+    }

@@ -1,0 +1,139 @@
+"""Synchronous training: all ranks take every step together, and agree on its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mpicoll.checkpoint import Checkpoint
+from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.strategy import SynchronousStrategy
+from mpicoll.train.clock import Clock
+from mpicoll.train.coordination import SavedState, Share, ShareResult
+from mpicoll.train.metrics import EpochRecord, Metrics, StepRecord
+from mpicoll.train.step_plan import StepPlan
+from mpicoll.train.synchronous_state import restore, tensors_of
+
+
+class Lockstep:
+    """Coordination of ranks that take each step together; a :class:`~mpicoll.train.coordination.Coordination`.
+
+    Losses, requests to stop and NaN become known on all ranks by an Allreduce every few steps
+    (:class:`~mpicoll.train.metrics.Metrics`). Every rank saves its part of the state.
+
+    Collective over the mesh: construction and every method.
+    """
+
+    shares_per_step, attends, together = 1, True, True
+
+    def __init__(self, mesh: Mesh, step_plan: StepPlan, strategy: SynchronousStrategy, clock: Clock) -> None:
+        self.mesh, self.step_plan, self.strategy = mesh, step_plan, strategy
+        self.metrics = Metrics(mesh.world)
+        self.first = self.done = self._seen = 0
+        self.stopped = False
+        self.anew: str | None = None
+        self._clock, self._mark = clock, (0.0, 0)
+
+    def go_on(self, found: Checkpoint) -> None:
+        """Take over a checkpoint.
+
+        Raises
+        ------
+        CheckpointFailed
+            On every rank: it is damaged, or of another model.
+        """
+        self.metrics.records[:], self.anew = restore(found, self.mesh, self.strategy)
+        self.first = self.done = found.step
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """One record for each step taken, those before a checkpoint included."""
+        return self.metrics.records
+
+    @property
+    def taken(self) -> int:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        return self.done - self.first
+
+    @property
+    def samples_seen(self) -> int:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        return self._seen
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training samples of all ranks a second of training steps, so far."""
+        stepping = self._clock.stepping
+        return self._seen / stepping if stepping else 0.0
+
+    def shares(self) -> Iterator[Share]:
+        """Yield this replica's part of every step that is left."""
+        for step in range(self.first, self.step_plan.total_steps):
+            yield Share(step, self.mesh.replica, self.mesh.replicas, step)
+            self.done = step + 1
+            if self.metrics.stop:
+                self.stopped = True
+                return
+
+    def check(self, step: int, loss: float) -> None:
+        """Accept any loss: all ranks find one that is not finite in the sum over the ranks."""
+
+    def record(self, share: Share, result: ShareResult) -> None:
+        """Note the step; every few steps and at the end of an epoch add up those that are open.
+
+        Raises
+        ------
+        NonFiniteLoss
+            On every rank.
+        """
+        step, plan = share.step, self.step_plan
+        self._seen += result.batch
+        told = (result.loss, result.correct) if self.mesh.speaks else (0.0, 0)
+        due = self.metrics.add(step, step // plan.steps_per_epoch, result.rate, result.batch, *told, result.computed)
+        if due or step == self.first or plan.ends_epoch(step):
+            with self._clock.spent_on("communication", "tally"):
+                self.metrics.settle(result.seconds)
+
+    def ask_to_stop(self) -> None:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        self.metrics.ask_to_stop()
+
+    def lagging(self) -> int | None:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        return self.metrics.pace.lagging()
+
+    def epochs_over(self, done: int) -> int:
+        """Return the epochs that have ended; a run that was stopped notes no more of them."""
+        plan = self.step_plan
+        if self.stopped:
+            return 0
+        return plan.epoch_count if done == plan.total_steps else done // plan.steps_per_epoch
+
+    def epoch_pace(self) -> float:
+        """Return samples a second of the steps since the last call."""
+        (stepping, seen), self._mark = self._mark, (self._clock.stepping, self._seen)
+        return (self._seen - seen) / max(self._mark[0] - stepping, 1e-9)
+
+    def state(self, done: int) -> SavedState:
+        """Return this rank's part of the state."""
+        self.metrics.settle(0.0)
+        return SavedState(done, tensors_of(self.mesh, self.strategy, self.records), {"step": done})
+
+    def settle(self) -> int:
+        """Return the steps taken: all ranks are at the same one."""
+        return self.done
+
+    def fail(self, error: Exception) -> None:
+        """Raise the error: all ranks have it."""
+        raise error
+
+    def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
+        """Bring replicas together that have gone apart."""
+        with self._clock.spent_on("communication"):
+            self.strategy.meet()
+        return list(epochs)
+
+    def facts(self) -> dict[str, Any]:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        slowest = self.metrics.pace.slowest()
+        return {"slowest_rank": slowest and slowest._asdict(), "mode": None}

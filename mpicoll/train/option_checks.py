@@ -1,0 +1,214 @@
+"""Options that contradict each other, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from mpicoll.errors import UsageError
+from mpicoll.train.config import LEARNING_RATES, NOOP, PIPELINE_SCHEDULES, TrainConfig, parse_synthetic
+from mpicoll.train.strategies import STRATEGIES, strategy_name
+
+HIDDEN = (256, 128)
+FILTERS = 16
+_MICROBATCHES = 4
+DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
+_OF_MODES = {
+    "sync_every": "local",
+    "averaging": "local",
+    "servers": "ps",
+    "staleness": "ps",
+    "backup": "ps",
+    "damping": "ps",
+    "push": "ps",
+    "on_silence": "ps",
+}
+"""Options of one mode alone."""
+LATER = ("mode", "shard", "lr", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow", *_OF_MODES)
+"""Their defaults depend on other options."""
+
+
+def complete(options: dict[str, Any]) -> None:
+    """Fill in what was left open.
+
+    Raises
+    ------
+    UsageError
+        If options contradict each other.
+    """
+    _expand_strategy(options)
+    _check_model(options)
+    _check_data(options)
+    _check_compression(options)
+    _check_sharing(options)
+    _check_mode(options)
+    _check_optimizer(options)
+    _check_checkpoints(options)
+    _check_output(options)
+
+
+def _expand_strategy(options: dict[str, Any]) -> None:
+    """Put mode and sharding in the place of the strategy's name; they are its older names."""
+    name = options.pop("strategy")
+    for older in ("mode", "shard"):
+        if name is not None and options[older] is not None:
+            raise UsageError(f"--{older} is an older name of --strategy; give one of them")
+    if name is not None:
+        options["mode"], options["shard"] = STRATEGIES[name]
+    options["mode"], options["shard"] = options["mode"] or "sync", options["shard"] or "none"
+
+
+def _check_optimizer(options: dict[str, Any]) -> None:
+    name, mode = options["optimizer"], options["mode"]
+    if options["lr"] is None:
+        options["lr"] = LEARNING_RATES[name]
+    if mode == "gossip" and name != "momentum":
+        raise UsageError(f"--optimizer {name} is not for --strategy gossip, which has momentum")
+    if mode in ("ps", "p2p") and name == "adamw":
+        raise UsageError(f"--optimizer adamw is not for --strategy {strategy_name(mode)}")
+    settings = {"beta1": ("adam", "adamw"), "beta2": ("adam", "adamw"), "epsilon": ("adagrad", "adam", "adamw")}
+    for setting, owners in settings.items():
+        if options[setting] is not None and name not in owners:
+            raise UsageError(f"--{setting} is for --optimizer {' or '.join(owners)}, not {name}")
+    if options["nesterov"] and (name != "momentum" or not options["momentum"]):
+        raise UsageError("--nesterov needs --optimizer momentum and a --momentum above 0")
+
+
+def _check_model(options: dict[str, Any]) -> None:
+    model = options["model"]
+    if options["hidden"] is not None and model != "mlp":
+        raise UsageError(f"--hidden is for --model mlp, not {model}")
+    if options["filters"] is not None and model != "conv":
+        raise UsageError(f"--filters is for --model conv, not {model}")
+    options["hidden"] = options["hidden"] or (HIDDEN if model == "mlp" else ())
+    options["filters"] = options["filters"] or (FILTERS if model == "conv" else 0)
+
+
+def _check_data(options: dict[str, Any]) -> None:
+    dataset, labels = options["dataset"], options["labels"]
+    if dataset.endswith(".npy") and labels is None:
+        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
+    if labels is not None and not dataset.endswith(".npy"):
+        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
+    if dataset.startswith("synthetic"):
+        parse_synthetic(dataset)
+
+
+def _check_compression(options: dict[str, Any]) -> None:
+    spec, feedback = options["compression"], options["error_feedback"]
+    if spec is None:
+        if feedback != "auto" or options["warmup_dense"]:
+            name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
+            raise UsageError(f"{name} has no meaning without --compression")
+        return
+    from mpicoll.compression import compressor
+
+    try:
+        made = compressor(spec)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    if options["dtype"] != "float32":
+        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
+    if feedback == "on" and made.unbiased:
+        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+
+
+def _check_sharing(options: dict[str, Any]) -> None:
+    sharded, pipeline = options["shard"] != "none", options["pipeline"]
+    if sharded and options["compression"] is not None:
+        name = strategy_name(options["mode"], options["shard"])
+        raise UsageError(f"--compression is not for --strategy {name}, where gradients are not compressed")
+    for name in ("microbatches", "pipeline_schedule"):
+        if options[name] is not None and pipeline == 1:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")
+    options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
+    if options["microbatches"] is None:
+        options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
+    if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
+        raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
+    if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
+        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
+
+
+def _check_checkpoints(options: dict[str, Any]) -> None:
+    for name in ("checkpoint_every", "resume"):
+        if options[name] is not None and options["checkpoint"] is None:
+            raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
+    options["resume"] = options["resume"] or "no"
+
+
+def _check_output(options: dict[str, Any]) -> None:
+    if options["run"] is not None and options["tensorboard"] is None:
+        raise UsageError("--run has no meaning without --tensorboard FOLDER")
+    if options["trace_steps"] != DEFAULTS["trace_steps"] and options["trace"] is None:
+        raise UsageError("--trace-steps has no meaning without --trace FILE.json")
+    if options["algorithm"] == NOOP:
+        if options["checkpoint"] is not None:
+            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
+        if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
+            raise UsageError(
+                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
+            )
+
+
+def _check_mode(options: dict[str, Any]) -> None:
+    mode = options["mode"]
+    for name, only in _OF_MODES.items():
+        given = options[name] is not None and options[name] is not False
+        if given and mode != only:
+            known = strategy_name(mode, options["shard"])
+            raise UsageError(f"--{name.replace('_', '-')} is for --strategy {strategy_name(only)}, not {known}")
+        if not given:
+            options[name] = 1 if name == "servers" and mode == "ps" else DEFAULTS[name]
+    options["slow"] = options["slow"] or ()
+    if mode == "sync":
+        return
+    _check_alone(options, mode)
+    if mode == "ps":
+        _check_served(options)
+    if mode in ("ps", "p2p") and options["nesterov"]:
+        raise UsageError(f"--nesterov is not for --strategy {strategy_name(mode)}")
+    if options["compression"] is not None:
+        _check_compression_alone(options["compression"], mode)
+
+
+def _check_compression_alone(spec: str, mode: str) -> None:
+    if mode == "gossip":
+        raise UsageError("--compression is not for --strategy gossip, where what is lost would be lost for good")
+    from mpicoll.compression import compressor
+    from mpicoll.compression.aggregatable import AggregatableCompressor
+
+    if mode != "local" and isinstance(compressor(spec), AggregatableCompressor):
+        raise UsageError(
+            f"--compression {spec} adds up what all ranks send at a time; with --strategy {strategy_name(mode)} each "
+            "sends alone"
+        )
+
+
+def _check_alone(options: dict[str, Any], mode: str) -> None:
+    """Refuse what needs ranks that take each step together."""
+    together = {
+        "--shard": options["shard"] != "none",
+        "--tensor": options["tensor"] > 1,
+        "--pipeline": options["pipeline"] > 1,
+        "--algorithm noop": options["algorithm"] == NOOP,
+        "--overlap on": options["overlap"] == "on",
+        "--warmup-dense": options["warmup_dense"] > 0 and mode != "local",
+    }
+    for name, given in together.items():
+        if given:
+            raise UsageError(f"{name} is for ranks that take steps together, not --strategy {strategy_name(mode)}")
+
+
+def _check_served(options: dict[str, Any]) -> None:
+    if options["backup"] and options["staleness"] != 0:
+        raise UsageError("--backup needs --staleness 0; otherwise nobody waits for the last of each step")
+    if options["push"] == "direct":
+        for name, given in {
+            "--compression": options["compression"] is not None,
+            "--staleness 0": options["staleness"] == 0,
+            "--damping": options["damping"],
+            "--optimizer": options["optimizer"] not in ("sgd", "momentum"),
+        }.items():
+            if given:
+                raise UsageError(f"{name} needs --push mailbox, not direct")

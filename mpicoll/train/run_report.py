@@ -1,0 +1,207 @@
+"""Everything that a run prints or writes; only rank 0 does either."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from mpicoll.errors import UsageError
+from mpicoll.train.config import NOOP, TrainConfig
+from mpicoll.train.strategies import strategy_name
+
+if TYPE_CHECKING:
+    from mpicoll.train.metrics import StepRecord
+
+_PIPE_INTERVAL = 1.0
+"""Seconds between two states of the progress bar where standard error is no terminal, as under most launchers."""
+
+
+def say(text: str) -> None:
+    """Print to standard output."""
+    print(text, flush=True)
+
+
+def complain(text: str) -> None:
+    """Print to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """The progress bar, or nothing where it is not wanted, not rank 0's business, or tqdm is not installed."""
+
+    def __init__(self, config: TrainConfig, total: int, rank: int, done: int = 0) -> None:
+        self._bar: Any = None
+        if rank or config.quiet or not config.progress:
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        tqdm.monitor_interval = 0  # no thread beside MPI
+        interval = 0.1 if sys.stderr.isatty() else _PIPE_INTERVAL
+        self._bar = tqdm(
+            total=total, initial=done, unit="step", mininterval=interval, dynamic_ncols=True, file=sys.stderr
+        )
+
+    def advance(self, steps: int = 1) -> None:
+        """Note that so many steps are done."""
+        if self._bar is not None:
+            self._bar.update(steps)
+
+    def show(self, record: StepRecord, samples_per_second: float, share: float, lagging: int | None) -> None:
+        """Change the figures beside the bar; they appear with its next state."""
+        if self._bar is not None:
+            accuracy = f", accuracy {record.accuracy:.1%}" if record.accuracy else ""  # a regression counts no hits
+            slow = "" if lagging is None else f", rank {lagging} is slow"
+            self._bar.set_description(f"epoch {record.epoch + 1}", refresh=False)
+            self._bar.set_postfix_str(
+                f"loss {record.loss:.4f}{accuracy}, {_thousands(samples_per_second)} samples/s, "
+                f"communication {share:.0%}{slow}", refresh=False,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Leave the bar's last state on the screen."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return the final lines: what was reached, and how the time went."""
+    time = result["seconds"]
+    return (
+        f"{_reached(result)} after {result['steps']} steps on {_counted(result['ranks'], 'rank')} with "
+        f"{_counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
+        f"{_parameters(result)}\n"
+        f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
+        f"({result['communication_share']:.0%} of the steps is communication); "
+        f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
+        f"{_hidden(result)}{_slowest(result)}{_mode(result)}{_compression(result)}"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _reached(result: dict[str, Any]) -> str:
+    if result["config"]["algorithm"] == NOOP:
+        return "not a trained model, since gradients were not exchanged (--algorithm noop),"
+    accuracy = result["test_accuracy"]
+    counts_hits = accuracy or any(epoch["train_accuracy"] for epoch in result["epochs"])
+    if accuracy is None:
+        tested = "no test samples"
+    else:
+        tested = f"test accuracy {accuracy:.2%}" if counts_hits else f"test loss {result['test_loss']:.4f}"
+    loss = result["train_loss"]
+    return tested if loss is None else f"{tested}, train loss {loss:.4f}"
+
+
+def _parameters(result: dict[str, Any]) -> str:
+    digest = result["parameters_sha256"]
+    return "" if digest is None else f", parameters {digest[:12]}"
+
+
+def _hidden(result: dict[str, Any]) -> str:
+    """Return a line on what overlap gained, nothing without."""
+    overlap = result["overlap"]
+    return f"\noverlap: ranks computed for {overlap:.0%} of the time that gradients were under way" if overlap else ""
+
+
+def _slowest(result: dict[str, Any]) -> str:
+    """Return a line on the rank for which the others wait, nothing without others."""
+    slowest = result["slowest_rank"]
+    if slowest is None:
+        return ""
+    rank, share, behind = slowest["rank"], slowest["share"], slowest["behind"]
+    compared = f"{behind:.0%} more than" if behind >= 0 else f"{-behind:.0%} less than"
+    return f"\nrank {rank} was the slowest in {share:.0%} of the steps; it computed {compared} the median of the others"
+
+
+def _mode(result: dict[str, Any]) -> str:
+    """Return a line on ranks that went on without each other, nothing where they did not."""
+    mode = result["mode"]
+    if mode is None:
+        return ""
+    steps, late = [count for count in mode["steps_by_rank"] if count], mode.get("staleness")
+    pace, fewest, most = _thousands(mode["steps_per_second"]), min(steps, default=0), max(steps, default=0)
+    told = [f"workers took {fewest} to {most} steps, {pace} a second together"]
+    if late:
+        told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
+    if mode.get("left_out"):
+        told.append(f"{_counted(mode['left_out'], 'gradient')} came behind their step and were left out")
+    if "skipped" in mode:
+        told.append(f"in {mode['skipped']:.0%} of the steps the other's mailbox was full")
+    return f"\n{strategy_name(result['config']['mode'])}: {'; '.join(told)}"
+
+
+def _compression(result: dict[str, Any]) -> str:
+    """Return a line on what compression saved, nothing without."""
+    config, ratio = result["config"], result["compression_ratio"]
+    if config["compression"] is None:
+        return ""
+    feedback = "with" if result["error_feedback"] else "without"
+    sent = "nothing" if ratio is None else f"{_thousands(result['sent_nbytes_per_step'])} bytes a step"
+    fewer = "" if ratio is None else f", {ratio:.1f} times fewer than dense"
+    return f"\ncompression {config['compression']} {feedback} error feedback: {sent} sent by a rank{fewer}"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def check_writable(paths: Iterable[str | None]) -> None:
+    """Refuse result files that could not be written, before hours of training.
+
+    Raises
+    ------
+    UsageError
+        If a folder is missing or not writable, or the path is a folder.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        folder = Path(path).expanduser().absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
+            raise UsageError(f"{path}: cannot be written there")
+
+
+def write_json(path: str, result: dict[str, Any]) -> None:
+    """Write `result`, all of it or nothing."""
+    with Replacing(path) as stream:
+        json.dump(result, stream, indent=2, allow_nan=False)
+        stream.write("\n")
+
+
+def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float]]) -> None:
+    """Write step, epoch, learning rate, loss and accuracy as comma-separated values that read back exactly."""
+    with Replacing(path) as stream:
+        stream.write("step,epoch,learning_rate,loss,accuracy\n")
+        stream.writelines(",".join(map(repr, row)) + "\n" for row in rows)
+
+
+class Replacing:
+    """A file that takes the place of `path` when the block ends well; of text, or with mode ``"wb"`` of bytes."""
+
+    def __init__(self, path: str, mode: str = "w") -> None:
+        self._path, self._mode = Path(path).expanduser().absolute(), mode
+
+    def __enter__(self) -> IO[Any]:
+        handle, self._name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+        self._stream = os.fdopen(handle, self._mode, encoding="utf-8" if self._mode == "w" else None)
+        return self._stream
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stream.close()
+        if kind is None:
+            Path(self._name).chmod(0o644)
+            Path(self._name).replace(self._path)
+        else:
+            Path(self._name).unlink()

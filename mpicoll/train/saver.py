@@ -1,0 +1,149 @@
+"""Checkpoints of a run: when they are written, and which one a run goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.checkpoint import Checkpoint, CheckpointStore, PerRank, Piece, Tensors, Whole
+from mpicoll.consensus import all_succeed
+from mpicoll.errors import CheckpointFailed, NonFiniteLoss
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.loop import Loop, LoopCallback
+
+FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
+         "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
+         "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
+         "on_silence", "slow", "jitter", "step_seconds")  # fmt: skip
+"""Options that may differ between a run and one that goes on with it."""
+
+
+class Saver(LoopCallback):
+    """Writes checkpoints when they are due, and nothing where none are wanted.
+
+    Where ranks take steps together all of them write; in asynchronous training rank 0 alone does.
+
+    Collective over `comm`: construction and `find`.
+    """
+
+    def __init__(self, config: TrainConfig, comm: MPI.Intracomm) -> None:
+        self._config, self._saved_at = config, 0
+        self._everywhere, alone = comm, config.is_asynchronous
+        self._comm = Intracomm(MPI.COMM_SELF) if alone else comm
+        self._store: CheckpointStore | None = None
+        all_succeed(comm, lambda: None if alone and comm.Get_rank() else self._open())
+
+    def _open(self) -> None:
+        if self._config.checkpoint is not None:
+            self._store = CheckpointStore(self._config.checkpoint, self._comm)
+
+    def find(self) -> Checkpoint | None:
+        """Return the newest checkpoint, if that is wanted and there is one, on the ranks that write.
+
+        Raises
+        ------
+        CheckpointFailed
+            On every rank: it is damaged, or of another run.
+        """
+        found: Checkpoint | None = all_succeed(self._everywhere, self._find)
+        return found
+
+    def _find(self) -> Checkpoint | None:
+        wanted = self._config.resume
+        if self._store is None or wanted == "no" or not self._store.steps():
+            return None
+        found = self._store.open(fallback=wanted == "fallback")
+        _check_same_run(self._config, found.facts)
+        return found
+
+    def at_rest(self, loop: Loop, done: int) -> None:
+        """Save if so many shares are a reason: the steps that were asked for, or an epoch."""
+        every = (self._config.checkpoint_every or loop.step_plan.steps_per_epoch) * loop.coordination.shares_per_step
+        if self._store is not None and done // every > max(self._saved_at, loop.coordination.first) // every:
+            self._save(loop, done)
+
+    def at_end(self, loop: Loop, done: int) -> None:
+        """Save what the run has come to."""
+        if not (loop.coordination.together and done == self._saved_at):
+            self._save(loop, done)
+        self.close()
+
+    def _save(self, loop: Loop, done: int) -> None:
+        """Write the state after so many shares.
+
+        Raises
+        ------
+        NonFiniteLoss, CheckpointFailed
+            On every rank that writes.
+        """
+        if self._store is None:
+            return
+        with loop.clock.spent_on("checkpoints"):
+            state = loop.coordination.state(done)
+            if state is None:
+                return
+            self._saved_at, steps = done, done // loop.coordination.shares_per_step
+            all_succeed(self._comm, lambda: _refuse_what_is_not_finite(state.tensors, steps))
+            facts = {
+                "config": asdict(self._config),
+                "ranks": self._everywhere.Get_size(),
+                "epochs": [record._asdict() for record in loop.epochs],
+            }
+            self._store.save(state.step, state.tensors, {**facts, **state.facts})
+        loop.announce_checkpoint(steps)
+
+    def close(self) -> None:
+        """Let others have the folder; save nothing any more."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
+    """Refuse a checkpoint of a run that would have taken another course.
+
+    Raises
+    ------
+    CheckpointFailed
+        Naming the options that differ.
+    """
+    there, here = facts["config"], asdict(config)
+    odd = [
+        f"--{name.replace('_', '-')} was {there.get(name)}, is {value}"
+        for name, value in here.items()
+        if name not in FREE and there.get(name) != _plain(value)
+    ]
+    if odd:
+        raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back."""
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _refuse_what_is_not_finite(tensors: Tensors, steps: int) -> None:
+    """Let no state be saved from which nobody can go on.
+
+    Raises
+    ------
+    NonFiniteLoss
+        If there is a NaN or inf in an array.
+    """
+    if not all(np.isfinite(array).all() for array in _arrays_of(tensors)):
+        raise NonFiniteLoss(
+            f"parameters or velocities became infinite or NaN within {steps} steps, and are not saved; "
+            "try a lower --lr or a longer --warmup"
+        )
+
+
+def _arrays_of(tensors: Tensors) -> Iterator[np.ndarray]:
+    """Yield the arrays of a rank's tensors."""
+    for entry in tensors.values():
+        entries: Iterable[Any] = [entry] if isinstance(entry, (Whole, PerRank, Piece)) else entry
+        yield from (each.array for each in entries)

@@ -1,0 +1,81 @@
+"""The course of a run: how many steps, which samples each takes, at which learning rate; and their buffers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpicoll.data.datasets import Dataset, Samples
+from mpicoll.data.sampler import batch_of_rank, epoch_order, part, steps_per_epoch
+from mpicoll.models.micro_batches import MicroBatch
+from mpicoll.optim.learning_rate import learning_rate
+from mpicoll.train.config import TrainConfig
+
+_EVALUATION_ROWS = 1024
+
+
+class StepPlan:
+    """The steps of a run over `count` training samples.
+
+    Attributes
+    ----------
+    steps_per_epoch
+        Steps of an epoch; the last may take fewer samples.
+    total_steps
+        Steps of the whole run.
+    epoch_count
+        Epochs that it begins; the last may be cut short.
+    """
+
+    def __init__(self, config: TrainConfig, count: int) -> None:
+        self._config, self._count = config, count
+        self.steps_per_epoch = steps_per_epoch(count, config.step_batch)
+        steps = config.epochs * self.steps_per_epoch
+        self.total_steps = steps if config.steps is None else min(steps, config.steps)
+        self.epoch_count = -(-self.total_steps // self.steps_per_epoch)
+        self._epoch, self._order = -1, np.empty(0, np.int32)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return True if an epoch, or the run, ends with a step."""
+        return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.total_steps
+
+    def samples(self, step: int, size: int, rank: int) -> tuple[np.ndarray, int]:
+        """Return the samples that `rank` of `size` takes in a step, and how many all take together."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, epoch_order(self._count, self._config.seed, epoch)
+        return batch_of_rank(self._order, number, self._config.step_batch, size, rank)
+
+    def batch_count(self, step: int) -> int:
+        """Return how many samples a step takes."""
+        batch = self._config.step_batch
+        return min(self._count - step % self.steps_per_epoch * batch, batch)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        config = self._config
+        return learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
+
+
+class BatchReader:
+    """Training samples of one rank."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        self._train, self._parts = dataset.train, config.accumulate * config.microbatches
+
+    def parts(self, indices: np.ndarray) -> list[MicroBatch]:
+        """Return samples, cut as the options say; parts may be empty."""
+        x, y = self._train.batch(indices)
+        cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
+        return [(x[cut], y[cut]) for cut in cuts]
+
+
+def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[MicroBatch]:
+    """Yield features and labels of a rank's share, some at a time; as often on all ranks, perhaps without rows."""
+    start, stop = part(samples.count, size, rank)
+    batches = -(-part(samples.count, size, 0)[1] // _EVALUATION_ROWS)
+    for first in itertools.islice(itertools.count(start, _EVALUATION_ROWS), batches):
+        indices = np.arange(min(first, stop), min(first + _EVALUATION_ROWS, stop))
+        yield samples.batch(indices)

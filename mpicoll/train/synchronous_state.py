@@ -1,0 +1,74 @@
+"""Content of a synchronous run's checkpoint: tensors that ranks hold together, and each rank's own."""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.checkpoint import Checkpoint, PerRank, Piece, Tensors, Whole
+from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.strategy import RESIDUAL, SynchronousStrategy
+from mpicoll.train.metrics import StepRecord
+
+_OWN = "own."
+
+
+def tensors_of(mesh: Mesh, strategy: SynchronousStrategy, records: list[StepRecord]) -> Tensors:
+    """Return what this rank saves: its part of the common state, its own state, and the steps' records."""
+    own = {_OWN + name: PerRank(array) for name, array in strategy.own_state().items()}
+    table = np.array(records, np.float64).reshape(len(records), len(StepRecord._fields))
+    return {**_shared(mesh, strategy, writes=True), **own, "records": Whole(table)}
+
+
+def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tuple[list[StepRecord], str | None]:
+    """Let a strategy go on from a checkpoint; return the records, and what could not be taken over. Collective.
+
+    Raises
+    ------
+    CheckpointFailed
+        On every rank: it is damaged, or of another model.
+    """
+    records = np.empty((found.step, len(StepRecord._fields)))
+    found.restore({**_shared(mesh, strategy, writes=False), "records": Whole(records)})
+    strategy.meet()
+    anew = _take_over(found, mesh.world, strategy)
+    return [StepRecord(int(row[0]), int(row[1]), *row[2:]) for row in records.tolist()], anew
+
+
+def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tensors:
+    """Return what replicas hold together; where a model has several parts, each under names of its own."""
+    tensors = strategy.tensors()
+    places = mesh.world.Get_size() // mesh.replicas
+    if places == 1:
+        return tensors
+    own, named = mesh.world.Get_rank() % places, {}
+    for name, entry in tensors.items():
+        for place in range(places):
+            mine = place == own and not (writes and mesh.replica and isinstance(entry, Whole))
+            whole = [Piece(entry.array, 0, entry.array.size)] if isinstance(entry, Whole) else entry
+            named[f"part{place}.{name}"] = whole if mine else []
+    return named
+
+
+def _take_over(found: Checkpoint, world: MPI.Intracomm, strategy: SynchronousStrategy) -> str | None:
+    """Give this rank what was its own; on another number of ranks, or with other buckets, residuals begin anew."""
+    own = {_as_named_now(name[len(_OWN) :]): name for name in found.per_rank_names if name.startswith(_OWN)}
+    before, now = found.facts["ranks"], world.Get_size()
+    if before != now:
+        kept = {name: there for name, there in own.items() if not name.startswith(RESIDUAL)}
+        strategy.adopt({name: found.per_rank(there) for name, there in kept.items()}, before)
+        why = f"the checkpoint is of {before} ranks, these are {now}"
+    else:
+        state = {name: arrays[0] for name, there in own.items() if (arrays := found.per_rank(there))}
+        fits = np.array([strategy.load_own_state(state)], np.int8)
+        world.Allreduce(MPI.IN_PLACE, fits, MPI.MIN)
+        if fits[0]:
+            return None
+        strategy.clear_residuals()
+        why = "they are of other buckets, see --bucket-bytes"
+    return f"residuals: {why}" if any(name.startswith(RESIDUAL) for name in own) else None
+
+
+def _as_named_now(name: str) -> str:
+    """Return the name of a rank's own state; older checkpoints call residuals ``owed``."""
+    return RESIDUAL + name.removeprefix("owed.") if name.startswith("owed.") else name

@@ -1,0 +1,232 @@
+"""A whole run: load, build, train, evaluate, report. The command line and :class:`mpicoll.train.Trainer` call it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.checkpoint import Checkpoint
+from mpicoll.consensus import all_succeed, wait_politely
+from mpicoll.data.datasets import Dataset, load
+from mpicoll.errors import UsageError
+from mpicoll.gradients import differing_ranks
+from mpicoll.models.sequential import Model
+from mpicoll.parallel.mesh import make_mesh
+from mpicoll.train import run_report
+from mpicoll.train.assembly import build_model, check_ranks, compile_kernels, make_loop
+from mpicoll.train.chrome_trace import Trace
+from mpicoll.train.clock import Clock
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.loop import Loop, LoopCallback
+from mpicoll.train.plot_run import check_drawable, draw
+from mpicoll.train.process_facts import process_age, threads
+from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
+from mpicoll.train.saver import Saver
+from mpicoll.train.tensorboard import EventLog
+
+Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
+
+
+def named(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
+    """Return the data set and the model that the options name. Collective."""
+    dataset = load(config, comm)
+    return dataset, build_model(config, dataset)
+
+
+class Observer(ProgressReport):
+    """Receiver of a run's events on rank 0; this one does nothing."""
+
+    def began(self, loop: Loop) -> None:
+        """Called on all ranks before the first step."""
+
+    def ended(self, loop: Loop) -> None:
+        """Called on all ranks after the last step."""
+
+
+def run(
+    config: TrainConfig,
+    comm: MPI.Intracomm,
+    source: Source = named,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Train as `config` says, print and write what it asks for, and return the results.
+
+    Collective over `comm`. The result is the same on every rank, and is what ``--json`` writes.
+
+    Parameters
+    ----------
+    source
+        Returns data set and model; collective.
+    observer
+        Told of the beginning, the records and the end.
+
+    Raises
+    ------
+    TrainingError
+        On every rank, with the same one-line message.
+    """
+    clock, observer = Clock(), observer or Observer()
+    rank = comm.Get_rank()
+    check_ranks(config, comm.Get_size())
+    _check_same_config(config, comm)
+    events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
+    with contextlib.ExitStack() as stack, np.errstate(all="ignore"):  # a loss that is not finite is found by us
+        mesh = make_mesh(comm, config)
+        saver = stack.enter_context(contextlib.closing(Saver(config, comm)))
+        dataset, model = source(config, comm)
+        compile_kernels(model, dataset, comm, config)
+        found = saver.find()
+        loop = make_loop(config, mesh, dataset, model, clock, found)
+        _tell_of_resuming(config, comm, loop, found)
+        comm.Barrier()
+        trace = stack.enter_context(contextlib.closing(Trace(config, comm)))
+        clock.seconds["start-up"] = process_age()
+        observer.began(loop)
+        result = _train(config, comm, loop, [*_reports(config, loop, rank, events, observer, stack), saver])
+        result["parameter_count"] = model.parameter_count
+        observer.ended(loop)
+        trace.write()
+    _publish(config, result, loop, rank)
+    return result
+
+
+def _reports(
+    config: TrainConfig, loop: Loop, rank: int, events: EventLog | None, observer: Observer, stack: contextlib.ExitStack
+) -> list[LoopCallback]:
+    """Return the callbacks that report what becomes known; there are some on rank 0 alone."""
+    if rank:
+        return []
+    told = len(loop.records)
+    observer.skip(told)
+    reports: list[LoopCallback] = [stack.enter_context(contextlib.closing(ProgressBar(config, loop, told)))]
+    if events is not None:
+        reports.append(stack.enter_context(contextlib.closing(Scalars(events, told))))
+    return [*reports, observer]
+
+
+def _prepare_outputs(config: TrainConfig) -> EventLog | None:
+    """Refuse outputs that could not be written, before hours of training; begin those that grow meanwhile."""
+    run_report.check_writable([config.json, config.log_steps, config.plot, config.trace])
+    if config.plot is not None:
+        check_drawable(config.plot)
+    return None if config.tensorboard is None else EventLog(config.tensorboard, config.run)
+
+
+def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, found: Checkpoint | None) -> None:
+    if comm.Get_rank() or config.quiet or config.resume == "no":
+        return
+    if found is None:
+        run_report.say(f"{config.checkpoint}: no checkpoint yet, training begins")
+        return
+    for rejected in found.rejected:
+        run_report.complain(f"passed over: {rejected.reason}")
+    run_report.say(f"going on after step {loop.first_step} of {loop.step_plan.total_steps}, from {config.checkpoint}")
+    if loop.coordination.anew is not None:
+        run_report.say(f"begun anew: {loop.coordination.anew}")
+
+
+@contextlib.contextmanager
+def _stopping_on_sigterm(loop: Loop) -> Iterator[None]:
+    """Let SIGTERM end the run after the step at hand; a second one ends the process."""
+
+    def stop(number: int, frame: object) -> None:
+        loop.ask_to_stop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
+    wait_politely(comm)
+    if differing := differing_ranks(comm, hashlib.sha256(repr(config).encode()).digest()):
+        raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
+
+
+def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequence[LoopCallback]) -> dict[str, Any]:
+    began = time.perf_counter()
+    with _stopping_on_sigterm(loop):
+        loop.train(callbacks)
+    seconds = time.perf_counter() - began
+    tested = _last_test(loop) or (None, None)
+    clock = loop.clock.mean(comm)
+    first_step = np.array([loop.seconds_to_first_step])
+    comm.Allreduce(MPI.IN_PLACE, first_step, MPI.MAX)
+    return {
+        "test_accuracy": tested[1],
+        "test_loss": tested[0],
+        "train_loss": _train_loss(loop),
+        "epochs": [record._asdict() for record in loop.epochs],
+        "samples_per_second": loop.coordination.samples_per_second,
+        "seconds_to_first_step": float(first_step[0]),
+        "communication_share": clock.communication_share,
+        "ranks": comm.Get_size(),
+        "threads": threads(),
+        "steps": len(loop.records),
+        "stopped": loop.coordination.stopped,
+        "resumed_after": loop.first_step,
+        **loop.facts(),
+        "parameters_sha256": loop.check_replicas(),
+        "training_seconds": seconds,
+        "seconds": clock.seconds,
+        "seconds_by_rank": loop.clock.by_rank(comm),
+        "config": asdict(config),
+        "versions": _versions(),
+    }
+
+
+def _train_loss(loop: Loop) -> float | None:
+    if loop.epochs and loop.epochs[-1].train_loss is not None:
+        return loop.epochs[-1].train_loss
+    return loop.records[-1].loss if loop.records else None
+
+
+def _last_test(loop: Loop) -> tuple[float, float] | None:
+    """Return loss and accuracy of the model as it is now. Collective."""
+    last = loop.epochs[-1] if loop.epochs else None
+    if last is None or last.steps != len(loop.records) or last.test_loss is None or last.test_accuracy is None:
+        return loop.evaluate()
+    return last.test_loss, last.test_accuracy
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0],
+        "mpicoll": mpicoll.__version__,
+        "mpi4py": mpi4py.__version__,
+        "numpy": np.__version__,
+        "numba": version("numba"),
+        "python": platform.python_version(),
+    }
+
+
+def _publish(config: TrainConfig, result: dict[str, Any], loop: Loop, rank: int) -> None:
+    if rank:
+        return
+    if config.json:
+        run_report.write_json(config.json, result)
+    if config.log_steps:
+        run_report.write_steps(config.log_steps, loop.records)
+    if config.plot:
+        draw(config.plot, result, loop.records)
+    if not config.quiet:
+        run_report.say(run_report.summary(result))

@@ -1,0 +1,221 @@
+"""Requests of mpicoll among those of mpi4py, in the functions of ``MPI.Request`` for several of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm, Request
+from mpicoll.collectives.requests import PersistentRequest
+from mpicoll.errors import CollectiveTimeout
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+WORLD = MPI.COMM_WORLD
+LONG = 200_000
+
+
+class Exchange:
+    """Requests of both kinds, among them messages too long to be buffered, which move only while somebody waits."""
+
+    def __init__(self, comm: Intracomm, count: int = 5) -> None:
+        size, rank = comm.size, comm.rank
+        self.comm, self.sums = comm, [np.full(count, rank + 1.0) for _ in range(2)]
+        self.given, self.got = np.full(LONG, float(rank)), np.full(LONG, -1.0)
+        self.persistent = comm.Allreduce_init(MPI.IN_PLACE, self.sums[1])
+        self.persistent.Start()
+        self.requests: list[Any] = [
+            comm.Irecv(self.got, (rank - 1) % size, 3),
+            comm.Iallreduce(MPI.IN_PLACE, self.sums[0]),
+            comm.Isend(self.given, (rank + 1) % size, 3),
+            self.persistent,
+            comm.Ibarrier(),
+        ]
+
+    def check(self) -> None:
+        size, rank = self.comm.size, self.comm.rank
+        for data in self.sums:
+            assert (data == size * (size + 1) / 2).all()
+        assert (self.got == (rank - 1) % size).all()
+        assert [bool(request) for request in self.requests] == [False, False, False, True, False]
+        assert [request == MPI.REQUEST_NULL for request in self.requests] == [True, True, True, False, True]
+        assert all(request.Test() for request in self.requests)
+        self.persistent.Free()
+        assert not self.persistent
+
+
+def by_waitall(requests: Sequence[Any]) -> None:
+    statuses: list[MPI.Status] = []
+    assert MPI.Request.Waitall(requests, statuses) is True
+    assert [status.tag for status in statuses] == [3, MPI.ANY_TAG, statuses[2].tag, MPI.ANY_TAG, MPI.ANY_TAG]
+    assert [status.Get_count(MPI.DOUBLE) for status in (statuses[0], statuses[1])] == [LONG, 0]
+
+
+def by_own_waitall(requests: Sequence[Any]) -> None:
+    assert Request.Waitall(requests)
+
+
+def by_testall(requests: Sequence[Any]) -> None:
+    while not MPI.Request.Testall(requests, statuses := []):
+        pass
+    assert len(statuses) == 5
+
+
+def by_waitany(requests: Sequence[Any]) -> None:
+    status = MPI.Status()
+    found = sorted(MPI.Request.Waitany(requests, status) for _ in requests)
+    assert found == list(range(len(requests)))
+    assert MPI.Request.Waitany(requests) == MPI.UNDEFINED
+
+
+def by_testany(requests: Sequence[Any]) -> None:
+    found = []
+    while len(found) < len(requests):
+        index, flag = MPI.Request.Testany(requests)
+        assert flag == (index != MPI.UNDEFINED)
+        found += [index] * flag
+    assert sorted(found) == list(range(len(requests)))
+    assert MPI.Request.Testany(requests) == (MPI.UNDEFINED, True)
+
+
+def by_some(requests: Sequence[Any], method: Callable[..., list[int] | None]) -> None:
+    found: list[int] = []
+    while True:
+        statuses: list[MPI.Status] = []
+        indices = method(requests, statuses)
+        if indices is None:
+            break
+        assert len(statuses) == len(indices)
+        found += indices
+        for index, status in zip(indices, statuses, strict=True):
+            assert index != 0 or (status.tag, status.Get_count(MPI.DOUBLE)) == (3, LONG)
+    assert sorted(found) == list(range(len(requests)))
+
+
+def by_waitsome(requests: Sequence[Any]) -> None:
+    by_some(requests, MPI.Request.Waitsome)
+
+
+def by_testsome(requests: Sequence[Any]) -> None:
+    by_some(requests, MPI.Request.Testsome)
+
+
+WAYS = [by_waitall, by_own_waitall, by_testall, by_waitany, by_testany, by_waitsome, by_testsome]
+
+
+@pytest.mark.parametrize("count", [5, 40_000])
+@pytest.mark.parametrize("way", WAYS)
+def test_mixtures(comm: Intracomm, way: Callable[[Sequence[Any]], None], count: int) -> None:
+    for _ in range(3):
+        exchange = Exchange(comm, count)
+        time.sleep(0.01 * (comm.rank % 2))
+        way(exchange.requests)
+        exchange.check()
+
+
+def test_each_rank_another_way(comm: Intracomm) -> None:
+    for turn in range(2 * len(WAYS)):
+        exchange = Exchange(comm)
+        WAYS[(turn + comm.rank) % len(WAYS)](exchange.requests)
+        exchange.check()
+
+
+def test_classes(comm: Intracomm) -> None:
+    nonblocking, persistent = comm.Ibarrier(), comm.Barrier_init()
+    assert isinstance(nonblocking, MPI.Request)
+    assert isinstance(nonblocking, Request)
+    assert isinstance(persistent, MPI.Prequest)
+    assert isinstance(persistent, PersistentRequest)
+    assert nonblocking
+    assert persistent
+    assert nonblocking != persistent
+    assert nonblocking != MPI.REQUEST_NULL
+    assert nonblocking == nonblocking
+    with pytest.raises(RuntimeError, match="cannot be cancelled"):
+        nonblocking.Cancel()
+    nonblocking.wait()
+    assert not nonblocking
+    assert nonblocking == MPI.REQUEST_NULL
+    nonblocking.Free()
+    persistent.free()
+    assert not persistent
+
+
+def test_pickled_messages_among_ours(comm: Intracomm) -> None:
+    size, rank = comm.size, comm.rank
+    for way in (MPI.Request.waitall, lambda requests: _until_true(lambda: MPI.Request.testall(requests))):
+        send, receive = comm.isend({"from": rank}, (rank + 1) % size), comm.irecv(source=(rank - 1) % size)
+        data = np.ones(3)
+        messages = way([send, comm.Iallreduce(MPI.IN_PLACE, data), receive])
+        assert messages == [None, None, {"from": (rank - 1) % size}]
+        assert (data == size).all()
+    send, receive = comm.isend(rank, (rank + 1) % size), comm.irecv(source=(rank - 1) % size)
+    requests = [send, comm.Ibarrier(), receive]
+    found = dict(MPI.Request.waitany(requests) for _ in requests)
+    assert found == {0: None, 1: None, 2: (rank - 1) % size}
+    assert MPI.Request.waitsome(requests) == (None, None)
+    assert MPI.Request.testany(requests) == (MPI.UNDEFINED, True, None)
+
+
+def _until_true(test: Callable[[], tuple[bool, Any]]) -> Any:
+    while True:
+        flag, result = test()
+        if flag:
+            return result
+
+
+def test_startall_and_inactive_ones(comm: Intracomm) -> None:
+    size, rank = comm.size, comm.rank
+    given, got, sums = np.full(4, float(rank)), np.zeros(4), np.zeros(4)
+    requests = [
+        comm.Recv_init(got, (rank - 1) % size),
+        comm.Allreduce_init(given, sums),
+        comm.Send_init(given, (rank + 1) % size),
+    ]
+    assert MPI.Request.Waitany(requests) == MPI.UNDEFINED
+    for turn in range(3):
+        given[:] = rank + turn
+        MPI.Prequest.Startall(requests)
+        MPI.Request.Waitall(requests)
+        assert (got == (rank - 1) % size + turn).all()
+        assert (sums == sum(range(size)) + size * turn).all()
+        assert MPI.Request.Testsome(requests) is None
+    for request in requests:
+        request.Free()
+
+
+def test_plain_ones_alone_go_to_mpi4py(comm: Intracomm) -> None:
+    data = np.zeros(2)
+    receive = comm.Irecv(data, comm.rank, 5)
+    assert MPI.Request.Testany([receive]) == (MPI.UNDEFINED, False)
+    comm.Send(np.ones(2), comm.rank, 5)
+    status = MPI.Status()
+    assert MPI.Request.Waitany(requests=[receive], status=status) == 0
+    assert status.tag == 5
+    with pytest.raises(TypeError):
+        MPI.Request.Waitall([receive, 3])
+    with pytest.raises(TypeError):
+        MPI.Request.Waitall(None)
+
+
+@pytest.mark.parametrize("wait", [MPI.Request.Waitall, MPI.Request.Waitany, MPI.Request.Waitsome])
+def test_a_rank_that_does_not_come_is_named(wait: Callable[[Sequence[Any]], Any]) -> None:
+    plain = WORLD.Dup()
+    comm = Intracomm(plain, timeout=1.0)
+    if comm.rank == comm.size - 1:
+        WORLD.Barrier()
+        plain.Free()
+        return
+    receive = WORLD.Irecv(np.zeros(1), comm.rank, 9)
+    request = comm.Iallreduce(MPI.IN_PLACE, np.ones(3))
+    with pytest.raises(CollectiveTimeout, match=f"rank {comm.size - 1} did not come"):
+        wait([receive, request])
+    WORLD.Send(np.zeros(1), comm.rank, 9)
+    assert MPI.Request.Waitall([receive, request])
+    WORLD.Barrier()
+    plain.Free()

@@ -1,0 +1,151 @@
+"""An unmodified program by `python -m mpicoll run`, with and without a profile, and with the MPI library alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mpirun import REPOSITORY, Outcome, run
+
+PROGRAM = REPOSITORY / "tests" / "system" / "programs" / "unmodified.py"
+SOURCE = PROGRAM.read_text().splitlines()
+SIZE = 3
+
+
+def launch(*arguments: str, **variables: str) -> Outcome:
+    outcome = run(SIZE, ["-m", "mpicoll", "run", *arguments], timeout=90, environment=variables)
+    assert not outcome.hung, outcome.report
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Outcome:
+    files = ("--json", str(folder / "ours.json"), "--html", str(folder / "ours.html"))
+    return launch("--compare", "2", "--shared-arrays", *files, str(PROGRAM), "a", "--json")
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> Outcome:
+    return launch("--native", "--compare=0", "--json", str(folder / "native.json"), "--", str(PROGRAM), "exit")
+
+
+@lru_cache(maxsize=4)
+def profile_in(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def line_of(text: str) -> int:
+    (found,) = (number for number, line in enumerate(SOURCE, 1) if text in line)
+    return found
+
+
+def sites(profile: dict[str, Any]) -> dict[tuple[int, str, int], tuple[int, list[int] | None]]:
+    return {
+        (site["line"], site["call"], site["size"]): (site["calls"], site["nbytes"])
+        for site in profile["sites"]
+        if site["file"] == str(PROGRAM)
+    }
+
+
+EXPECTED = {
+    (line_of("comm.Allreduce(data, result)"), "Allreduce", 3): (40, [80, 8000]),
+    (line_of("comm.allreduce(Thing"), "allreduce", 3): (1, None),
+    (line_of("comm.Bcast("), "Bcast", 3): (1, [40, 40]),
+    (line_of("part.Allreduce"), "Allreduce", 2): (7, [24, 24]),
+    (line_of("part.Allreduce"), "Allreduce", 1): (7, [24, 24]),
+    (line_of("comm.Iallgather"), "Iallgather", 3): (1, [24, 24]),
+    (line_of("comm.Allreduce_init"), "Allreduce_init", 3): (3, [8000, 8000]),
+    (line_of("MPI.COMM_SELF.allreduce"), "allreduce", 1): (1, [8, 8]),
+    (line_of("comm.gather("), "gather", 3): (1, None),
+    (SOURCE.index("    comm.Barrier()") + 1, "Barrier", 3): (1, [0, 0]),
+}
+
+
+def check_sites(profile: dict[str, Any]) -> None:
+    found = sites(profile)
+    assert found.keys() == EXPECTED.keys()
+    for key, (calls, nbytes) in EXPECTED.items():
+        assert found[key][0] == calls, key
+        assert nbytes is None or found[key][1] == nbytes, key
+    assert {site["function"] for site in profile["sites"]} >= {"main", "reduce_often"}
+
+
+def test_communicators_are_ours_and_the_program_notices_nothing(ours: Outcome) -> None:
+    assert ours.returncode == 0, ours.text
+    facts = [3, [0, 1, 2, 3, 4], [8], 6.0, "mpicoll", "mpicoll", "mpicoll"]
+    assert ours.stdout == f"{['a', '--json']} {[facts] * SIZE}\n"
+
+
+def test_native_communicators_are_mpi4pys_and_the_status_is_the_programs(native: Outcome) -> None:
+    assert native.returncode == 7, native.text
+    assert "[3, [0, 1, 2, 3, 4], [8], 6.0, 'mpi4py', 'mpi4py', 'mpi4py']" in native.stdout
+
+
+def test_the_profile_has_all_calls_where_they_were_made(ours: Outcome, folder: Path) -> None:
+    assert ours.returncode == 0, ours.text
+    profile = profile_in(folder / "ours.json")
+    check_sites(profile)
+    assert (profile["mode"], profile["ranks"], profile["nodes"], profile["status"]) == ("mpicoll", SIZE, 1, 0)
+    assert all(
+        0 < used < wall for used, wall in zip(profile["collective_seconds"], profile["wall_seconds"], strict=True)
+    )
+    assert 0 < profile["overhead_seconds_per_call"] < 1e-3
+    for site in profile["sites"]:
+        assert 0 <= site["waiting_seconds"] <= site["seconds"]
+        assert sum(each["share_of_calls"] for each in site["slowest"]) <= 1 + 1e-9
+
+
+def test_calls_are_made_again_by_both(ours: Outcome, folder: Path) -> None:
+    assert ours.returncode == 0, ours.text
+    profile = profile_in(folder / "ours.json")
+    compared = {(each["call"], each["size"], each["nbytes"]): each for each in profile["compared"]}
+    assert compared
+    for each in compared.values():
+        assert each["ratio"] is None or each["ratio"] == pytest.approx(
+            each["library_seconds"] / each["mpicoll_seconds"]
+        )
+    assert any(each["ratio"] for each in compared.values())
+    assert profile["advice"]["sentence"] in ours.stderr
+
+
+def test_the_native_profile_has_the_same_calls(native: Outcome, folder: Path) -> None:
+    assert native.returncode == 7, native.text
+    profile = profile_in(folder / "native.json")
+    check_sites(profile)
+    assert (profile["mode"], profile["compared"], profile["status"]) == ("native", [], 7)
+
+
+def test_the_text_goes_to_standard_error_once(ours: Outcome, native: Outcome) -> None:
+    for outcome in (ours, native):
+        assert outcome.stderr.count("mpicoll profile: ") == 1
+        assert f"programs/unmodified.py:{line_of('comm.Allreduce(data, result)')} reduce_often" in outcome.stderr
+
+
+def test_the_page_holds_everything_itself(ours: Outcome, folder: Path) -> None:
+    assert ours.returncode == 0, ours.text
+    page = (folder / "ours.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert "&lt;module&gt;" not in page or "<module>" not in page
+    assert page.count('<rect class="work"') == min(20, len(profile_in(folder / "ours.json")["sites"])) + SIZE
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> None:
+    outcome = launch("--profile", str(PROGRAM), "raise")
+    assert outcome.returncode == 1, outcome.text
+    traceback = outcome.stderr.partition("Traceback (most recent call last):\n")[2]
+    assert traceback.splitlines()[0] == f'  File "{PROGRAM}", line {len(SOURCE)}, in <module>'
+    assert "KeyError: 'the culprit'" in traceback
+    assert "these are the calls of rank 1 only" in outcome.stderr
+    assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr
