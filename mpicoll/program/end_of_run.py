@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.002
 _LARGEST_POLL_SECONDS = 0.05
+_WRITE_SECONDS = 60.0
+"""So long ranks wait for rank 0 to write the profile: a rank with an exit status aborts MPI as soon as it goes on."""
+_FLUSH_SECONDS = 0.1
+"""For the launcher to read what rank 0 wrote, before a rank with an exit status aborts MPI."""
 
 
 class EndOfRun:
@@ -46,7 +50,11 @@ class EndOfRun:
         later = program_clock.offset_to_first(self._comm, clock, self._identity)
         drift = program_clock.Drift(self._begun, self._offset, ended, later)
         record = rank_records.own_record(self._recorder, facts, drift)
-        self._write(rank_records.gather(self._comm, record), options, missing=False)
+        records = rank_records.gather(self._comm, record)
+        self._write(records, options, missing=False)
+        if any(each.facts["status"] for each in records):
+            time.sleep(_FLUSH_SECONDS)
+        self._everybody_comes(_WRITE_SECONDS)
 
     def _everybody_comes(self, limit: float | None) -> bool:
         """Wait for all ranks to get here; False after `limit` seconds."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,23 @@ def test_the_native_profile_has_the_same_calls(native: Outcome, folder: Path) ->
     profile = profile_in(folder / "native.json")
     check_sites(profile)
     assert (profile["mode"], profile["compared"], profile["status"]) == ("native", [], 7)
+
+
+def test_ranks_with_an_exit_status_wait_until_the_profile_is_written(tmp_path: Path) -> None:
+    pipe, texts = tmp_path / "profile.json", []
+    os.mkfifo(pipe)
+
+    def read_late() -> None:
+        time.sleep(3)  # rank 0 cannot open the pipe before
+        texts.append(pipe.read_text())
+
+    reader = threading.Thread(target=read_late, daemon=True)
+    reader.start()
+    outcome = launch("--native", "--compare=0", "--json", str(pipe), "--", str(PROGRAM), "exit")
+    assert outcome.returncode == 7, outcome.text
+    reader.join(10)
+    assert texts, outcome.text
+    assert json.loads(texts[0])["status"] == 7
 
 
 def test_the_text_goes_to_standard_error_once(ours: Outcome, native: Outcome) -> None:
