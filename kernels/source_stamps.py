@@ -36,6 +36,9 @@ _PLAN_FILES = (
 )
 """Used by the kernels of `_PLAN_USERS`."""
 _PLAN_USERS = ("dispatch", "executor", "withdrawal")
+_EXCHANGE_FILES = ("operation_words.py", "strided_copy.py")
+"""Used by the kernels of `_EXCHANGE_USERS`."""
+_EXCHANGE_USERS = ("block_exchange",)
 
 
 def entry_name(function: Callable) -> str:
@@ -50,6 +53,7 @@ def stamp_of(module: str) -> list:
     inside = module.removeprefix(f"{__package__}.").replace(".", "/")
     package, _, name = module.rpartition(".")
     names = {f"{inside}.py", *_SHARED_FILES}
-    names.update(_PLAN_FILES * (name in _PLAN_USERS) + _CODEC_FILES * package.endswith("codecs"))
+    names.update(_PLAN_FILES * (name in _PLAN_USERS) + _EXCHANGE_FILES * (name in _EXCHANGE_USERS))
+    names.update(_CODEC_FILES * package.endswith("codecs"))
     stats = [(Path(__file__).parent / name).stat() for name in sorted(names)]
     return [[stat.st_mtime_ns, stat.st_size] for stat in stats]

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import compressed, compression_tuning, select, tuning_table
+from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
@@ -87,6 +88,7 @@ class Intracomm(ObjectCollectives):
         self._uncompressed = channel.uncompressed
         self._auto_table = select.fill_dispatch(channel, means)
         self._table = self._auto_table if settings.algorithm == select.AUTO else 0
+        self._block_exchange = BlockExchange(self._scope, self._table)
         self._objects = Reductions(Exchange(self._scope, self._table))
         self._nonblocking_table = self._table if channel.node is not None else 0
 
@@ -183,7 +185,9 @@ class Intracomm(ObjectCollectives):
         return made
 
 
-_SET_UP = ("_scope", "_size", "_uncompressed", "_auto_table", "_table", "_objects", "_nonblocking_table")
+_SET_UP = (
+    "_scope", "_size", "_uncompressed", "_auto_table", "_table", "_block_exchange", "_objects", "_nonblocking_table",
+)  # fmt: skip
 """Attributes that :meth:`Intracomm._set_up` makes."""
 
 

@@ -87,14 +87,14 @@ def pack_entries(
     address = address_of(array) if array.size else 0
     if array is not BOTTOM and not is_unbounded(array):
         first, last = reach(typemap, counts, displs)
-        low, high = _bounds(array)
+        low, high = bounds_of(array)
         if first < last and not (low <= address + first and address + last <= high):
             what = f"{sum(counts)} entries of the datatype reach from byte {first} to byte {last}"
             raise ValueError(f"{argument}: {what}, the array has {array.nbytes}")
     return PackedBuffer(array, typemap, entry, address, counts, displs)
 
 
-def _bounds(array: np.ndarray) -> tuple[int, int]:
+def bounds_of(array: np.ndarray) -> tuple[int, int]:
     """Return the addresses of the first byte, and of the first behind the last, of what `array` is a view of.
 
     An entry may begin in the middle of an array and go backwards.

@@ -56,7 +56,7 @@ def _keyval() -> int:
 def typemap_of(datatype: MPI.Datatype) -> Typemap:
     """Return the typemap of a datatype; worked out once, and kept with the datatype."""
     if datatype.is_predefined:
-        return _predefined(datatype)
+        return _predefined(datatype.handle)
     known: Any = datatype.Get_attr(_keyval())
     if known is None:
         known = _derived(datatype)
@@ -73,7 +73,9 @@ def named(datatype: MPI.Datatype) -> np.dtype:
         return np.dtype((np.void, datatype.Get_size()))
 
 
-def _predefined(datatype: MPI.Datatype) -> Typemap:
+@functools.cache
+def _predefined(handle: int) -> Typemap:
+    datatype = MPI.Datatype.fromhandle(handle)
     dtype, extent = named(datatype), datatype.Get_extent()[1]
     if dtype.fields is None:
         return _merged(_longs([0]), _longs([datatype.Get_size()]), frozenset([dtype]), extent)
@@ -212,11 +214,17 @@ _MOST_PIECES, _MOST_DIMENSIONS = 8, 12
 def strided_pieces(typemap: Typemap) -> list[Strided] | None:
     """Return an entry as few pieces of equal runs at regular distances; None if it is none."""
     offsets, lengths = typemap.offsets, typemap.lengths
-    if offsets.size <= _MOST_PIECES:
-        return [
-            Strided(offset, nbytes, (), ()) for offset, nbytes in zip(offsets.tolist(), lengths.tolist(), strict=True)
-        ]
-    if (lengths != lengths[0]).any():
+    whole = _strided(offsets, lengths)
+    if whole is not None:
+        return [whole]
+    if offsets.size > _MOST_PIECES:
+        return None
+    return [Strided(offset, nbytes, (), ()) for offset, nbytes in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+
+
+def _strided(offsets: Longs, lengths: Longs) -> Strided | None:
+    """Return runs as one piece; None if they have different lengths, or no regular distances."""
+    if not offsets.size or (lengths != lengths[0]).any():
         return None
     shape: list[int] = []
     strides: list[int] = []
@@ -233,4 +241,4 @@ def strided_pieces(typemap: Typemap) -> list[Strided] | None:
         shape.insert(0, count)
         strides.insert(0, int(steps[0]))
         places = rows[:, 0]
-    return [Strided(int(offsets[0]), int(lengths[0]), tuple(shape), tuple(strides))]
+    return Strided(int(offsets[0]), int(lengths[0]), tuple(shape), tuple(strides))

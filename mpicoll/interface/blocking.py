@@ -17,6 +17,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.collectives import select
+from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import AnyOp, CallContext
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.compression import Compressor, ErrorFeedback
@@ -48,6 +49,7 @@ class BlockingCollectives(DerivedIntracomm):
     _scope: CallContext
     _size: int
     _uncompressed: Any
+    _block_exchange: BlockExchange
     _auto_table: int
     _table: int
 
@@ -188,6 +190,29 @@ class BlockingCollectives(DerivedIntracomm):
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give each rank its part of every rank's buffer; both are ``[data, counts, displs, datatype]``."""
         run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
+        """Give each rank its block from every rank, each with a datatype of its own.
+
+        Parameters
+        ----------
+        sendbuf, recvbuf
+            ``[data, (counts, displs), datatypes]`` or ``[data, datatypes]``, with one of each for every rank;
+            displacements are in bytes. ``MPI.IN_PLACE`` as `sendbuf` takes the data from `recvbuf`.
+
+        Notes
+        -----
+        On one node every block is copied straight between the layouts of sender and receiver if the sender's array lies
+        in shared memory (:func:`mpicoll.shared_arrays`), else through a stage in the caches. Between nodes blocks are
+        packed.
+
+        Raises
+        ------
+        MismatchError
+            If a block has another length than its receiver expects; on a rank where blocks are short perhaps only in
+            its next call.
+        """
+        self._block_exchange.alltoallw(sendbuf, recvbuf, algorithm)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
         """Give rank r the reduction over ranks 0 to r, in rank order."""

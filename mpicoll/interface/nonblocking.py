@@ -10,6 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.collectives import alltoallw
 from mpicoll.collectives.call_context import AnyOp
 from mpicoll.collectives.execute import start
 from mpicoll.collectives.on_shared_memory import start_quickly
@@ -89,6 +90,10 @@ class NonblockingCollectives(BlockingCollectives):
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`."""
         return start(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
+        """Start :meth:`Alltoallw`, by the MPI library."""
+        return alltoallw.start(self._scope, sendbuf, recvbuf)
 
     def Ireduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.collectives import alltoallw
 from mpicoll.collectives.call_context import AnyOp
 from mpicoll.collectives.execute import keep
 from mpicoll.collectives.requests import PersistentRequest
@@ -67,6 +68,10 @@ class PersistentCollectives(NonblockingCollectives):
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
         """Set up :meth:`Alltoallv`."""
         return keep(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+
+    def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
+        """Set up :meth:`Alltoallw`, by the MPI library; hints have no effect."""
+        return alltoallw.keep(self._scope, sendbuf, recvbuf)
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None

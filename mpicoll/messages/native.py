@@ -33,6 +33,7 @@ BLOCKING: dict[str, Callable[..., None]] = {
     "scatterv": MPI.Intracomm.Scatterv,
     "alltoall": MPI.Intracomm.Alltoall,
     "alltoallv": MPI.Intracomm.Alltoallv,
+    "alltoallw": MPI.Intracomm.Alltoallw,
     "scan": MPI.Intracomm.Scan,
     "exscan": MPI.Intracomm.Exscan,
 }
@@ -51,6 +52,7 @@ NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "scatterv": MPI.Intracomm.Iscatterv,
     "alltoall": MPI.Intracomm.Ialltoall,
     "alltoallv": MPI.Intracomm.Ialltoallv,
+    "alltoallw": MPI.Intracomm.Ialltoallw,
     "scan": MPI.Intracomm.Iscan,
     "exscan": MPI.Intracomm.Iexscan,
 }

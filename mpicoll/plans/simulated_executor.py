@@ -37,6 +37,13 @@ _MODULES = (
 
 def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
     """Return the executor's modules, with `memory` in the place of `atomics`."""
+    modules = load_modules(memory, _MODULES, edits)
+    _note_waits(memory, modules)
+    return modules
+
+
+def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> types.SimpleNamespace:
+    """Return modules of kernels, each after those that it imports, with `memory` in the place of `atomics`."""
     package = f"simulated_{id(memory)}"
     atomics = types.ModuleType(f"{package}.atomics")
     for name in ("load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process"):
@@ -60,15 +67,13 @@ def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
     }
     sys.modules.update(made)
     try:
-        for name in _MODULES:
+        for name in names:
             module = _load(package, name, (edits or {}).get(name, ("", "")))
             made[module.__name__] = module
     finally:
         for name in made:
             sys.modules.pop(name, None)
-    modules = types.SimpleNamespace(**{name: made[f"{package}.{name}"] for name in _MODULES})
-    _note_waits(memory, modules)
-    return modules
+    return types.SimpleNamespace(**{name: made[f"{package}.{name}"] for name in names})
 
 
 def _load(package: str, name: str, edit: tuple[str, str]) -> types.ModuleType:

@@ -167,7 +167,7 @@ class SharedMemoryDomain:
             (words.RECORDS, records),
             (words.SIZE, self.size),
             (words.RANK, self.rank),
-            (words.PEERS, self._peers.ctypes.data),
+            (words.PEERS, self.peers_address),
             (words.SLOTS, slots),
             (words.SLOT_NBYTES, slot_nbytes),
             (words.SCRATCH, scratch + -scratch % 64),
@@ -189,6 +189,11 @@ class SharedMemoryDomain:
             rows = plans.make(collective, self.size, self.rank, root=root, long=long)
             self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
+
+    @property
+    def peers_address(self) -> int:
+        """Address of what is known about each rank, see :mod:`mpicoll.kernels.operation_words`."""
+        return self._peers.ctypes.data
 
     @property
     def busy_lanes(self) -> int:

@@ -45,12 +45,17 @@ def sources(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name not in WITHOUT_KERNELS | CODE_OF_OTHERS])
 def test_a_change_of_what_a_kernel_uses_makes_it_stale(module: str) -> None:
-    known, plan, codecs = (
-        {name.removesuffix(".py") for name in names}
-        for names in (source_stamps._SHARED_FILES, source_stamps._PLAN_FILES, source_stamps._CODEC_FILES)
+    files = (
+        source_stamps._SHARED_FILES,
+        source_stamps._PLAN_FILES,
+        source_stamps._EXCHANGE_FILES,
+        source_stamps._CODEC_FILES,
     )
+    known, plan, exchange, codecs = ({name.removesuffix(".py") for name in names} for names in files)
     if module in plan.union(source_stamps._PLAN_USERS):
         known |= plan
+    if module in exchange.union(source_stamps._EXCHANGE_USERS):
+        known |= exchange
     if module.startswith("codecs/"):
         known |= codecs
     missing = sources(module) - known - WITHOUT_KERNELS - {module}

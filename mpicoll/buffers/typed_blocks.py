@@ -1,0 +1,245 @@
+"""Arguments of Alltoallw: one block a rank, each with a datatype and a displacement of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import BOTTOM, datatype_of, index, is_unbounded, memory_of, unbounded
+from mpicoll.buffers.datatypes import Entries
+from mpicoll.buffers.flat import check_flat
+from mpicoll.buffers.flat_buffer import address_of
+from mpicoll.buffers.packed_entries import bounds_of
+from mpicoll.buffers.typemap import Strided, Typemap, strided_pieces, typemap_of
+from mpicoll.kernels import strided_copy as words
+
+_MAX_KNOWN = 64
+
+
+class TypedBlocks(NamedTuple):
+    """Blocks of an argument of Alltoallw.
+
+    Attributes
+    ----------
+    array, address
+        The memory, and where displacements begin.
+    description
+        Where the blocks are from there.
+    """
+
+    array: np.ndarray
+    address: int
+    description: Description
+
+    def entries(self, rank: int, packed: np.ndarray) -> Entries:
+        """Return a rank's block as what can be packed into `packed`, and unpacked from it."""
+        _, counts, displs, typemaps, *_ = self.description
+        return Entries(typemaps[rank], self.address + displs[rank], [counts[rank]], [0], packed)
+
+
+class Description(NamedTuple):
+    """Counts, displacements and datatypes of blocks, without the memory.
+
+    Attributes
+    ----------
+    datatypes
+        Kept, so that no other datatype gets the identity of one of them.
+    counts, displs, typemaps
+        Of each rank's block: entries, bytes from where displacements begin, and one entry's typemap.
+    nbytes
+        Bytes of each block, without holes.
+    layouts
+        The same in the words of :mod:`mpicoll.kernels.strided_copy`.
+    """
+
+    datatypes: tuple[MPI.Datatype, ...]
+    counts: tuple[int, ...]
+    displs: tuple[int, ...]
+    typemaps: tuple[Typemap, ...]
+    nbytes: tuple[int, ...]
+    layouts: Layouts
+
+
+class Layouts(NamedTuple):
+    """Blocks as layouts.
+
+    Attributes
+    ----------
+    rows, address
+        A layout for each rank, relative to where displacements begin; and where they are.
+    low, high
+        The first byte of all blocks, and the one behind the last.
+    irregular
+        Ranks whose blocks no layout describes; their rows say only how long they are.
+    """
+
+    rows: np.ndarray
+    address: int
+    low: int
+    high: int
+    irregular: tuple[int, ...]
+
+
+class Descriptions:
+    """Descriptions of blocks for `size` ranks; those used before are found quickly."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._known: dict[tuple[Any, ...], Description] = {}
+        self._last: dict[str, tuple[Any, Any, Description]] = {}
+        """Of each argument the counts and displacements that were given last, and what they led to."""
+
+    def blocks(self, spec: Any, argument: str, *, writable: bool) -> TypedBlocks:
+        """Read an argument as mpi4py takes it: with counts, and displacements in bytes, or with datatypes only.
+
+        Parameters
+        ----------
+        spec
+            ``[data, datatypes]``, ``[data, (counts, displs), datatypes]`` or ``[data, counts, displs, datatypes]``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming argument and value.
+        """
+        if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
+            raise TypeError(f"{argument}: it must be [data, (counts, displs), datatypes] or [data, datatypes]")
+        data, *where, datatypes = spec
+        counts, displs = where[0] if len(where) == 1 else where or ((1,) * self._size, (0,) * self._size)
+        last = self._last.get(argument)
+        if last is not None and _is_same(last, counts, displs, datatypes):
+            description = last[2]
+        else:
+            description = self._description(counts, displs, datatypes, argument)
+            self._last[argument] = _copied(counts), _copied(displs), description
+        array = _memory(data, argument, writable)
+        blocks = TypedBlocks(array, address_of(array) if array.size else 0, description)
+        low, high = description.layouts.low, description.layouts.high
+        if low < 0 or high > array.nbytes:
+            _check_inside(blocks, low, high, argument)
+        return blocks
+
+    def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
+        """Return what is known of counts, displacements and datatypes, or find it out."""
+        key = tuple(counts), tuple(displs), tuple(map(id, datatypes))
+        found = self._known.get(key)
+        if found is not None and all(found.datatypes):
+            return found
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        found = self._known[key] = _describe(counts, displs, datatypes, argument, self._size)
+        return found
+
+
+def _copied(numbers: Any) -> Any:
+    """Return a copy that is equal to the same list or tuple, None for anything else."""
+    return type(numbers)(numbers) if type(numbers) in (list, tuple) else None
+
+
+def _is_same(last: tuple[Any, Any, Description], counts: Any, displs: Any, datatypes: Any) -> bool:
+    """Return whether an argument is like the one before; the caller may have changed the lists meanwhile."""
+    before = last[2].datatypes
+    if type(counts) is not type(last[0]) or type(displs) is not type(last[1]) or len(datatypes) != len(before):
+        return False
+    if counts != last[0] or displs != last[1]:
+        return False
+    return all(map(operator.is_, datatypes, before)) and all(before)  # a freed datatype is false
+
+
+def _describe(counts: Any, displs: Any, datatypes: Any, argument: str, size: int) -> Description:
+    counts = _numbers(counts, argument, "counts", size)
+    displs = _numbers(displs, argument, "displacements", size)
+    for count in counts:
+        index(count, argument, "count")
+    datatypes = tuple(datatypes)
+    if len(datatypes) != size:
+        raise ValueError(f"{argument}: {len(datatypes)} datatypes, but {size} ranks")
+    typemaps = tuple(typemap_of(datatype_of(each, argument)) for each in datatypes)
+    nbytes = tuple(count * typemap.nbytes for count, typemap in zip(counts, typemaps, strict=True))
+    return Description(datatypes, counts, displs, typemaps, nbytes, _layouts(counts, displs, typemaps))
+
+
+def _numbers(values: Any, argument: str, name: str, size: int) -> tuple[int, ...]:
+    try:
+        numbers = tuple(map(operator.index, values))
+    except TypeError:
+        raise TypeError(f"{argument}: {name} {values!r} are not whole numbers, one a rank") from None
+    if len(numbers) != size:
+        raise ValueError(f"{argument}: {len(numbers)} {name}, but {size} ranks")
+    return numbers
+
+
+def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
+    if data is MPI.BOTTOM:
+        return BOTTOM
+    if isinstance(data, MPI.buffer) and data.nbytes == 0 and data.address:
+        return unbounded(data.address)
+    if data is None:
+        return np.empty(0, np.uint8)
+    array = memory_of(data, argument, writable)
+    check_flat(array, argument, writable)
+    return array
+
+
+def _layouts(counts: Sequence[int], displs: Sequence[int], typemaps: Sequence[Typemap]) -> Layouts:
+    """Describe blocks, if possible, as runs of bytes at regular distances."""
+    rows = np.zeros((len(counts), words.LAYOUT_WORDS), np.int64)
+    rows[:, words.RUN] = 1
+    irregular, ends = [], []
+    for rank, (count, displ, typemap) in enumerate(zip(counts, displs, typemaps, strict=True)):
+        nbytes = rows[rank, words.NBYTES] = count * typemap.nbytes
+        if not nbytes:
+            continue
+        first, last = typemap.reach
+        others = displ + (count - 1) * typemap.extent
+        ends += [displ + first, others + first, displ + last, others + last]
+        layout = _layout(typemap, count, displ)
+        if layout is None:
+            irregular.append(rank)
+        else:
+            _write(rows[rank], layout)
+    return Layouts(rows, rows.ctypes.data, min(ends, default=0), max(ends, default=0), tuple(irregular))
+
+
+def _layout(typemap: Typemap, count: int, displ: int) -> Strided | None:
+    """Return `count` entries as equal runs at regular distances; None if they are none."""
+    pieces = strided_pieces(typemap)
+    if pieces is None or len(pieces) != 1:
+        return None
+    (piece,) = pieces
+    shape, strides = [count, *piece.shape], [typemap.extent, *piece.strides]
+    run, joined_shape, joined_strides = piece.nbytes, list[int](), list[int]()
+    for number, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if number == 1:
+            continue
+        if not joined_shape and stride == run:
+            run *= number
+        elif joined_shape and stride == joined_shape[0] * joined_strides[0]:
+            joined_shape[0] *= number
+        else:
+            joined_shape.insert(0, number)
+            joined_strides.insert(0, stride)
+    if len(joined_shape) > words.MAX_DIMENSIONS:
+        return None
+    return Strided(displ + piece.offset, run, tuple(joined_shape), tuple(joined_strides))
+
+
+def _write(row: np.ndarray, layout: Strided) -> None:
+    dimensions = len(layout.shape)
+    row[words.ADDRESS], row[words.RUN], row[words.DIMENSIONS] = layout.offset, layout.nbytes, dimensions
+    row[words.SHAPE : words.SHAPE + dimensions] = layout.shape
+    row[words.STRIDES : words.STRIDES + dimensions] = layout.strides
+
+
+def _check_inside(blocks: TypedBlocks, low: int, high: int, argument: str) -> None:
+    """Refuse blocks that reach beyond the memory that the array is a part of."""
+    array = blocks.array
+    if low >= high or array is BOTTOM or is_unbounded(array):
+        return
+    first, behind = bounds_of(array)
+    if not (first <= blocks.address + low and blocks.address + high <= behind):
+        raise ValueError(f"{argument}: blocks reach from byte {low} to byte {high}, the array has {array.nbytes}")

@@ -1,0 +1,222 @@
+"""Alltoallw: blocks with a datatype of their own for each pair of ranks.
+
+On a node blocks are copied between the layouts of sender and receiver, without packing where the sender's array lies in
+a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are packed and travel as bytes by Alltoallv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.buffers.typed_blocks import Descriptions, Layouts, TypedBlocks
+from mpicoll.collectives import select
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.execute import go_on, run
+from mpicoll.collectives.operation import NativeOperation
+from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, PersistentRequest, Request
+from mpicoll.errors import MismatchError, MpicollError
+from mpicoll.kernels import block_exchange as kernels
+from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
+from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
+from mpicoll.messages.call_agreement import settle
+from mpicoll.shared_memory import numpy_allocator
+
+STAGE_NBYTES = 1 << 20
+"""Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
+_MIN_CHUNK_NBYTES = 16 << 10
+
+
+class BlockExchange:
+    """Alltoallw on one communicator.
+
+    Parameters
+    ----------
+    table
+        Address of the table for plain calls, 0 if they are made on the general path.
+    """
+
+    def __init__(self, scope: CallContext, table: int) -> None:
+        self._scope, self._table = scope, table
+        domain = scope.channel.node
+        self._on_node = domain is not None and domain.segments
+        self._descriptions = Descriptions(scope.channel.size)
+        self._words = memoryview(b"")
+        self._address = 0
+
+    def _make_words(self) -> None:
+        """Make the memory of the exchange when it is first needed."""
+        domain, size = self._scope.channel.node, self._scope.channel.size
+        assert domain is not None
+        chunk = max(_MIN_CHUNK_NBYTES, STAGE_NBYTES // size)
+        self._offers = np.zeros(size * kernels.OFFER_NBYTES // 8, np.int64)
+        self._arrived = np.zeros_like(self._offers)
+        self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
+        self._wrong = np.zeros(1, np.int64)
+        words = np.zeros(kernels.ALL_WORDS, np.int64)
+        for word, value in (
+            (kernels.SIZE, size),
+            (kernels.RANK, domain.rank),
+            (kernels.PEERS, domain.peers_address),
+            (kernels.OFFERS, self._offers.ctypes.data),
+            (kernels.ARRIVED, self._arrived.ctypes.data),
+            (kernels.STAGE, self._stage.ctypes.data),
+            (kernels.CHUNK, chunk),
+        ):
+            words[word] = value
+        self._words, self._address = words.data, words.ctypes.data
+
+    def alltoallw(self, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> None:
+        """Give each rank its block from every rank; see :meth:`mpicoll.Intracomm.Alltoallw`."""
+        scope = self._scope
+        if scope.channel.refusal is not None:
+            settle(scope.channel, scope.timeout)
+        try:
+            shared = algorithm is None and self._on_node and self._table
+            name = select.SHARED if shared else self._algorithm(algorithm)
+            if name == select.NATIVE:
+                self._native(sendbuf, recvbuf)
+                return
+            recv = self._descriptions.blocks(recvbuf, "recvbuf", writable=True)
+            send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)
+            self._check_own(send, recv)
+        except (TypeError, ValueError, KeyError, MpicollError) as error:
+            scope.channel.refuse(error)
+            raise
+        if self._on_node and name in select.ON_NODE:
+            self._on_shared_memory(send, recv)
+        else:
+            self._by_messages(send, recv, None if name in select.ON_NODE else algorithm)
+
+    def _algorithm(self, algorithm: str | None) -> str:
+        scope = self._scope
+        return select.resolve("alltoall", algorithm, scope.algorithm, 0, scope.means)
+
+    def _native(self, sendbuf: Any, recvbuf: Any) -> None:
+        with self._scope.channel.alone:
+            _native(self._scope, sendbuf, recvbuf, chosen=True).run(self._scope.timeout)
+
+    def _check_own(self, send: TypedBlocks, recv: TypedBlocks) -> None:
+        rank = self._scope.channel.rank
+        sent, expected = send.description.nbytes[rank], recv.description.nbytes[rank]
+        if sent != expected:
+            raise ValueError(f"sendbuf has {sent} bytes for the own rank, but recvbuf {expected}")
+
+    # On a node --------------------------------------------------------------------------------------------------------
+
+    def _on_shared_memory(self, send: TypedBlocks, recv: TypedBlocks) -> None:
+        if not self._address:
+            self._make_words()
+        words, inside = self._words, send is recv
+        target, unpacked = _layouts_of(recv)
+        source, packed = (target, unpacked) if inside else _layouts_of(send)
+        for rank, memory in packed.items():
+            send.entries(rank, memory).pack()
+        words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
+        words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
+        words[kernels.MAY_DIRECT] = not inside
+        kernels.offer.run(self._address)
+        self._plain(ALLTOALL, "alltoall", self._offers, self._arrived)
+        rounds = kernels.take.run(self._address)
+        if rounds:
+            self._take_rounds(rounds, recv)
+        for rank, memory in unpacked.items():
+            recv.entries(rank, memory).unpack()
+
+    def _take_rounds(self, rounds: int, recv: TypedBlocks) -> None:
+        """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
+        words, wrong = self._words, None
+        if rounds < 0:
+            wrong, rounds = self._found_wrong(recv), words[kernels.ROUNDS]
+            if rounds <= 0:
+                self._scope.channel.refuse(wrong)  # the others hear of it in their next call
+                raise wrong
+        for number in range(1, rounds):
+            words[kernels.ROUND] = number
+            kernels.offer_round.run(self._address)
+            self._plain(BARRIER, "barrier", None, None)
+            if kernels.take_round.run(self._address) < 0:
+                wrong = wrong or self._found_wrong(recv)
+        self._wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
+        self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, self._wrong, MPI.MAX)
+        if wrong is not None:
+            raise wrong
+        if self._wrong[0]:
+            rank = int(self._wrong[0]) - 1
+            raise MismatchError(f"Alltoallw: rank {rank} got a block of another length than it expects")
+
+    def _found_wrong(self, recv: TypedBlocks) -> MismatchError:
+        """Return the error for a block that cannot be used here."""
+        rank, nbytes = self._words[kernels.WRONG_RANK], self._words[kernels.WRONG_NBYTES]
+        if self._words[kernels.ROUNDS] < 0:
+            return MismatchError(f"this call differs between ranks: rank {rank} did not call Alltoallw")
+        if nbytes < 0:
+            return MismatchError(f"Alltoallw: what rank {rank} says of its block cannot be true")
+        expected = recv.description.nbytes[rank]
+        return MismatchError(f"Alltoallw: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
+
+    def _plain(self, number: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """Make a collective on whole arrays, in one compiled call if it can."""
+        status = OTHER
+        if self._table:
+            status = call.run(self._table, number, id(sendbuf), id(recvbuf), id(op), 0)
+        if status != DONE:
+            go_on(self._scope, status, None, collective, sendbuf, recvbuf, op)
+
+    # Elsewhere --------------------------------------------------------------------------------------------------------
+
+    def _by_messages(self, send: TypedBlocks, recv: TypedBlocks, algorithm: str | None) -> None:
+        """Pack blocks, send them as bytes by Alltoallv, and unpack them."""
+        counts, expected = list(send.description.nbytes), list(recv.description.nbytes)
+        out, into = np.empty(sum(counts), np.uint8), np.empty(sum(expected), np.uint8)
+        for rank, memory in _parts(out, counts):
+            send.entries(rank, memory).pack()
+        run(self._scope, "alltoallv", [out, counts], [into, expected], MPI.SUM, 0, algorithm)
+        for rank, memory in _parts(into, expected):
+            recv.entries(rank, memory).unpack()
+
+
+def _layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:
+    """Return layouts for all blocks, and memory for those that need to be packed, which the other ranks see."""
+    layouts = blocks.description.layouts
+    if not layouts.irregular:
+        return layouts, {}
+    rows, packed = layouts.rows.copy(), {}
+    for rank in layouts.irregular:
+        nbytes = int(rows[rank, NBYTES])
+        packed[rank] = numpy_allocator.empty(nbytes, np.uint8)
+        rows[rank, ADDRESS], rows[rank, RUN] = packed[rank].ctypes.data - blocks.address, nbytes
+    return layouts._replace(rows=rows, address=rows.ctypes.data), packed
+
+
+def _parts(memory: np.ndarray, counts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the ranks that have a part of `memory`, and the parts."""
+    begin = 0
+    for rank, count in enumerate(counts):
+        if count:
+            yield rank, memory[begin : begin + count]
+        begin += count
+
+
+def _native(scope: CallContext, sendbuf: Any, recvbuf: Any, *, chosen: bool) -> NativeOperation:
+    settle(scope.channel, scope.timeout)
+    scope.channel.ensure_usable()
+    sent = MPI.IN_PLACE if in_place(sendbuf) else sendbuf
+    return NativeOperation(scope.channel, "alltoallw", "Alltoallw", (sent, recvbuf), chosen)
+
+
+def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
+    """Begin a nonblocking Alltoallw, which the MPI library does."""
+    with scope.channel.alone:
+        return CollectiveRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
+
+
+def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    """Set up a persistent Alltoallw, which the MPI library does."""
+    with scope.channel.alone:
+        return NativeRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)

@@ -1,0 +1,273 @@
+"""Alltoallw against the MPI library's: layouts of every kind, lengths from nothing to many rounds, errors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll import Intracomm
+from mpicoll.errors import MismatchError, MpicollError, RemoteError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+class Side:
+    """A buffer with a block for each rank, in layouts drawn by chance; blocks do not overlap."""
+
+    def __init__(self, numbers: random.Random, elements: list[int], shared: bool) -> None:
+        self.types: list[MPI.Datatype] = []
+        self.counts: list[int] = []
+        self.displs: list[int] = []
+        self._made: list[MPI.Datatype] = []
+        end = 0
+        for count in elements:
+            entries, datatype = self._draw(numbers, count)
+            begin = end + 4 * numbers.randrange(0, 5)
+            self.displs.append(begin)
+            self.counts.append(entries)
+            self.types.append(datatype)
+            true_lb, true_extent = datatype.Get_true_extent()
+            assert true_lb >= 0
+            end = begin + max(entries - 1, 0) * datatype.Get_extent()[1] + true_lb + true_extent if entries else begin
+        make = mpicoll.shared_arrays if shared else None
+        if make is None:
+            self.data = np.zeros(end // 4 + 9, np.int32)
+        else:
+            with make(min_nbytes=0):
+                self.data = np.zeros(end // 4 + 9, np.int32)
+
+    def _draw(self, numbers: random.Random, count: int) -> tuple[int, MPI.Datatype]:
+        kind = numbers.choice(("plain", "vector", "subarray", "indexed", "struct", "resized"))
+        if kind == "plain" or count < 4:
+            return count, MPI.INT
+        if kind == "vector":
+            divisors = [each for each in range(1, 9) if count % each == 0]
+            length = numbers.choice(divisors)
+            made = MPI.INT.Create_vector(count // length, length, length + numbers.randrange(3))
+        elif kind == "subarray":
+            rows = next(each for each in (7, 5, 4, 3, 2, 1) if count % each == 0)
+            columns = count // rows
+            sizes, starts = [rows + 2, columns + 3], [1, 2]
+            order = numbers.choice((MPI.ORDER_C, MPI.ORDER_F))
+            made = MPI.INT.Create_subarray(sizes, [rows, columns], starts, order)
+        elif kind == "indexed":
+            first = numbers.randrange(1, count)
+            made = MPI.INT.Create_indexed([first, count - first], [0, first + numbers.randrange(1, 4)])
+        elif kind == "struct":
+            lengths, places, begin = [], [], 0
+            for _ in range(10):
+                lengths.append(numbers.randrange(1, max(2, count // 10)))
+                places.append(begin)
+                begin += 4 * (lengths[-1] + numbers.randrange(3))
+            rest = count - sum(lengths)
+            if rest < 0:
+                return count, MPI.INT
+            made = MPI.Datatype.Create_struct([*lengths, rest], [*places, begin], [MPI.INT] * 11)
+        else:
+            entry = MPI.INT.Create_contiguous(1)
+            made = entry.Create_resized(0, 4 * numbers.randrange(1, 4))
+            entry.Free()
+            self._made.append(made)
+            made.Commit()
+            return count, made
+        self._made.append(made)
+        made.Commit()
+        return 1, made
+
+    @property
+    def spec(self) -> list:
+        return [self.data, (self.counts, self.displs), self.types]
+
+    def free(self) -> None:
+        for datatype in self._made:
+            datatype.Free()
+
+
+LENGTHS = {"none": (0, 3), "inline": (0, 112), "border": (100, 130), "one round": (100, 4000), "many": (9000, 300_000)}
+
+
+def check_usable(comm: Intracomm) -> None:
+    data = np.full(5, comm.rank + 1.0)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    assert (data == comm.size * (comm.size + 1) / 2).all()
+
+
+@pytest.fixture(autouse=True)
+def _still_usable(comm: Intracomm, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if request.function not in (test_arguments_that_are_refused, test_a_block_of_another_length_is_an_error):
+        check_usable(comm)
+
+
+def elements(seed: object, size: int, lengths: str) -> np.ndarray:
+    """Return how many elements each rank sends to each; the same on all ranks."""
+    low, high = LENGTHS[lengths]
+    numbers = np.random.default_rng(list(str(seed).encode()))
+    return numbers.integers(low, high, (size, size))
+
+
+@pytest.mark.parametrize("shared", [False, True, "some"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_blocks_of_any_layout_arrive_as_the_library_has_them(comm: Intracomm, lengths: str, shared: object) -> None:
+    for trial in range(3 if lengths == "many" else 12):
+        counts = elements((lengths, shared, trial), comm.size, lengths)
+        numbers = random.Random(f"{comm.rank} {lengths} {shared} {trial}")
+        in_memory = numbers.random() < 0.5 if shared == "some" else bool(shared)
+        send = Side(numbers, counts[comm.rank].tolist(), in_memory)
+        recv = Side(numbers, counts[:, comm.rank].tolist(), in_memory)
+        send.data[:] = np.random.default_rng([comm.rank, trial]).integers(-(2**31), 2**31 - 1, send.data.size)
+        expected = recv.data.copy()
+        MPI.Intracomm(comm).Alltoallw(send.spec, [expected, *recv.spec[1:]])
+        for _ in range(2):
+            recv.data[:] = 0
+            comm.Alltoallw(send.spec, recv.spec)
+            np.testing.assert_array_equal(recv.data, expected)
+        send.free()
+        recv.free()
+
+
+@pytest.mark.parametrize("algorithm", ["pairwise", "native", "auto", "shared"])
+def test_each_algorithm_gives_the_same(comm: Intracomm, algorithm: str) -> None:
+    if algorithm not in ("auto", *comm.algorithms("alltoall")):
+        pytest.skip(f"there is no {algorithm} here")
+    part, size = 50, comm.size
+    send = np.arange(size * part, dtype=np.float32) + 1000 * comm.rank
+    recv = np.zeros_like(send)
+    types = [MPI.FLOAT.Create_subarray([size, part], [1, part], [rank, 0]).Commit() for rank in range(size)]
+    comm.Alltoallw([send, types], [recv, types], algorithm=algorithm)
+    expected = np.concatenate([np.arange(part) + comm.rank * part + 1000 * rank for rank in range(size)])
+    np.testing.assert_array_equal(recv, expected)
+    for each in types:
+        each.Free()
+
+
+@pytest.mark.parametrize("part", [7, 300, 90_000])
+def test_in_place(comm: Intracomm, part: int) -> None:
+    size = comm.size
+    data = np.arange(size * part, dtype=np.int64) + 10**7 * comm.rank
+    with mpicoll.shared_arrays():
+        data = data.copy()
+    types = [MPI.INT64_T.Create_contiguous(part).Commit()] * size
+    displs = [8 * part * rank for rank in range(size)]
+    for given in (MPI.IN_PLACE, None):
+        before = data.copy()
+        comm.Alltoallw(given, [data, ([1] * size, displs), types])
+        for rank in range(size):
+            block = np.arange(part) + comm.rank * part + 10**7 * rank if given is MPI.IN_PLACE else None
+            if block is not None:
+                np.testing.assert_array_equal(data[rank * part : (rank + 1) * part], block)
+        del before
+    types[0].Free()
+
+
+def test_a_pencil_exchange_and_back(comm: Intracomm) -> None:
+    """Transpose a distributed array of three dimensions, as FFT libraries do."""
+    size, shape = comm.size, (2 * comm.size, 3 * comm.size, 5)
+    whole = np.arange(np.prod(shape), dtype=np.complex128).reshape(shape)
+    rows, columns = shape[0] // size, shape[1] // size
+    mine = np.ascontiguousarray(whole[comm.rank * rows : (comm.rank + 1) * rows])
+    other = np.zeros((shape[0], columns, shape[2]), np.complex128)
+    outgoing = [
+        MPI.DOUBLE_COMPLEX.Create_subarray(mine.shape, [rows, columns, 5], [0, columns * rank, 0]).Commit()
+        for rank in range(size)
+    ]
+    incoming = [
+        MPI.DOUBLE_COMPLEX.Create_subarray(other.shape, [rows, columns, 5], [rows * rank, 0, 0]).Commit()
+        for rank in range(size)
+    ]
+    where = ([1] * size, [0] * size)
+    comm.Alltoallw([mine, where, outgoing], [other, where, incoming])
+    np.testing.assert_array_equal(other, whole[:, comm.rank * columns : (comm.rank + 1) * columns])
+    back = np.zeros_like(mine)
+    comm.Alltoallw([other, where, incoming], [back, where, outgoing])
+    np.testing.assert_array_equal(back, mine)
+    for each in (*outgoing, *incoming):
+        each.Free()
+
+
+def test_a_freed_datatype_is_not_taken_for_a_new_one(comm: Intracomm) -> None:
+    """The MPI library gives a new datatype the handle of one that was freed."""
+    size = comm.size
+    for stride in (2, 3, 2, 5):
+        data, result = np.arange(20 * stride * size, dtype=np.int32), np.zeros(10 * size, np.int32)
+        made = MPI.INT.Create_vector(10, 1, stride).Commit()
+        where = [40 * stride * 2 * rank for rank in range(size)]
+        comm.Alltoallw(
+            [data, ([1] * size, where), [made] * size],
+            [result, ([10] * size, [40 * rank for rank in range(size)]), [MPI.INT] * size],
+        )
+        first = where[comm.rank] // 4
+        np.testing.assert_array_equal(result, np.tile(data[first : first + 10 * stride : stride], size))
+        made.Free()
+
+
+@pytest.mark.parametrize("count", [3, 5000, 400_000])
+def test_a_block_of_another_length_is_an_error(comm: Intracomm, count: int) -> None:
+    """Rank 0 sends one element too many to the last rank."""
+    size = comm.size
+    counts = [count + (comm.rank == 0 and rank == size - 1) for rank in range(size)]
+    send, recv = np.zeros(sum(counts), np.int32), np.zeros(count * size, np.int32)
+    displs = [4 * sum(counts[:rank]) for rank in range(size)]
+    where = [count] * size, [4 * count * rank for rank in range(size)]
+    seen: list[BaseException] = []
+    try:
+        comm.Alltoallw([send, (counts, displs), [MPI.INT] * size], [recv, where, [MPI.INT] * size])
+    except MpicollError as error:
+        seen.append(error)
+    if comm.rank == size - 1:
+        assert isinstance(seen[0], MismatchError)
+        assert f"rank 0 sends {4 * count + 4} bytes, but this rank expects {4 * count}" in str(seen[0])
+    elif 4 * count > 448:
+        assert isinstance(seen[0], MismatchError)
+        assert f"rank {size - 1} got a block of another length" in str(seen[0])
+    if 4 * count <= 448:  # the others hear of it in their next call
+        with pytest.raises(RemoteError):
+            comm.Barrier()
+    else:
+        check_usable(comm)
+
+
+BAD = {
+    "datatypes": lambda size: [np.zeros(4), ([1] * size, [0] * size), [MPI.INT] * (size + 1)],
+    "counts": lambda size: [np.zeros(4), ([1] * (size - 1), [0] * size), [MPI.INT] * size],
+    "negative": lambda size: [np.zeros(4), ([-1] * size, [0] * size), [MPI.INT] * size],
+    "too far": lambda size: [np.zeros(4), ([1] * size, [33] * size), [MPI.INT] * size],
+    "before": lambda size: [np.zeros(4), ([1] * size, [-8] * size), [MPI.INT] * size],
+    "null": lambda size: [np.zeros(4), ([1] * size, [0] * size), [MPI.DATATYPE_NULL] * size],
+    "no list": lambda size: np.zeros(4),
+    "read-only": lambda size: [np.broadcast_to(np.zeros(1), 4), ([1] * size, [0] * size), [MPI.INT] * size],
+}
+
+
+@pytest.mark.parametrize("wrong", BAD)
+def test_arguments_that_are_refused(comm: Intracomm, wrong: str) -> None:
+    size = comm.size
+    good = [np.zeros(4), ([1] * size, [0] * size), [MPI.INT] * size]
+    if comm.rank == 1:
+        with pytest.raises((ValueError, TypeError), match="recvbuf: "):
+            comm.Alltoallw(good, BAD[wrong](size))
+    else:
+        with pytest.raises(RemoteError, match="rank 1"):
+            comm.Alltoallw([np.zeros(4), *good[1:]], good)
+
+
+def test_nonblocking_and_persistent(comm: Intracomm) -> None:
+    size, part = comm.size, 6
+    send, recv = np.arange(size * part, dtype=np.int32) + 100 * comm.rank, np.zeros(size * part, np.int32)
+    where = [part] * size, [4 * part * rank for rank in range(size)]
+    expected = np.concatenate([np.arange(part) + comm.rank * part + 100 * rank for rank in range(size)])
+    sides = [send, where, [MPI.INT] * size], [recv, where, [MPI.INT] * size]
+    comm.Ialltoallw(*sides).Wait()
+    np.testing.assert_array_equal(recv, expected)
+    kept = comm.Alltoallw_init(*sides)
+    for _ in range(2):
+        recv[:] = 0
+        kept.Start()
+        kept.Wait()
+        np.testing.assert_array_equal(recv, expected)
+    kept.Free()
