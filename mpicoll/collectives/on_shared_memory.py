@@ -215,8 +215,8 @@ def start_quickly(
 class SharedRequest(Request):
     """The request of one nonblocking call on shared memory that is started on the general path.
 
-    Nonblocking calls use the operation slots in turn. All ranks use the same slot, since they make their calls in the
-    same order. If the slot is still in use on this rank, the operation starts when the one before it has ended.
+    Nonblocking calls use the operation lanes in turn. All ranks use the same lane, since they make their calls in the
+    same order. If the lane is still in use on this rank, the operation starts when the one before it has ended.
     """
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
@@ -241,12 +241,12 @@ class SharedRequest(Request):
     def _complete(self) -> None:
         assert self._task is not None
         _unload(self._task, self._operation.aside)
-        self._task, self._operation = None, OperationWords({}, None)  # the slot keeps this request, not its buffers
+        self._task, self._operation = None, OperationWords({}, None)  # the lane keeps this request, not its buffers
         super()._complete()
 
 
 class PersistentSlot(NamedTuple):
-    """Number of a free operation slot, -1 if there is none; and whether all ranks' buffers lie in memory segments."""
+    """Number of a free operation lane, -1 if there is none; and whether all ranks' buffers lie in memory segments."""
 
     number: int
     near: bool
@@ -315,7 +315,7 @@ _FAR = 1 << PLAN_LANES
 
 
 def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
-    """Return an operation slot that is free on all ranks; collective."""
+    """Return an operation lane that is free on all ranks; collective."""
     channel, node = wanted.channel, wanted.channel.node
     assert node is not None
     places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]
