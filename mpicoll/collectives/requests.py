@@ -1,8 +1,4 @@
-"""Requests of nonblocking and persistent calls.
-
-An operation progresses in ``Test`` and ``Wait`` of any request and while any mpicoll call of this process waits, but
-not while the program computes. ``Wait`` has the communicator's timeout.
-"""
+"""Requests of nonblocking and persistent calls; ``Wait`` has the communicator's timeout."""
 
 from __future__ import annotations
 
@@ -135,13 +131,7 @@ class Request(OwnRequest):
         return True
 
     def Free(self) -> None:
-        """Free the request.
-
-        Raises
-        ------
-        RuntimeError
-            If the operation is not complete.
-        """
+        """Free the request; RuntimeError if the operation is not complete."""
         if self._flight is not None:
             raise RuntimeError("request: freed before it was complete")
         self.active = False
@@ -250,13 +240,7 @@ class PersistentRequest(Request, MPI.Prequest):
         raise NotImplementedError
 
     def Free(self) -> None:
-        """Free the request; local.
-
-        Raises
-        ------
-        RuntimeError
-            If the operation is still in flight.
-        """
+        """Free the request; local. RuntimeError if the operation is still in flight."""
         raise NotImplementedError
 
     def _refuse_free(self) -> None:
