@@ -1,4 +1,4 @@
-"""Division of a flat parameter vector among ranks: parameter groups (*units*) of whole layers, a chunk for each rank."""
+"""Division of a flat parameter vector among ranks: groups (*units*) of whole layers, a chunk for each rank."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class ParameterServer(Lifecycle):
         out of each step. With error feedback they become part of the residual. (Chen et al., "Revisiting distributed
         synchronous SGD", 2016.)
     damping
-        Whether the learning rate of a gradient with a staleness of more than one update of each worker is divided by
-        the number of updates. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
+        Whether the learning rate of a gradient whose staleness is larger than the number of workers is multiplied by
+        ``workers / staleness``. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
     read_own
         Whether a pull waits until this worker's own pushes are applied, as the definition of bounded staleness in Ho
         et al. requires. Otherwise a worker can be ahead of a busy server by one mailbox of gradients.

@@ -214,7 +214,7 @@ class Server:
         self._histogram[min(self._staleness(header), BINS - 1)] += 1
 
     def _rate_of(self, header: ShardHeader) -> float:
-        """Return the learning rate, divided by the staleness if `damping` asks for it."""
+        """Return the learning rate; with `damping`, times ``min(1, workers / staleness)``."""
         rate = header.learning_rate
         if not self._settings.damping:
             return rate

@@ -344,8 +344,6 @@ def make(collective: str, size: int, rank: int, *, root: int = 0, long: bool = F
 
     Parameters
     ----------
-    collective
-        One of :data:`COLLECTIVES`.
     long
         Whether the vector is longer than a slot; equal on all ranks.
     """
