@@ -153,7 +153,7 @@ class Server:
                 raise CollectiveTimeout(text, [worker])
             if worker not in self._warned:
                 self._warned.add(worker)
-                warnings.warn(f"{text}; nobody waits for it so far", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{text}; no rank waits for it so far", RuntimeWarning, stacklevel=2)
 
     def _round(self) -> bool:
         """Apply at most one message of each mailbox; return whether there was one, or parameters to be published.

@@ -82,7 +82,7 @@ class Worker:
             return
         for shard, link in enumerate(self._links):
             rank = self._layout.server_rank(shard)
-            what = f"the effect of everybody's first {least} pushes"
+            what = f"all workers' first {least} pushes to be applied"
             self._control.wait_at_most(functools.partial(link.is_applied, least), rank, what)
 
     def _await_next(self) -> None:

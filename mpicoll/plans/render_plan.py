@@ -127,7 +127,7 @@ def _operands(row: Row, own: int) -> str:
 
 def _meeting(what: int, rank: int, own: int) -> str:
     if what == words.MEET and rank == own:
-        return "wait for nobody, unless this call has not been compared before"
+        return "do not wait, unless this call has not been compared before"
     who = _who(rank)
     return {
         words.MEET: f"wait until {who} {'have' if rank == words.ALL else 'has'} started; compare the calls",
