@@ -112,7 +112,7 @@ def enter(job, is_long):
 
 @helper
 def publish(job, stage, state):
-    """Write how far this rank is (0 started, 1 done) to its record, after everything that it did before."""
+    """Write this rank's stage (0 started, 1 done) to its record, ordered after all its earlier accesses."""
     sequence = get(job, SEQUENCE)
     store_release(record_of(job, get(job, RANK), sequence), 4 * sequence + stage)
     put(job, STATE, state)

@@ -146,7 +146,7 @@ def folders() -> list[Path]:
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Return whether nobody else can write to a folder; who can write beside the sources can write those."""
+    """Return whether no other user can write to a folder; the folder of the sources is trusted as these are."""
     if folder.parent == _FOLDER or os.environ.get("NUMBA_CACHE_DIR"):
         return True
     stat = folder.stat()

@@ -182,7 +182,7 @@ def _nearby(job, rank, address):
 
 @inline_helper
 def _part_nbytes(job, holds_part, rank):
-    """Return how far the beginning of the vector is before a buffer that holds only the rank's part."""
+    """Return the offset in bytes of the rank's part in the vector, if the buffer holds only that part; else 0."""
     return part_of(job, rank)[0] * get(job, ITEMSIZE) if header(job, holds_part) else 0
 
 

@@ -1,8 +1,8 @@
-"""Giving up an operation on shared memory, and how far each rank is in one.
+"""Withdrawal from an operation on shared memory, and the stage of each rank in one.
 
-A rank that gives up must know when its caller's buffers are its own again. It marks its call as withdrawn and then
-looks which ranks are at work; a rank that goes to work says so and then looks whose calls are withdrawn (see
-`executor`). With a fence between the two steps on both sides, one of two ranks sees what the other has written
+A rank that withdraws must know when no other rank uses its caller's buffers any more. It marks its call as withdrawn
+and then reads which ranks are at work; a rank that starts to work writes that and then reads whose calls are withdrawn
+(see `executor`). With a fence between the two steps on both sides, one of two ranks sees what the other has written
 (Dekker's algorithm).
 """
 
@@ -78,9 +78,10 @@ def at_work(job):
 
 @kernel_for("int64", "int64", "int64[1C]")
 def recorded(job, rank, out):
-    """Write how far a rank is in the current operation, its call and its count to `out`; before that in the last one.
+    """Write the stage of a rank in the current operation, its call and its count to `out`.
 
-    How far: negative if it has not begun, 0 if it has, 1 if its part is done.
+    The stage is negative if the rank has not started, 0 if it has, and 1 if its part is done. Before this rank's
+    operation has started, the values are those of the operation before.
     """
     sequence = get(job, SEQUENCE) - (get(job, STATE) == ENTERING)
     record = record_of(job, rank, sequence)

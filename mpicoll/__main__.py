@@ -19,7 +19,7 @@ from mpicoll.schedules.verify_schedule import verify
 
 _MAX_COLUMNS = 8
 _SLOT_NBYTES = 16 << 10
-"""About as long as a vector may be to pass through slots where every rank has a core."""
+"""About the longest vector, in bytes, that passes through slots where every rank has a core."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
@@ -39,7 +39,7 @@ def _number(text: str) -> int | float | str:
 
 
 def parse_values(text: str) -> list[list[int | float | str]]:
-    """Read ``'17,11;5,13'``: one vector a rank, separated by semicolons."""
+    """Parse ``'17,11;5,13'``: one vector a rank, separated by semicolons."""
     rows = [[_number(cell.strip()) for cell in row.split(",")] for row in text.strip().strip(";").split(";")]
     if len({len(row) for row in rows}) != 1 or any(cell == "" for row in rows for cell in row):
         raise argparse.ArgumentTypeError(f"{text!r}: every rank needs the same number of values, none of them empty")
@@ -47,7 +47,7 @@ def parse_values(text: str) -> list[list[int | float | str]]:
 
 
 def _explain_shared(arguments: argparse.Namespace) -> list[str]:
-    """Show plans of a collective in memory that the ranks of a node share."""
+    """Return the lines that show plans of a collective on shared memory."""
     from mpicoll.plans import draw
 
     collective, size, root = arguments.collective or "allreduce", arguments.size or 4, arguments.root
@@ -56,7 +56,7 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
         if not 0 <= rank < size:
             raise MpicollError(f"{name}: {rank} is not in 0..{size - 1}")
     long = arguments.bytes > _SLOT_NBYTES and collective != "barrier"
-    way = "in chunks or parts, where the buffers are" if long else "through slots, every rank for itself"
+    way = "in chunks or parts, on the buffers themselves" if long else "through slots, each rank by itself"
     title = f"{collective} · {arguments.name}: loads and stores in memory that the ranks of a node share, {way}"
     lines = [title, f"{size} ranks, {format_nbytes(arguments.bytes)}"]
     single_copy = arguments.name == "single_copy"
@@ -73,7 +73,7 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
 
 
 def _explain_collective(arguments: argparse.Namespace) -> list[str]:
-    """Compare the algorithms of a collective."""
+    """Return the lines that compare the algorithms of a collective."""
     collective, size = arguments.name, arguments.size or 4
     machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
     rows = cost_table(
@@ -138,7 +138,7 @@ def _shown(schedules: Sequence[Schedule], rank: int | None) -> Sequence[Schedule
 
 
 def _data(schedules: Sequence[Schedule], values: list[list[Any]], op: str) -> list[str]:
-    """Cut every rank's vector into the schedule's chunks and show what becomes of them."""
+    """Return the lines that show the chunks of every rank's vector after each step."""
     first = schedules[0]
     if first.collective == "barrier":
         raise MpicollError("--values: a barrier moves no data")
@@ -166,15 +166,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
-    commands.add_parser("doctor", add_help=False, help="look at MPI library, launcher, cores and memory; under mpirun")
-    commands.add_parser("predict", add_help=False, help="how long a collective takes, here and on thousands of ranks")
+    commands.add_parser("doctor", add_help=False, help="check MPI library, launcher, cores and memory; under mpirun")
+    commands.add_parser("predict", add_help=False, help="predict the time of a collective, here or on many ranks")
     commands.add_parser("run", add_help=False, help="run any mpi4py program on mpicoll, and profile it; under mpirun")
-    commands.add_parser("tune", add_help=False, help="measure which algorithm is the fastest here; under mpirun")
+    commands.add_parser("tune", add_help=False, help="measure which algorithm is fastest here; under mpirun")
     commands.add_parser("warmup", add_help=False, help="compile kernels and compressors beforehand")
     command = commands.add_parser(
         "explain",
-        help="draw and price an algorithm",
-        description="Print the steps of an algorithm as a table, what each rank sends, and what it costs.",
+        help="show the steps and the cost of an algorithm",
+        description="Print the steps of an algorithm as a table, the bytes that each rank sends, and the cost.",
         epilog="examples: python -m mpicoll explain allreduce --size 8; "
         "python -m mpicoll explain ring --values '17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12'",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -182,23 +182,23 @@ def make_parser() -> argparse.ArgumentParser:
     add = command.add_argument
     add(
         "name",
-        help="a collective: compare its algorithms, or draw the one of --algorithm; or an algorithm (see: python -m "
-        "mpicoll algorithms), or shared or single_copy: plans on one node",
+        help="a collective (compares its algorithms, or draws that of --algorithm), an algorithm (see: python -m "
+        "mpicoll algorithms), or shared or single_copy (plans on one node)",
     )
-    add("--algorithm", metavar="NAME", help="the algorithm, where the first argument is a collective")
-    add("--collective", choices=list(ALGORITHMS), help="when several collectives have an algorithm of this name")
+    add("--algorithm", metavar="NAME", help="the algorithm, if the first argument is a collective")
+    add("--collective", choices=list(ALGORITHMS), help="the collective, if several have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--root", type=int, default=0, help="root of rooted collectives")
-    add("--segments", type=positive, default=1, help="segments a chunk, for pipelined algorithms")
-    add("--rank", type=int, help=f"show only this rank (the first {_MAX_COLUMNS} otherwise)")
-    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="length of the vector, such as 64K or 1MB")
+    add("--segments", type=positive, default=1, help="segments of each chunk, for pipelined algorithms")
+    add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")
+    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="message size, such as 64K or 1MB")
     add("--alpha", type=float, default=Machine.alpha, help="seconds per message")
     add("--beta", type=float, default=Machine.beta, help="seconds per byte sent")
     add("--gamma", type=float, default=Machine.gamma, help="seconds per byte reduced")
-    add("--values", type=parse_values, help="the ranks' vectors: show the data after each step")
+    add("--values", type=parse_values, help="vectors of the ranks, such as '1,2;3,4': show the data after each step")
     add("--op", choices=sorted(_COMBINE), default="sum", help="reduction for --values; join shows operand order")
-    add("--goal", action="store_true", help="print the schedules in GOAL, the language of LogGOPSim, instead")
-    add("--verify", action="store_true", help="prove the algorithm for this size as well")
+    add("--goal", action="store_true", help="print the schedules in GOAL, the input language of LogGOPSim, instead")
+    add("--verify", action="store_true", help="also prove the algorithm correct for this number of ranks")
     return parser
 
 

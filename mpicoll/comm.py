@@ -1,4 +1,4 @@
-"""The mpi4py face: a communicator on which the usual calls are ours."""
+"""Communicators with mpi4py's interface whose collectives are mpicoll's."""
 
 # mypy: disable-error-code="override"
 # mpi4py's stubs know neither our keywords nor our operations and requests.
@@ -30,30 +30,34 @@ from mpicoll.shared_memory import numpy_allocator
 class Intracomm(ObjectCollectives):
     """A communicator whose collectives are mpicoll's; everything else is inherited from mpi4py.
 
-    Making one is collective over `comm`: the first time, a private duplicate for our messages is made and cached on
-    `comm`, to be freed with it. The user's communicator itself never carries a message of ours.
+    The constructor is collective over `comm`. The first one for `comm` makes a private duplicate that carries
+    mpicoll's messages; it is cached as an attribute of `comm` and freed with it. `comm` itself carries no message of
+    mpicoll's.
 
     Parameters
     ----------
     comm
-        An intracommunicator; with or without a topology.
+        An intracommunicator, with or without a topology.
     algorithm
         The default of every call's ``algorithm``: ``"auto"``, ``"native"`` (the MPI library), or the name of an
         algorithm, which is then used for the collectives that have it.
     timeout
-        Seconds that a rank waits in one collective before it raises
+        Seconds that a rank waits in a step of a collective before it raises
         :class:`~mpicoll.errors.CollectiveTimeout`.
 
     Raises
     ------
     TypeError, ValueError, UnknownAlgorithm
-        Naming the argument and its value.
+        If an argument is wrong; the message names the argument and its value. The other ranks raise
+        :class:`~mpicoll.errors.RemoteError` in their first call.
+    RuntimeError
+        If the launcher belongs to another MPI library than the one that mpi4py has loaded.
 
     Notes
     -----
     Every rank must make the same calls in the same order, with the same count, dtype, op, root and algorithm. If the
-    ranks disagree, all of them get :class:`~mpicoll.errors.MismatchError`; the communicator cannot be used after that
-    unless ``MPICOLL_CHECK=full`` is set, in which case each call is compared before any data moves.
+    ranks disagree, all of them raise :class:`~mpicoll.errors.MismatchError`. The communicator cannot be used after
+    that, unless ``MPICOLL_CHECK=full`` is set: then each call is compared before any data moves.
     """
 
     _kind: type[MPI.Intracomm] = MPI.Intracomm
@@ -113,7 +117,7 @@ class Intracomm(ObjectCollectives):
 
     @property
     def channel(self) -> Channel:
-        """The private side of the communicator; for mpicoll's own tools."""
+        """The private state of the communicator; for mpicoll's own tools."""
         return self._scope.channel
 
     @property
@@ -123,11 +127,22 @@ class Intracomm(ObjectCollectives):
 
     @property
     def timeout(self) -> float:
-        """Seconds until a waiting rank gives up."""
+        """Seconds after which a waiting rank raises CollectiveTimeout."""
         return self._settings.timeout
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
-        """Return what ``algorithm=`` may be, besides ``"auto"``, for ``"allreduce"``, ``"bcast"``, ..."""
+        """Return the names that ``algorithm=`` takes here, besides ``"auto"``; local.
+
+        Parameters
+        ----------
+        collective
+            A collective in lower case, such as ``"allreduce"`` or ``"bcast"``.
+
+        Raises
+        ------
+        UnknownAlgorithm
+            If there is no such collective.
+        """
         return select.names(collective, self._scope.means)
 
     def choice(
@@ -137,8 +152,21 @@ class Intracomm(ObjectCollectives):
 
         Parameters
         ----------
+        collective
+            A collective in lower case, such as ``"allreduce"``.
+        nbytes
+            The message size: the bytes of the whole vector, of all ranks' parts where ranks own parts.
+        commutative
+            Whether the operation commutes.
         compression
-            As given to :meth:`Allreduce`, of float32; ``"auto"`` stands for what is known so far.
+            As given to :meth:`Allreduce`, of float32. With ``"auto"`` the measurements made so far decide.
+
+        Raises
+        ------
+        UnknownAlgorithm
+            If there is no such collective.
+        ValueError, UnknownCompressor
+            If there is no such compressor, or `compression` is given for another collective than allreduce.
         """
         means = self._scope.means
         select.names(collective, means)
@@ -153,15 +181,16 @@ class Intracomm(ObjectCollectives):
         return select.choose(collective, nbytes, means, commutative=commutative)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
-        """Return a new array like :func:`numpy.empty`, in memory that the ranks of this node share.
+        """Return an uninitialised array in this process' memory segment, with arguments as :func:`numpy.empty`; local.
 
-        Collectives use such arrays, and parts of them, where they are. It is private otherwise, is freed like any
-        array, and serves all communicators. Where there is no shared memory it is an ordinary array. Local.
+        Collectives among the ranks of a node read and write such arrays, and views of them, without a copy; no other
+        rank accesses them otherwise. The array serves all communicators and is freed as any array. Where there are no
+        memory segments it is an ordinary array.
         """
         return numpy_allocator.empty(shape, dtype)
 
     def zeros(self, shape: Any, dtype: Any = float) -> np.ndarray:
-        """Return a new array of zeros in shared memory; see :meth:`empty`."""
+        """Return an array of zeros in this process' memory segment; see :meth:`empty`."""
         return numpy_allocator.zeros(shape, dtype)
 
     @classmethod
@@ -172,7 +201,7 @@ class Intracomm(ObjectCollectives):
         info: MPI.Info = MPI.INFO_NULL,
         errhandler: MPI.Errhandler | None = None,
     ) -> Any:
-        """Make a communicator of a group without another communicator; its settings are the defaults."""
+        """Make a communicator from a group, without a parent communicator; its settings are the defaults."""
         return wrap(MPI.Intracomm.Create_from_group(group, stringtag, info, errhandler), Settings())
 
     def _wrap(self, comm: MPI.Comm) -> Any:
@@ -197,30 +226,30 @@ class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
     _kind = MPI.Cartcomm
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
-        """Return the grid of fewer dimensions that this rank is in; it has the same settings."""
+        """Return the subgrid that this rank is in, along the dimensions to keep; it has the same settings."""
         return self._wrap(super().Sub(remain_dims))
 
 
 class Graphcomm(NeighborhoodCollectives, Intracomm, MPI.Graphcomm):
-    """A graph of ranks that all of them know: an :class:`Intracomm`, and all that ``MPI.Graphcomm`` has."""
+    """A graph of ranks, known to all of them: an :class:`Intracomm`, and all that ``MPI.Graphcomm`` has."""
 
     _kind = MPI.Graphcomm
 
 
 class Distgraphcomm(NeighborhoodCollectives, Intracomm, MPI.Distgraphcomm):
-    """A graph of ranks that know their neighbours: an :class:`Intracomm`, and all that ``MPI.Distgraphcomm`` has."""
+    """A distributed graph: each rank knows its own neighbours. An :class:`Intracomm` and an ``MPI.Distgraphcomm``."""
 
     _kind = MPI.Distgraphcomm
 
 
 class Intercomm(Derived, MPI.Intercomm):
-    """A communicator of two groups: its collectives are the MPI library's, and :meth:`Merge` gives an Intracomm."""
+    """An intercommunicator: its collectives are the MPI library's, and :meth:`Merge` returns an :class:`Intracomm`."""
 
     def _wrap(self, comm: MPI.Comm) -> Any:
         return wrap(comm, self._settings)
 
     def Merge(self, high: bool = False) -> Any:
-        """Make one communicator of both groups; all ranks of both must call this method of mpicoll's."""
+        """Merge both groups into an :class:`Intracomm`; all ranks of both groups must call this method of mpicoll's."""
         return self._wrap(super().Merge(high))
 
 
@@ -233,7 +262,10 @@ _OURS: dict[type, type[Intracomm]] = {
 
 
 def wrap(comm: MPI.Comm, settings: Settings) -> Any:
-    """Return a plain communicator as mpicoll's of the same kind, MPI.COMM_NULL as it is; collective."""
+    """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
+
+    Collective over `comm`.
+    """
     if comm == MPI.COMM_NULL:
         return comm
     if isinstance(comm, MPI.Intercomm):
@@ -263,7 +295,7 @@ def _check_kind(comm: Any, kind: type[MPI.Intracomm]) -> None:
 
 
 def _check_settings(algorithm: Any, timeout: Any) -> None:
-    """Raise what is wrong with settings of a communicator."""
+    """Raise UnknownAlgorithm or ValueError if a setting of a communicator is wrong."""
     select.check_default(algorithm)
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")

@@ -1,4 +1,4 @@
-"""Small collectives with which ranks tell each other how it went; upper-case calls only, nothing is unpickled."""
+"""Agreement between ranks: success or failure of an action, and small records. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAP_SECONDS = 0.0005
 
 
 def wait_politely(comm: MPI.Intracomm) -> None:
-    """Wait until every rank is here, asleep: one rank may be at work, and on a full node it needs the core.
+    """Barrier that sleeps while it waits, so that a rank that is still at work has the core to itself.
 
-    There is no deadline, since nobody knows how long reading a file or compiling takes; a rank that dies ends the job.
+    There is no deadline, since reading a file or compiling may take any time; a rank that dies ends the job.
     """
     request = comm.Ibarrier()
     while not request.Test():
@@ -32,7 +32,7 @@ def share(comm: MPI.Intracomm, record: dict[str, Any] | None, root: int = 0) -> 
     length = np.array([len(payload)], dtype=np.int64)
     comm.Bcast(length, root)
     if not 0 < length[0] <= _MAX_RECORD:
-        raise RuntimeError(f"a record of {length[0]} bytes cannot be right")
+        raise RuntimeError(f"record: {length[0]} bytes are not in 1..{_MAX_RECORD}")
     text = np.frombuffer(payload, np.uint8).copy() if record is not None else np.empty(int(length[0]), np.uint8)
     comm.Bcast(text, root)
     found: dict[str, Any] = json.loads(text.tobytes())

@@ -1,6 +1,6 @@
-"""Facts of this machine, this MPI library and this launcher, with advice: ``mpirun -n 4 python -m mpicoll doctor``.
+"""Diagnosis of machine, MPI library and launcher, with advice: ``mpirun -n 4 python -m mpicoll doctor``.
 
-A line a fact, with what to do where something is wrong. Exit status 1 if there is an error.
+One line for each fact, followed by advice where something is wrong. The exit status is 1 if there is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _METHODS = {words.STAGE: "stages in shared memory", words.TRANSFER: "copies betw
 
 
 class Fact(NamedTuple):
-    """One line of the report; `cure` says what to do about it."""
+    """One line of the report: subject, value, status, and advice (`cure`, "" for none)."""
 
     what: str
     value: str
@@ -71,7 +71,7 @@ def _launcher() -> Iterator[Fact]:
     if wrong is not None:
         yield Fact("launcher", "does not match the MPI library", ERROR, wrong)
     elif MPI.COMM_WORLD.size == 1:
-        yield Fact("launcher", "one rank", NOTE, "start this with mpirun to learn about several")
+        yield Fact("launcher", "one rank", NOTE, "start this command with mpirun to examine several ranks")
     else:
         yield Fact("launcher", f"started {MPI.COMM_WORLD.size} ranks, as MPI says too")
 
@@ -81,7 +81,7 @@ def _cores(comm: Intracomm) -> Iterator[Fact]:
     nodes = 1 if cluster is None else len(set(cluster.node_of))
     yield Fact("ranks", f"{comm.size} on {nodes} node{'s' * (nodes > 1)}; cores of rank 0: {len(core_numbers())}")
     if comm.channel.polls == 1:
-        yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks give the core away at once; use fewer ranks")
+        yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks yield their core at once; use fewer ranks")
     else:
         yield Fact("cores", "one for each rank")
 
@@ -159,14 +159,14 @@ def examine() -> list[Fact]:
 
 
 def _with_others(comm: Intracomm, facts: list[Fact]) -> list[Fact]:
-    """Raise the status of a fact to the worst that any rank has found."""
+    """Return the facts with the worst status that any rank has found; collective."""
     order = (OK, NOTE, ERROR)
     status = np.array([order.index(fact.status) for fact in facts], np.int64)
     worst = np.empty_like(status)
     counts = np.array([len(facts)] * 2) * (1, -1)
     comm.Allreduce(MPI.IN_PLACE, counts, MPI.MAX)
     if counts[0] != -counts[1]:
-        return [*facts, Fact("ranks", "do not all see the same", NOTE, "run this on a rank of each node alone")]
+        return [*facts, Fact("ranks", "have different facts", NOTE, "run this command on each node alone")]
     comm.Allreduce(status, worst, MPI.MAX)
     return [
         fact if order.index(fact.status) == level else fact._replace(status=order[level], cure="on another rank")
@@ -185,7 +185,7 @@ def _lines(facts: list[Fact]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; only the first process prints."""
+    """Run the command and return the exit status, 1 if there is an error; only the first process prints."""
     first = MPI.COMM_WORLD.rank == 0 and launched_rank() == 0
     write: Callable[[str], object] = sys.stdout.write if first else lambda text: None
     try:

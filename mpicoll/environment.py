@@ -50,9 +50,10 @@ def core_numbers() -> list[int]:
 
 
 def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int | None:
-    """Return how many cores this machine's processes may use at a time, or None if that is not limited.
+    """Return the limit on the cores that all processes of this machine use at a time, or None if there is none.
 
-    ``MPICOLL_CORES`` says it, else the control group's quota, which containers have and `core_numbers` does not show.
+    It is ``MPICOLL_CORES`` if that is set, else the CPU quota of the control group, which :func:`core_numbers` does
+    not show.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def cores() -> int:
 
 
 def cache_folder() -> Path:
-    """Return where measurements are kept: ``$MPICOLL_CACHE_DIR``, else ``mpicoll`` in the user's cache directory."""
+    """Return the folder of measurements: ``$MPICOLL_CACHE_DIR``, else ``mpicoll`` in the user's cache directory."""
     own = os.environ.get("MPICOLL_CACHE_DIR")
     if own:
         return Path(own)
@@ -87,7 +88,7 @@ def cache_folder() -> Path:
 
 
 def launcher_mismatch(size: int, library: str) -> str | None:
-    """Return what is wrong if the launcher started several ranks that MPI does not know of, else None.
+    """Return an error text if the launcher started several processes but MPI has one rank in each, else None.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def launcher_mismatch(size: int, library: str) -> str | None:
 
 
 def processor() -> str:
-    """Return the processor's name, as far as it is known."""
+    """Return the name of the processor model; "" if the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

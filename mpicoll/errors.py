@@ -1,4 +1,4 @@
-"""Every exception that mpicoll raises on purpose; all derive from :class:`MpicollError`."""
+"""Exceptions of mpicoll; all of them derive from :class:`MpicollError`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class MpicollError(Exception):
-    """Base class, so that a program can catch all of ours at once."""
+    """Base class of all exceptions of mpicoll."""
 
 
 class UnknownAlgorithm(MpicollError, ValueError):
@@ -18,14 +18,18 @@ class UnknownCompressor(MpicollError, ValueError):
 
 
 class CorruptPayload(MpicollError, RuntimeError):
-    """Compressed data cannot be what a compressor wrote; nothing was taken from it.
+    """A compressed payload is damaged: no compressor can have written it.
 
-    Raised on every rank of the call; on a rank that had its result before another saw the damage, by its next call.
+    Raised on every rank of the call. A rank that completed the call before another rank found the damage raises it in
+    its next call.
     """
 
 
 class MismatchError(MpicollError, RuntimeError):
-    """The ranks of one communicator called different collectives; the message says what each side called."""
+    """The ranks of a communicator made different calls: other collectives or arguments. The message names them.
+
+    :class:`mpicoll.GradientSynchronizer` raises it if its arguments differ between ranks.
+    """
 
 
 class RemoteError(MpicollError, RuntimeError):
@@ -61,7 +65,7 @@ class CollectiveTimeout(MpicollError, TimeoutError):
     Attributes
     ----------
     missing_ranks
-        The ranks that had not come to this call (or had fallen silent) when the time was up.
+        Ranks that had not entered this call, or no longer answered, at the deadline.
     """
 
     def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:

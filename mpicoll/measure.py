@@ -1,8 +1,8 @@
-"""Time contenders against each other in one run.
+"""Timing of several functions against each other in one run.
 
-A sample is a batch of calls on all ranks between two barriers; its time is that of the slowest rank, divided by the
-number of calls. Contenders take turns, sample by sample, so that whatever else the machine does hits all alike; their
-order is drawn anew for each turn, since who follows another finds its buffers in the caches.
+A sample is a batch of calls on all ranks after a barrier. Its time is that of the slowest rank, divided by the number
+of calls. The functions are timed in turn, sample by sample, so that other load of the machine affects all of them
+alike. Their order is random in each turn, since a function's time depends on the caches that the one before it leaves.
 """
 
 from __future__ import annotations
@@ -22,14 +22,22 @@ MIN_SAMPLES, MAX_SAMPLES = 7, 200
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call, one value a sample, each the maximum over ranks, and how many calls a sample is the mean of."""
+    """Measured times of one function.
+
+    Attributes
+    ----------
+    samples : (count,) float64
+        Seconds per call, the maximum over the ranks, one value a sample.
+    calls : int
+        Calls in a sample, of which its value is the mean.
+    """
 
     samples: np.ndarray
     calls: int = 1
 
     @property
     def median(self) -> float:
-        """The median."""
+        """The median of `samples`, in seconds."""
         return float(np.median(self.samples))
 
 
@@ -61,9 +69,9 @@ def compare(
     seconds: float,
     sample_seconds: float = SAMPLE_SECONDS,
 ) -> dict[str, Timing]:
-    """Time every contender for about `seconds` seconds in all; collective over `comm`, which is plain MPI.
+    """Return the times of each function, by name; collective over `comm`, a communicator of mpi4py.
 
-    Short calls are repeated until a sample takes `sample_seconds`.
+    The whole takes about `seconds` seconds. Short calls are repeated until a sample takes `sample_seconds` seconds.
     """
     calls, estimates = {}, {}
     for name, call in contenders.items():

@@ -1,4 +1,4 @@
-"""Numbers as people write them on command lines and read them in tables."""
+"""Parsing and formatting of numbers for command lines and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def positive(text: str) -> int:
 
 
 def format_nbytes(nbytes: int) -> str:
-    """Write a length as people do: ``96 B``, ``4 KB``, ``2 MB``."""
+    """Format a number of bytes: ``96 B``, ``4 KB``, ``2 MB`` (powers of 1024, only if exact)."""
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if nbytes >= factor and nbytes % factor == 0:
             return f"{nbytes // factor} {unit}"
@@ -33,7 +33,7 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time with three digits: ``4.27 us``, ``31.9 ms``, ``2.5 s``."""
+    """Format a time with three significant digits: ``4.27 us``, ``31.9 ms``, ``2.5 s``."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
@@ -41,7 +41,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[list[str]]:
-    """Return rows of equal length with the cells of each column padded to one width, the first `names` on the right."""
+    """Return rows with the cells of each column padded to one width.
+
+    The first `names` columns are left-aligned, the others right-aligned. All rows have the same number of cells.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         [
@@ -53,5 +56,5 @@ def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[list[str]]:
 
 
 def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
-    """Return rows of equal length as lines with aligned columns, the first `names` columns to the left."""
+    """Return the lines of a table; see :func:`aligned`."""
     return ["  ".join(row).rstrip() for row in aligned(rows, names)]

@@ -1,9 +1,9 @@
-"""Trace of this process: spans of time in a ring of fixed length, recorded only while they are wanted.
+"""Trace of this process: time spans in a ring buffer, recorded only between :func:`keep` and :func:`stop`.
 
     with spans.span("forward"):
         ...
 
-Times are those of ``time.perf_counter()``, in seconds. One thread may note spans.
+Times are those of ``time.perf_counter()``, in seconds. Only one thread may record spans.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 NAMES = ("data", "compute", "forward", "backward", "update", "communication", "tally", "pull", "push", "evaluation",
          "checkpoints", "bucket")  # fmt: skip
 BUCKET = NAMES.index("bucket")
-"""The sum of a bucket over the ranks, from its begin to when its end was noticed; may go on beside everything else."""
+"""The allreduce of a bucket, from its start to when its completion was seen; it may overlap all other spans."""
 _NUMBERS = {name: number for number, name in enumerate(NAMES)}
 _SPAN = np.dtype(
     [("start", np.float64), ("end", np.float64), ("step", np.int64), ("number", np.int32), ("name", np.int32)]
@@ -25,12 +25,12 @@ _SPAN = np.dtype(
 
 
 class Ring:
-    """The latest spans.
+    """Ring buffer of the latest `capacity` spans.
 
     Attributes
     ----------
     step : int
-        What is noted belongs to this step.
+        The step to which new spans belong.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -38,14 +38,17 @@ class Ring:
         self._table, self._count = np.empty(capacity, _SPAN), 0
 
     def note(self, name: str, start: float, end: float, number: int) -> None:
-        """Keep a span, in place of the oldest one where there is no more room."""
+        """Record a span, in place of the oldest one if the buffer is full."""
         self._table[self._count % len(self._table)] = (start, end, self.step, number, _NUMBERS[name])
         self._count += 1
 
     def latest(self, steps: int) -> np.ndarray:
-        """Return the spans of the last `steps` steps of which all are still there, in the order of their ends.
+        """Return the spans of the last `steps` steps, in the order of their ends, without a step that lost some.
 
-        An array with the fields `start`, `end`, `step`, `number` and `name`, a place in :data:`NAMES`.
+        Returns
+        -------
+        array
+            With the fields `start` and `end` in seconds, `step`, `number`, and `name`, an index into :data:`NAMES`.
         """
         length = len(self._table)
         if self._count <= length:
@@ -60,14 +63,14 @@ _ring: Ring | None = None
 
 
 def keep(capacity: int) -> Ring:
-    """Keep spans of this process from now on, the last `capacity` ones; return where."""
+    """Record spans of this process from now on; return the ring buffer, which holds the last `capacity` ones."""
     global _ring
     _ring = Ring(capacity)
     return _ring
 
 
 def stop() -> None:
-    """Keep none from now on."""
+    """Record no spans from now on."""
     global _ring
     _ring = None
 
@@ -78,13 +81,13 @@ def wanted() -> bool:
 
 
 def at_step(step: int) -> None:
-    """Say that a step begins."""
+    """Set the step to which new spans belong."""
     if _ring is not None:
         _ring.step = step
 
 
 def note(name: str, start: float, end: float, number: int = -1) -> None:
-    """Keep a span, one of `NAMES`, if wanted; `number`: of the bucket, for instance."""
+    """Record a span if spans are recorded; `name` is one of :data:`NAMES`, `number` that of a bucket, for instance."""
     if _ring is not None:
         _ring.note(name, start, end, number)
 
@@ -93,7 +96,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def span(name: str, number: int = -1) -> contextlib.AbstractContextManager[None]:
-    """Keep the time that the body takes, if wanted."""
+    """Record the time of the ``with`` body as a span, if spans are recorded."""
     return _NOTHING if _ring is None else _timed(name, number)
 
 

@@ -1,11 +1,11 @@
-"""Find out which algorithm is the fastest here, for each collective and length: ``mpirun -n 8 python -m mpicoll tune``.
+"""Measure which algorithm is fastest for each collective and message size: ``mpirun -n 8 python -m mpicoll tune``.
 
-Algorithms take turns, call by call, and the slowest rank's time counts (:mod:`mpicoll.measure`). What wins by less
-than a twentieth does not count as better than what ``"auto"`` takes anyway. The table is kept for this MPI library,
-machine and number of ranks; communicators made from then on use it.
+The algorithms are timed in turn, sample by sample; the slowest rank's time counts (:mod:`mpicoll.measure`). An
+algorithm replaces the shipped choice of ``"auto"`` only if it is more than 5 % faster. The tuning table is written for
+this MPI library, machine and number of ranks; communicators that are made later use it.
 
-``--compression int8 fp16`` finds the lengths from which on these compressors pay, which ``compression="auto:int8"``
-uses then instead of measuring by itself.
+``--compression int8 fp16`` measures the message sizes from which these compressors are faster than sending dense
+vectors. ``compression="auto:int8"`` then uses the table instead of measuring in the program.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m mpicoll tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    which = "which ones (default: all, or none with --compression)"
+    which = "collectives to tune (default: all, or none with --compression)"
     add("--collective", nargs="+", choices=COLLECTIVES, help=which)
-    add("--compression", nargs="+", default=[], type=_compressor, metavar="SPEC", help="compressors, such as int8")
-    add("--seconds", type=float, default=1.0, help="time for each length (default: %(default)s)")
-    add("--max-mb", type=int, default=16, help="the longest vector in MB (default: %(default)s)")
-    add("--dry-run", action="store_true", help="measure and print, but keep nothing")
+    compressors = "compressors to compare with dense messages, such as int8"
+    add("--compression", nargs="+", default=[], type=_compressor, metavar="SPEC", help=compressors)
+    add("--seconds", type=float, default=1.0, help="seconds of measurement for each size (default: %(default)s)")
+    add("--max-mb", type=int, default=16, help="largest message size in MB (default: %(default)s)")
+    add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser
 
 
@@ -71,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print on rank 0, and keep the table."""
+    """Measure, print on rank 0, and write the table; return the exit status."""
     comm, plain = Intracomm(MPI.COMM_WORLD), MPI.COMM_WORLD.Dup()
     if comm.size == 1:
-        sys.stdout.write("one rank has nothing to tune; start this with mpirun\n")
+        sys.stdout.write("tuning needs at least two ranks; start this command with mpirun\n")
         return 1
     known = tuning_table.facts(comm.channel)
     shipped = select.means_of(comm.channel)
@@ -110,7 +111,7 @@ def _with_bar(sizes: list[int], comm: MPI.Intracomm, collective: str) -> Iterabl
 
 
 def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[[], None]:
-    """Return a call for a whole vector of about `nbytes` bytes."""
+    """Return a function that calls a collective on a whole vector of about `nbytes` bytes."""
     part = max(1, nbytes // 4 // comm.size)
     count = part * comm.size
     whole, other, own = (np.ones(n, np.float32) for n in (count, count, part))
@@ -129,7 +130,7 @@ def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[
 
 
 class _Row:
-    """Measurements of one length: seconds by algorithm, on all ranks alike."""
+    """Measurements of one message size: seconds by algorithm, the same on all ranks."""
 
     def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float]) -> None:
         self.nbytes, self.shipped, self.seconds = nbytes, shipped, seconds

@@ -172,5 +172,5 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "ring", "--algorithm", "shared"]) == 2
     assert "--algorithm is for the name of a collective, not ring" in capsys.readouterr().err
     proof = explain(capsys, "shared", "--collective", "bcast", "--size", "2", "--bytes", "8", "--verify")
-    assert "wait for nobody, unless this call has not been compared before" in proof
+    assert "do not wait, unless this call has not been compared before" in proof
     assert proof.rstrip().endswith("sequences of one and two operations, in every interleaving")

@@ -265,7 +265,7 @@ def test_a_drawing(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: s
     [
         (["rings"], "there is no 'rings'"),
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
-        (["shared"], "nothing is known of 'shared'"),
+        (["shared"], "the time of 'shared'"),
         (["ring", "--machine", "no such file"], "no such file"),
         (["ring", "--plot", "a.pdf"], "a.pdf ends in none of .svg, .png"),
     ],

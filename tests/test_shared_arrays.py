@@ -18,7 +18,7 @@ from mpicoll.kernels import allocator
 from mpicoll.shared_memory import numpy_allocator, segment
 
 made = numpy_allocator.source()
-pytestmark = pytest.mark.skipif(made is None, reason="arrays cannot be put into shared memory here")
+pytestmark = pytest.mark.skipif(made is None, reason="arrays cannot be allocated in shared memory here")
 
 
 def inside(array: np.ndarray) -> bool:

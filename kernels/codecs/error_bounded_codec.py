@@ -2,8 +2,8 @@
 
 A payload is a byte for each block, filled with zeros to a multiple of 4, then the bodies of the blocks one after
 another. A byte from 0 to 16 is a number of bits: the body is an int32, the *base*, and so many bits for each element,
-packed as `planes.py` says, from 9 bits on the lower 8 first and then the others; elements count up to a multiple of 32,
-and code c means ``(base + c) * step``. A byte `RAW` says that the body is the elements themselves, as float32.
+packed as `bit_packing.py` says, from 9 bits on the lower 8 first and then the others; elements count up to a multiple
+of 32, and code c means ``(base + c) * step``. A byte `RAW` says that the body is the elements themselves, as float32.
 
 Why every element is within the bound e: ``step = 2 e (1 - 2^-6)``, so that rounding to a multiple of it costs at most
 e (1 - 2^-6). A block is rounded only if no |x| in it exceeds 2^16 e. Then the quotient x / step, computed as a product

@@ -1,7 +1,7 @@
 """Whole numbers of 2 to 8 bits for float32, block by block.
 
 A block of ``block`` elements is a record of ``4 + block * bits / 8`` bytes: its *scale*, a float32, and its codes,
-packed as `planes.py` says. A code is a whole number from 1 to ``2**bits - 1`` and means ``(code - 2**(bits - 1)) *
+packed as `bit_packing.py` says. A code is a whole number from 1 to ``2**bits - 1`` and means ``(code - 2**(bits - 1)) *
 scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The last block is filled with zeros.
 
 - nearest: every element is within scale / 2.

@@ -1,7 +1,7 @@
 """Natural compression: every element is rounded at random to a power of two, so that its sign and exponent remain.
 
 A block of ``block`` elements is a record of ``block * 9 / 8`` bytes: the signs, one bit each, 1 for a negative one,
-packed as `planes.py` says; and the exponents of float32, a byte each. The last block is filled with zeros.
+packed as `bit_packing.py` says; and the exponents of float32, a byte each. The last block is filled with zeros.
 
 - A number between two powers of two becomes the larger one with the probability that makes the mean right, which its
   mantissa says. The error is at most ``x^2 / 8`` in the mean square. Subnormal numbers become 0 or 2^-126 likewise.

@@ -1,6 +1,6 @@
 """QSGD: an element is rounded at random to a multiple of its bucket's L2 norm over the number of levels.
 
-The record is that of `quantize.py`, whose `dequantize` reads it: a scale, ``norm / levels``, and codes, here from
+The record is that of `integer_codec.py`, whose `dequantize` reads it: a scale, ``norm / levels``, and codes, here from
 ``middle - levels`` to ``middle + levels`` with ``middle = 2**(bits - 1)``.
 
 - Unbiased; the squared error is ``min(d / s^2, sqrt(d) / s) |x|^2`` on average at most (d elements, s levels).

@@ -32,7 +32,7 @@ def _cut(run, count, runs):
 def positions(count, keys, first, indices):
     """Draw one position of each of ``indices.size`` runs of ``range(count)`` into uint32 `indices`; they increase.
 
-    1 <= indices.size <= count < 2^32. `keys` and `first`: see `random.py`.
+    1 <= indices.size <= count < 2^32. `keys` and `first`: see `counter_random.py`.
     """
     runs = indices.size
     high, low = block_key(keys, first), block_key(keys, first + count)

@@ -1,7 +1,7 @@
 """One bit an element: its sign, and for each block the mean of |x|.
 
 A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale, a float32, and the sign bits, packed as
-`planes.py` says, 1 for minus. The last block is filled with zeros, which do not count for its scale.
+`bit_packing.py` says, 1 for minus. The last block is filled with zeros, which do not count for its scale.
 (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.)
 """
 

@@ -1,7 +1,7 @@
 """Sparse vectors: increasing uint32 indices and float32 values, taken out of float32 vectors and put back.
 
 Thresholds are patterns: the bits of a float32 without its sign; see `topk.py`. Nothing here may see indices that come
-from elsewhere: what is received goes through `entries.py`.
+from elsewhere: what is received goes through `sparse_encoding.py`.
 """
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""Buffer arguments as memory: specifications, datatypes, blocks of vector collectives, reduction operations."""
+"""Buffer arguments of collectives: specifications, datatypes, blocks of vector collectives, reduction operations."""

@@ -1,4 +1,4 @@
-"""Buffer specifications as mpi4py takes them, taken apart, and the memory and the datatypes that they name."""
+"""Parsing of mpi4py's buffer specifications, and the memory and the datatypes that they name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll.buffers import dlpack
 
 BOTTOM = np.empty(0, np.uint8)
-"""Stands for all memory: the datatype has absolute addresses."""
+"""Stands for MPI.BOTTOM: displacements of the datatype are absolute addresses."""
 _ON_DEVICE = "copy it to the host, or choose algorithm='native' if the MPI library can use such memory"
 _UNBOUNDED_NBYTES = 1 << 46
 
@@ -22,14 +22,14 @@ class Foreign(Exception):
 
 
 class UnknownTypeCode(KeyError, TypeError):
-    """A text that stands for no datatype; mpi4py raises KeyError."""
+    """A string that is no type code; a KeyError like mpi4py's, and a TypeError."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would quote it
 
 
 class Spec(NamedTuple):
-    """A taken-apart buffer specification; None where the caller left something out."""
+    """A parsed buffer specification; None where the caller left something out."""
 
     data: Any
     counts: Any
@@ -38,7 +38,7 @@ class Spec(NamedTuple):
 
 
 def take_apart(spec: Any, argument: str, *, vector: bool = False) -> Spec:
-    """Split a specification as mpi4py does; in vector collectives only a tuple is a pair (counts, displs)."""
+    """Parse a specification as mpi4py does; in vector collectives only a tuple is a pair (counts, displs)."""
     if not isinstance(spec, (list, tuple)):
         return Spec(spec, None, None, None)
     parts = list(spec)
@@ -64,7 +64,7 @@ def in_place(sendbuf: Any) -> bool:
 
 
 class DeviceMemory(TypeError):
-    """The memory belongs to a device; only an MPI library that knows devices can use it."""
+    """The memory belongs to a device, such as a GPU; only a device-aware MPI library can use it."""
 
 
 def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
@@ -75,7 +75,7 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
     DeviceMemory
         For memory of a device.
     TypeError, ValueError
-        For what is no buffer, and for a read-only one that has to be written.
+        For an object that is no buffer, and for a read-only buffer that has to be written.
     """
     if isinstance(data, np.ma.MaskedArray):
         raise TypeError(f"{argument}: a masked array cannot be communicated; pass its data")
@@ -113,7 +113,7 @@ def _shown_otherwise(data: Any, argument: str) -> np.ndarray:
 
 
 class _Shown:
-    """An object with CUDA's array interface, as one with NumPy's."""
+    """NumPy's array interface for an object with CUDA's."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -122,7 +122,7 @@ class _Shown:
         self.__array_interface__["version"] = 3
 
     def is_on_host(self) -> bool:
-        """Say whether the processor can read it, as it can managed memory."""
+        """Return whether the CPU can read the memory, as it can CUDA's managed memory."""
         if 0 in self.__array_interface__["shape"]:
             return True
         try:
@@ -134,7 +134,7 @@ class _Shown:
 
 
 def unbounded(address: int) -> np.ndarray:
-    """Return memory of which nothing but the address is known."""
+    """Return memory from `address` on, of unknown length."""
     memory: Any = MPI.buffer.fromaddress(address, _UNBOUNDED_NBYTES)
     return np.frombuffer(memory, np.uint8)
 
@@ -145,9 +145,9 @@ def is_unbounded(array: np.ndarray) -> bool:
 
 
 def is_pointer(parts: Spec) -> bool:
-    """Return whether a specification has a buffer of no length at some address, and counts.
+    """Return whether a specification is a pointer: an ``MPI.buffer`` of length 0 with an address, and counts.
 
-    To mpi4py, which does not compare counts with lengths, this is a pointer.
+    mpi4py accepts it, since it does not compare counts with lengths.
     """
     data = parts.data
     return parts.counts is not None and isinstance(data, MPI.buffer) and data.nbytes == 0 and data.address != 0
@@ -166,7 +166,7 @@ def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:
 
 
 def index(value: Any, argument: str, what: str) -> int:
-    """Return a count or a displacement that is a whole number and not negative."""
+    """Return a count or displacement as an int; TypeError or ValueError unless it is a whole number from 0 on."""
     try:
         number = operator.index(value)
     except TypeError:

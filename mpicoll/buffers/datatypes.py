@@ -1,10 +1,9 @@
-"""Datatypes: the elements of their type signatures, and where those lie in memory.
+"""Datatypes: the elements of their type signatures, and the packing of entries that are not contiguous.
 
-MPI lets each rank lay out its data as it likes if the sequences of basic types are equal. What a call is therefore
-depends on this sequence only. Where all basic types are one that kernels know, an entry is so many elements of it.
-Otherwise (long double, structures of several types) it is so many bytes, which can be moved as well as any other
-elements, but not combined. Data that do not lie in one piece are packed into an ordinary array, and the collective need
-not know.
+MPI requires equal type signatures (sequences of basic types) on all ranks, but not equal layouts. A call is therefore
+described by its type signature only. If all its basic types are one that kernels know, an entry counts as elements of
+that type. Otherwise (long double, structures of several types) it counts as bytes, which collectives can move but not
+reduce. Entries that are not contiguous are packed into an ordinary array before the collective, and unpacked after it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _BFLOAT16 = np.dtype("bfloat16")
 
 
 class Entry(NamedTuple):
-    """One entry of a datatype as it is communicated: so many `elements` of type `dtype`."""
+    """One entry of a datatype as it is communicated: `elements` elements of type `dtype`."""
 
     dtype: np.dtype
     elements: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of an entry, without holes."""
+        """Bytes of an entry, without gaps."""
         return self.dtype.itemsize * self.elements
 
 
@@ -44,14 +43,14 @@ def entry_of_array(dtype: np.dtype, argument: str, *, moved: bool) -> Entry:
     Parameters
     ----------
     moved
-        Whether the collective does nothing but move the data; then elements that no kernel knows are bytes.
+        Whether the collective only moves data; then elements of a type that no kernel knows count as bytes.
 
     Raises
     ------
     Foreign
-        For elements that are to be combined, which only the MPI library can do.
+        For elements to be reduced that only the MPI library can reduce.
     TypeError
-        For elements that have no datatype.
+        For elements that have no MPI datatype.
     """
     is_text = dtype.kind in "SU" and dtype.itemsize == np.dtype(f"{dtype.kind}1").itemsize
     if dtype.kind in _REFUSED and dtype != _BFLOAT16 and not (moved and is_text):
@@ -85,12 +84,12 @@ def _in_kernels(dtype: np.dtype) -> np.dtype | None:
 
 
 def is_derived(datatype: MPI.Datatype) -> bool:
-    """Return whether entries have to be packed: a datatype made by the program, or a predefined pair."""
+    """Return whether entries have to be packed: true of derived datatypes and of predefined pairs."""
     return not datatype.is_predefined or named(datatype).fields is not None
 
 
 def reach(typemap: Typemap, counts: Sequence[int], displs: Sequence[int]) -> tuple[int, int]:
-    """Return the first byte of all blocks, and the first byte behind them, counted from where displacements begin."""
+    """Return the offsets of the first byte of all blocks and of the first byte after them; displacement 0 is at 0."""
     first, last = typemap.reach
     ends = [typemap.extent * each for count, displ in zip(counts, displs, strict=True) if count
             for each in (displ, displ + count - 1)]  # fmt: skip
@@ -106,14 +105,14 @@ class _Copy(NamedTuple):
 
 
 class Entries:
-    """Entries of a datatype in memory, which can be packed and unpacked.
+    """Blocks of entries of a datatype in memory, and their packing.
 
     Parameters
     ----------
     address
-        Where displacements begin; 0 for those of MPI.BOTTOM.
+        The address of displacement 0; 0 for MPI.BOTTOM.
     counts, displs
-        Blocks of so many entries each, at so many entries from `address`.
+        The length of each block and its distance from `address`, in entries.
     packed
         Contiguous memory for the elements.
     """
@@ -170,6 +169,6 @@ class Entries:
             copy.packed[...] = copy.memory if copy.places is None else copy.memory[copy.places]
 
     def unpack(self) -> None:
-        """Copy the packed memory to where the elements are; nothing between them is written."""
+        """Copy the packed elements to their places; gaps between them are not written."""
         for copy in self._copies:
             copy.memory[... if copy.places is None else copy.places] = copy.packed

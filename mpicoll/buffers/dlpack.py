@@ -1,7 +1,7 @@
-"""Memory shown by DLPack, as that of a tensor, read from its capsule as mpi4py does.
+"""Memory of objects with ``__dlpack__``, such as tensors, read from the capsule as mpi4py does.
 
-NumPy's own ``from_dlpack`` takes the capsule over and frees it much later, which not every exporter survives, and says
-that all memory of exporters before DLPack 1.0 is read-only. Source: dlpack.h of DLPack 1.0.
+NumPy's own ``from_dlpack`` consumes the capsule and frees it much later, which not every exporter supports, and takes
+all memory of exporters before DLPack 1.0 for read-only. Source: dlpack.h of DLPack 1.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 HOST_DEVICES = (1, 3, 11)
-"""Numbers of memory that the processor reads: ordinary, and pinned for CUDA and ROCm."""
+"""Device types whose memory the CPU can read: CPU, and pinned memory of CUDA and ROCm."""
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _FLOAT, _BFLOAT = 2, 4
 
@@ -41,7 +41,7 @@ def _dtype(tensor: _Tensor) -> np.dtype:
     if (tensor.code, tensor.lanes) == (_FLOAT, 2):
         return np.dtype(f"c{2 * nbytes}")  # mpi4py's way with long double, whose bits are too many for a complex number
     if tensor.lanes != 1 or tensor.code not in (*_KINDS, _BFLOAT):
-        raise TypeError(f"elements of DLPack's type {tensor.code} with {tensor.lanes} times {tensor.bits} bits")
+        raise TypeError(f"no dtype for DLPack type code {tensor.code} with {tensor.lanes} lanes of {tensor.bits} bits")
     return np.dtype("bfloat16" if tensor.code == _BFLOAT else f"{_KINDS[tensor.code]}{nbytes}")
 
 
@@ -50,14 +50,16 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def array_of_tensor(data: Any) -> np.ndarray:
-    """Return the memory of an object with ``__dlpack__``, which has to stay alive; of a host device.
+    """Return the memory of an object with ``__dlpack__`` as an array; the caller keeps the object alive.
+
+    The memory must be of one of :data:`HOST_DEVICES`.
 
     Raises
     ------
     TypeError
-        For elements that NumPy does not have.
+        For an element type that NumPy does not have.
     Exception
-        As raised by the object.
+        Any exception of the object's own method.
     """
     capsule = data.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, b"dltensor") or 0)

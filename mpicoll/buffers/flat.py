@@ -1,14 +1,14 @@
 """Buffer arguments as flat memory: addresses, counts and element types, checked once.
 
-mpi4py's buffer specifications are understood: an array or any object that shows its memory, ``[data, datatype]``,
+mpi4py's buffer specifications are accepted: an array or any object that exposes its memory, ``[data, datatype]``,
 ``[data, count, datatype]``, ``[data, (count, displ), datatype]``, and with counts and displacements for the vector
-forms. What does not lie in one piece (strided arrays, derived datatypes) is stood in for by a contiguous copy.
+forms. Memory that is not contiguous (strided arrays, derived datatypes) is replaced with a contiguous copy.
 
-What is described is the type signature, which MPI requires to be equal on all ranks, never how this rank lays it out:
-elements of the one type in the signature, or bytes where there are several, or one that no kernel knows. Bytes can be
-moved only. Such elements that are to be combined are reported by :class:`~mpicoll.buffers.buffer_specs.Foreign`, and
-those calls go to the MPI library; all ranks give the same datatype to a reduction, so all of them do so. No elements
-are no elements of any type.
+A description contains the type signature, which MPI requires to be equal on all ranks, and not the layout: elements of
+the only type in the signature, or bytes if there are several types, or one that no kernel knows. Bytes can only be
+moved. If such elements are to be reduced, :class:`~mpicoll.buffers.buffer_specs.Foreign` is raised, and the call goes
+to the MPI library; all ranks give the same datatype to a reduction, so all of them do so. Buffers of zero elements
+match any type.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mpicoll.buffers.typemap import typemap_of
 
 
 def from_array(array: np.ndarray, argument: str, writable: bool, *, moved: bool = False) -> Buffer:
-    """Describe an array; one that is not contiguous, misaligned or byte-swapped is stood in for by a copy."""
+    """Describe an array; one that is not contiguous, not aligned or byte-swapped is replaced with a copy."""
     entry = entry_of_array(array.dtype, argument, moved=moved)
     flags = array.flags
     if writable and not flags.writeable:
@@ -67,18 +67,18 @@ def resolve(spec: Any, argument: str, *, writable: bool, blocks: int = 1, moved:
     writable
         Whether the collective writes to it.
     blocks
-        How many blocks of the given count there are: as in mpi4py, a count in a buffer of one block a rank is that of
-        a single block.
+        The number of blocks of the given count: as in mpi4py, a count in a buffer of one block a rank is that of a
+        single block.
     moved
-        Whether the collective only moves data. Then elements that no kernel knows are bytes, and no elements are of
-        no type: they are bytes, too.
+        Whether the collective only moves data. Then elements of a type that no kernel knows count as bytes, and so
+        does a buffer of zero elements.
 
     Raises
     ------
     Foreign
-        For elements that are to be combined and that only the MPI library can combine.
+        For elements to be reduced that only the MPI library can reduce.
     TypeError, ValueError
-        Naming argument and value.
+        If the specification is wrong; the message names argument and value.
     """
     buffer = _resolve(spec, argument, writable, blocks, moved)
     if moved and buffer.count == 0:
@@ -91,7 +91,7 @@ def _resolve(spec: Any, argument: str, writable: bool, blocks: int, moved: bool)
         return from_array(spec, argument, writable, moved=moved)
     parts = take_apart(spec, argument)
     if isinstance(parts.counts, (list, tuple)) or np.ndim(parts.counts):
-        raise TypeError(f"{argument}: counts {parts.counts!r} make sense in vector collectives only")
+        raise TypeError(f"{argument}: counts {parts.counts!r} are for vector collectives only; give one count")
     array = array_of(parts, argument, writable)
     if parts.counts is None and parts.displs is None and parts.datatype is None:
         return from_array(array, argument, writable, moved=moved)
@@ -109,7 +109,7 @@ def _resolve(spec: Any, argument: str, writable: bool, blocks: int, moved: bool)
 
 
 def array_of(parts: Spec, argument: str, writable: bool) -> np.ndarray:
-    """Return the memory of a specification; that of MPI.BOTTOM and of no elements at all is empty."""
+    """Return the memory of a specification; an empty array for MPI.BOTTOM and for zero elements."""
     if parts.data is MPI.BOTTOM:
         if parts.datatype is None:
             raise TypeError(f"{argument}: MPI.BOTTOM needs a datatype")
@@ -120,7 +120,7 @@ def array_of(parts: Spec, argument: str, writable: bool) -> np.ndarray:
 
 
 def check_flat(array: np.ndarray, argument: str, writable: bool) -> None:
-    """Refuse an array that is not contiguous, or that has to be written and cannot be."""
+    """Raise TypeError if an array is not contiguous, ValueError if it has to be written and is read-only."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
     if writable and not array.flags.writeable:

@@ -1,4 +1,4 @@
-"""Flat memory: address, count and type of one argument's elements, and the checks of pairs of arguments."""
+"""Flat buffers: address, count and type of one argument's elements, and checks of pairs of arguments."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from mpi4py import MPI
 
 
 class Buffer:
-    """One argument as flat memory.
+    """One buffer argument as a flat run of elements.
 
     Attributes
     ----------
     address, count, dtype
-        Where the elements are, how many, and their type in native byte order.
+        Address of the first element, number of elements, and their type in native byte order.
     nbytes
         ``count * dtype.itemsize``.
     owner
-        Keeps the memory alive.
+        Object that keeps the memory alive.
     destination
-        None, or the caller's array if the elements stand in for it in a contiguous copy; see :meth:`give_back`.
+        The caller's array, if the elements are a contiguous copy of it, else None; see :meth:`give_back`.
     order
         "C" or "F" for arrays whose memory order matters, "" for flat memory.
     unit
-        How many elements stand for one element of the caller's array, or of its datatype.
+        Number of elements for each element of the caller's array, or of its datatype.
     is_recast
         True if the caller's array may have elements of another type than `dtype`.
     """
@@ -54,17 +54,17 @@ class Buffer:
         self.is_recast = is_recast
 
     def give_back(self) -> None:
-        """Copy the result into the caller's array, if the elements stand in for it."""
+        """Copy the result into the caller's array, if the elements are a copy of it."""
         if self.destination is not None:
             self.destination[...] = self.owner
 
     def take_in(self) -> None:
-        """Copy the caller's present data into the stand-in; persistent operations do so at each start."""
+        """Copy the caller's present data into the copy; persistent operations do so at each start."""
         if self.destination is not None:
             self.owner[...] = self.destination
 
     def reorder(self) -> bool:
-        """Let the stand-in lie in memory in the other order; return whether there is one."""
+        """Make the copy anew in the other memory order; return False if the elements are no copy."""
         if self.destination is None:
             return False
         self.owner = np.array(self.destination, dtype=self.owner.dtype, order="F" if self.order == "C" else "C")
@@ -72,7 +72,7 @@ class Buffer:
         return True
 
     def view(self, dtype: np.dtype[Any]) -> np.ndarray:
-        """Return the memory as a flat array of `dtype`, which has the elements' item size."""
+        """Return the memory as an array of shape (count,) and of `dtype`, which has the elements' item size."""
         return view_at(self.address, self.count, dtype)
 
 
@@ -91,12 +91,12 @@ def order_of(array: np.ndarray) -> str:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return where contiguous memory begins; much quicker than ``array.ctypes.data``."""
+    """Return the address of a contiguous array; much faster than ``array.ctypes.data``."""
     return MPI.buffer.frombuffer(array if array.flags.c_contiguous else array.T, readonly=True).address
 
 
 def check_alike(send: Buffer, recv: Buffer) -> None:
-    """Refuse a pair of buffers of different type, or of different memory order; no elements are of any type."""
+    """Raise ValueError if two buffers differ in type, TypeError if in memory order; zero elements match any type."""
     if send.dtype != recv.dtype and send.count and recv.count:
         raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
     if send.order and recv.order and send.order != recv.order and not (send.reorder() or recv.reorder()):
@@ -104,7 +104,7 @@ def check_alike(send: Buffer, recv: Buffer) -> None:
 
 
 def check_apart(send: Buffer, recv: Buffer) -> None:
-    """Refuse buffers that overlap; the very same memory has been taken for IN_PLACE before."""
+    """Raise ValueError if two buffers overlap; identical buffers count as IN_PLACE and do not come here."""
     if send.destination is not None or recv.destination is not None:
         return  # one of them is a copy
     if send.address < recv.address + recv.nbytes and recv.address < send.address + send.nbytes:

@@ -1,4 +1,4 @@
-"""Entries of derived datatypes as flat memory: packed copies of their elements."""
+"""Flat buffers for derived datatypes: packed copies of their entries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mpicoll.buffers.typemap import Typemap, typemap_of
 
 
 class PackedBuffer(Buffer):
-    """Stands in, packed, for the elements of a derived datatype in the caller's memory.
+    """Packed copy of entries of a derived datatype in the caller's memory.
 
     Parameters
     ----------
     memory
-        Keeps the caller's memory alive.
+        Object that keeps the caller's memory alive.
     typemap, entry
         Of one entry of the datatype.
     address, counts, displs
@@ -38,11 +38,11 @@ class PackedBuffer(Buffer):
         self.take_in()
 
     def give_back(self) -> None:
-        """Copy the elements to where the datatype says, and nothing to where it has holes."""
+        """Copy the elements to their places in the caller's memory; gaps are not written."""
         self._entries.unpack()
 
     def take_in(self) -> None:
-        """Copy the caller's present elements."""
+        """Pack the caller's present elements."""
         self._entries.pack()
 
 
@@ -62,7 +62,13 @@ def pack_some(array: np.ndarray, parts: Spec, argument: str, blocks: int, moved:
 
 
 def whole_entries(array: np.ndarray, typemap: Typemap, argument: str) -> int:
-    """Return how many entries make up an array, as mpi4py counts them: by extent."""
+    """Return the number of entries in an array, by extent, as mpi4py counts them.
+
+    Raises
+    ------
+    ValueError
+        If the array is no whole number of entries.
+    """
     extent = typemap.extent
     if array.nbytes and (extent <= 0 or array.nbytes % extent):
         raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of entries of {extent}; give a count")
@@ -90,7 +96,7 @@ def pack_entries(
         low, high = bounds_of(array)
         if first < last and not (low <= address + first and address + last <= high):
             what = f"{sum(counts)} entries of the datatype reach from byte {first} to byte {last}"
-            raise ValueError(f"{argument}: {what}, the array has {array.nbytes}")
+            raise ValueError(f"{argument}: {what}, but the array has {array.nbytes} bytes")
     return PackedBuffer(array, typemap, entry, address, counts, displs)
 
 

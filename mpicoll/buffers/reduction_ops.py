@@ -1,4 +1,4 @@
-"""Reduction operations: which MPI.Op has a kernel, and operations made from Python functions."""
+"""Reduction operations: kernels for predefined ones, and operations made from Python functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UserOperation:
     function, commutative, identity
         As given to :func:`op`.
     name
-        Shown in error messages and compared between ranks.
+        The function's qualified name, for error messages and for the comparison of calls between ranks.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], commutative: bool, identity: Any) -> None:
@@ -45,9 +45,9 @@ class UserOperation:
         return self._reducers[dtype]
 
     def mpi_op(self, dtype: np.dtype[Any]) -> MPI.Op:
-        """Return an MPI.Op that does the same, for the MPI library's own collectives; made once a dtype.
+        """Return the operation as an MPI.Op, for the MPI library's own collectives; made once for each dtype.
 
-        An exception in it ends the job, since no MPI library hands it on.
+        An exception in it ends the job, since MPI libraries do not propagate it.
         """
         if dtype not in self._mpi:
             reducer, carrier = self.reducer(dtype), kernels.carrier(dtype)
@@ -77,13 +77,18 @@ def op(function: Callable[[Any, Any], Any], *, commutative: bool = True, identit
     commutative
         If False, operands are combined in rank order.
     identity
-        The neutral element, if there is one; kept with the operation for programs that need it.
+        The neutral element, or None. mpicoll does not use it; it is an attribute of the operation.
 
     Returns
     -------
-    Operation
-        To be passed as ``op=`` to every reducing call of :class:`mpicoll.Intracomm`. Compiled at the first call for
-        each element type; a function that does not compile raises TypeError there.
+    UserOperation
+        An operation for ``op=`` of every reducing call of :class:`mpicoll.Intracomm`. It is compiled at the first call
+        with each element type; a function that does not compile raises TypeError there.
+
+    Raises
+    ------
+    TypeError
+        If `function` is not callable.
 
     Examples
     --------
@@ -96,14 +101,14 @@ def op(function: Callable[[Any, Any], Any], *, commutative: bool = True, identit
 
 
 def name_of(operation: MPI.Op | UserOperation) -> str | None:
-    """Return the operation's name, or None for an MPI.Op made elsewhere, of which nothing is known."""
+    """Return the operation's name, or None for an MPI.Op that has no kernel."""
     if isinstance(operation, UserOperation):
         return operation.name
     return _NAMES.get(operation.handle)
 
 
 def is_commutative(operation: MPI.Op | UserOperation) -> bool:
-    """Say whether operands may be exchanged."""
+    """Return whether operands may be exchanged; True for any MPI.Op, since those with kernels commute."""
     return operation.commutative if isinstance(operation, UserOperation) else True
 
 
@@ -113,12 +118,12 @@ def _predefined(name: str, dtype: np.dtype[Any]) -> Reducer | None:
 
 
 def reducer_for(operation: MPI.Op | UserOperation, dtype: np.dtype[Any]) -> Reducer | None:
-    """Return the kernel, or None if the MPI library has to do it.
+    """Return the kernel for a dtype, or None if only the MPI library can apply the operation.
 
     Raises
     ------
     TypeError
-        If `operation` is no operation at all, or a function that Numba cannot compile for `dtype`.
+        If `operation` is no operation, or one whose function Numba cannot compile for `dtype`.
     """
     if isinstance(operation, UserOperation):
         return operation.reducer(dtype)

@@ -1,7 +1,7 @@
-"""Typemaps: which bytes an entry of a datatype is made of, in the order of its type signature.
+"""Typemaps: the bytes of an entry of a datatype, in the order of its type signature.
 
-MPI's Pack and Unpack would know, too, but not everywhere: Open MPI 5.0 packs complex numbers at distances that are no
-multiple of their size, and bytes at a distance of -1, as if they lay side by side.
+MPI's Pack and Unpack are not reliable enough: Open MPI 5.0 packs complex numbers whose stride is no multiple of their
+size, and bytes of stride -1, as if they were contiguous.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Typemap(NamedTuple):
     Attributes
     ----------
     offsets, lengths
-        Of the runs, in bytes from where the entry begins, in the order of the type signature; none is empty.
+        Offset of each run from the start of the entry, and its length, in bytes, in the order of the type signature.
+        No run is empty.
     types
         The basic types in the signature.
     extent
@@ -37,12 +38,12 @@ class Typemap(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of an entry, without holes."""
+        """Bytes of an entry, without gaps."""
         return int(self.lengths.sum())
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The first byte, and the first behind the last."""
+        """Offsets of the first byte and of the first byte after the last."""
         if not self.offsets.size:
             return 0, 0
         return int(self.offsets.min()), int((self.offsets + self.lengths).max())
@@ -54,7 +55,7 @@ def _keyval() -> int:
 
 
 def typemap_of(datatype: MPI.Datatype) -> Typemap:
-    """Return the typemap of a datatype; worked out once, and kept with the datatype."""
+    """Return the typemap of a datatype; it is cached as an attribute of the datatype."""
     if datatype.is_predefined:
         return _predefined(datatype.handle)
     known: Any = datatype.Get_attr(_keyval())
@@ -66,7 +67,7 @@ def typemap_of(datatype: MPI.Datatype) -> Typemap:
 
 
 def named(datatype: MPI.Datatype) -> np.dtype:
-    """Return the type of a predefined datatype, void for one that NumPy does not have."""
+    """Return the NumPy dtype of a predefined datatype, void of the same size if NumPy has none."""
     try:
         return dtlib.to_numpy_dtype(datatype)
     except (TypeError, ValueError):
@@ -97,7 +98,7 @@ def _derived(datatype: MPI.Datatype) -> Typemap:
 
 
 def _blocks(combiner: str, settings: dict[str, Any], extent: int) -> tuple[Longs, Longs]:
-    """Return where blocks of entries begin, in bytes, and how many entries each has."""
+    """Return the offsets of blocks of entries, in bytes, and the number of entries in each."""
     if combiner in ("DUP", "RESIZED", "CONTIGUOUS"):
         return _longs([0]), _longs([settings.get("count", 1)])
     if combiner in ("VECTOR", "HVECTOR"):
@@ -212,7 +213,7 @@ _MOST_PIECES, _MOST_DIMENSIONS = 8, 12
 
 
 def strided_pieces(typemap: Typemap) -> list[Strided] | None:
-    """Return an entry as few pieces of equal runs at regular distances; None if it is none."""
+    """Return an entry as at most 8 pieces of equal runs at regular distances; None if that is impossible."""
     offsets, lengths = typemap.offsets, typemap.lengths
     whole = _strided(offsets, lengths)
     if whole is not None:

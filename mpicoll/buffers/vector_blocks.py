@@ -35,7 +35,7 @@ class Blocks(NamedTuple):
 
 
 class ScatteredBlocks(Buffer):
-    """Stands in, packed, for blocks that lie apart in the caller's memory."""
+    """Packed copy of blocks that are not adjacent in the caller's memory."""
 
     __slots__ = ("_blocks",)
 
@@ -53,13 +53,13 @@ class ScatteredBlocks(Buffer):
             begin += count
 
     def give_back(self) -> None:
-        """Copy the blocks to where the caller wants them."""
+        """Copy the blocks to their places in the caller's memory."""
         for packed, scattered in self._pairs():
             scattered[...] = packed
         self._blocks.buffer.give_back()
 
     def take_in(self) -> None:
-        """Copy the caller's present blocks."""
+        """Pack the caller's present blocks."""
         for packed, scattered in self._pairs():
             packed[...] = scattered
 
@@ -67,9 +67,9 @@ class ScatteredBlocks(Buffer):
 def resolve_blocks(spec: Any, argument: str, size: int, *, writable: bool = True) -> Blocks:
     """Describe a buffer of a vector collective; blocks that are only read may overlap.
 
-    As in mpi4py, one number for all counts is that of every block, one for all displacements the distance between
-    blocks; without counts the buffer is cut evenly, the first blocks being longer by one. Vector collectives only move
-    data, so that elements that no kernel knows are bytes.
+    As in mpi4py, a single count is that of every block, and a single displacement is the distance between blocks;
+    without counts the buffer is divided evenly, and the first blocks are longer by one element if need be. Vector
+    collectives only move data, so that elements of a type that no kernel knows count as bytes.
 
     Raises
     ------
@@ -158,9 +158,9 @@ def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], 
             raise ValueError(f"{argument}: blocks overlap at element {displ}")
         end = max(end, displ + count)
     if end > available:
-        raise ValueError(f"{argument}: the blocks end at element {end}, the buffer at {available}")
+        raise ValueError(f"{argument}: the blocks end at element {end}, but the buffer has {available} elements")
 
 
 def resolve_counts(recvcounts: Any, size: int) -> list[int]:
-    """Check the `recvcounts` of Reduce_scatter."""
+    """Return the `recvcounts` of Reduce_scatter as ints; TypeError or ValueError if they are wrong."""
     return _indices(recvcounts, "recvcounts", "recvcounts", size)

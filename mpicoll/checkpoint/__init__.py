@@ -1,4 +1,4 @@
-"""The state of a training run on disk: written by all ranks, safe against crashes, readable on any number of ranks.
+"""Checkpoints of training runs: written by all ranks, safe against crashes, readable on any number of ranks.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A checkpoint that was found whole, read on any number of ranks."""
+"""Reading of a verified checkpoint on any number of ranks."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Checkpoint:
     Attributes
     ----------
     step, size : int
-        When it was written, and by how many ranks.
+        The step after which it was written, and the number of ranks that wrote it.
     facts : dict
-        What was saved under that name.
+        The `facts` that were saved with it.
     rejected : list of Rejected
-        Newer checkpoints that are damaged.
+        Newer checkpoints that are damaged, with the reasons.
     """
 
     def __init__(self, path: Path, comm: MPI.Intracomm, manifest: Manifest, patience: float) -> None:
@@ -157,7 +157,7 @@ class Checkpoint:
         return out
 
     def per_rank(self, name: str) -> list[np.ndarray]:
-        """Return what this rank takes over of a PerRank: old rank r goes to rank ``r % size`` of today.
+        """Return the arrays of a PerRank for this rank: those of the ranks r that wrote it with ``r % size == rank``.
 
         With as many ranks as before that is this rank's own array; with fewer, several; with more, none on some ranks.
 
@@ -214,14 +214,14 @@ def open_checkpoint(
     Parameters
     ----------
     fallback
-        Go back to the one before where one is damaged; :attr:`Checkpoint.rejected` says which and why.
+        Whether to open an older checkpoint if the newest is damaged; :attr:`Checkpoint.rejected` has the reasons.
     patience
-        For how many seconds a rank looks for a file that it does not see: another host may have written it just now.
+        Seconds for which a rank looks for a file that it does not see, since another host may just have written it.
 
     Raises
     ------
     CheckpointError
-        On every rank, with the file and the reason: there is none, or it is damaged, incomplete or foreign.
+        On every rank, if there is no checkpoint, or it is damaged, incomplete or foreign; the message names the file.
     """
     folder = Path(folder).expanduser().absolute()
     steps = from_root(comm, lambda: patiently(lambda: steps_in(folder), patience))

@@ -56,7 +56,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str]:
-    """Write contiguous arrays in native byte order to a new file; see :func:`folders.write_durably`.
+    """Write contiguous arrays in native byte order to a new file; see :func:`durable_files.write_durably`.
 
     Returns
     -------

@@ -22,24 +22,24 @@ from mpicoll.errors import CheckpointFailed
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in a folder that all ranks see and nobody else writes to meanwhile.
+    """The checkpoints of one run, in a folder that all ranks see and no other run writes to.
 
-    Collective over `comm`: construction and every method. Whatever goes wrong on one rank is a CheckpointError with the
-    same message on all; nothing has changed then but the files, and the run can go on.
+    The constructor and every method but :meth:`close` are collective over `comm`. An error on one rank is raised as a
+    CheckpointError with the same message on all ranks; the run can continue after it.
 
     Parameters
     ----------
     folder
-        Made if only its last part is missing. Unfinished checkpoints of dead runs are removed from it.
+        The folder; it is made if only its last part is missing. Unfinished checkpoints of dead runs are removed.
     keep
-        How many checkpoints stay, at least 1; with 1 there is none to go back to if it turns out to be damaged.
+        Number of checkpoints to keep, at least 1; with 1 there is no other one if it turns out to be damaged.
     patience
-        For how many seconds a rank looks for what another host has just written.
+        Seconds for which a rank looks for a file that another host has just written.
 
     Raises
     ------
     CheckpointError
-        On every rank: the folder cannot be written, or another run holds it.
+        On every rank, if the folder cannot be written, or another run has locked it.
     ValueError
         If `keep` or `patience` is out of range.
     """
@@ -63,7 +63,7 @@ class CheckpointStore:
         return descriptor
 
     def close(self) -> None:
-        """Let other runs have the folder. Not collective."""
+        """Unlock the folder for other runs. Not collective."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -84,8 +84,7 @@ class CheckpointStore:
     def open(self, step: int | None = None, *, fallback: bool = False) -> Checkpoint:
         """Return the newest checkpoint, or that of `step`: see :func:`open_checkpoint`.
 
-        The next save takes the place of whatever is newer than the one returned: that belongs to a course of the run
-        which is given up.
+        The next save replaces checkpoints that are newer than the one returned.
         """
         found = open_checkpoint(self.folder, self._comm, step=step, fallback=fallback, patience=self._patience)
         self._opened, self._saved = found.step, []
@@ -99,16 +98,16 @@ class CheckpointStore:
         Parameters
         ----------
         step
-            The same on every rank, and higher than that of every checkpoint there, unless one was opened.
+            The step, equal on every rank, and higher than that of every checkpoint there, unless one was opened.
         tensors
-            What this rank has; all pieces of a vector together cover it exactly once.
+            This rank's tensors; the pieces of a vector on all ranks cover it exactly once.
         facts
-            Anything that JSON can hold, finite numbers only. Those of rank 0 are kept.
+            Any data that JSON can represent, with finite numbers only. Those of rank 0 are saved.
 
         Raises
         ------
         CheckpointError
-            On every rank, with the rank and the reason. Earlier checkpoints are still there.
+            On every rank, if some rank failed; the message has the rank and the reason. Earlier checkpoints are kept.
         """
         step, table = self._plan(step, tensors)
         name = from_root(self._comm, lambda: self._make_temporary(step) if table is not None else None)

@@ -1,1 +1,1 @@
-"""One call of a collective: check the arguments, choose the algorithm, run it."""
+"""Calls of collectives: argument checks, selection of the algorithm, and execution."""

@@ -1,12 +1,12 @@
-"""Allreduce with a compressor whose payloads can be added: in rounds, each an allreduce of a shorter vector.
+"""Allreduce with an aggregatable compressor, whose payloads can be added: in rounds, each a shorter allreduce.
 
-Two rounds, as of whole numbers with a common scale::
+Two rounds of integers with a shared scale::
 
     fill 0       allreduce        fill 1       allreduce        finish
     x -> maxima  MAX of uint32    x -> codes   SUM of int8      codes, maxima -> y
 
-Every rank ends with the same bits, since it makes the result from the same sums. Each round is done by the algorithm
-that suits its length, or by the one that the caller names.
+Every rank ends with the same bits, since it computes the result from the same sums. Each round uses the algorithm that
+``"auto"`` takes for its length, or the one that the caller names.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _VALUES = np.dtype(np.float32)
 
 
 class AggregatedAllreduce:
-    """One rank's memory and steps; `stages` is what a plan is made of.
+    """One rank's memory for the operation, and its phases.
 
     Parameters
     ----------
     algorithm
-        How each round is done; ``"summed"`` chooses by its length.
-    x, y
-        float32 vectors of equal length, what is given and where the sum goes; may be the same.
+        The algorithm of each round; ``"summed"`` selects one by its length.
+    x, y : (count,) float32
+        The input and the memory for the sum; may be the same.
     allocate
-        ``allocate(count, dtype)`` gives working memory.
+        ``allocate(count, dtype)`` returns working memory.
     persistent
         Whether ranks may start it in another order than other operations.
     """
@@ -68,7 +68,7 @@ class AggregatedAllreduce:
         self._step = _steps(channel, persistent)
 
     def stages(self) -> tuple[Phase, ...]:
-        """Return what to do."""
+        """Return the phases of a plan."""
         program, channel = CompositePlan(), self._channel
         program.call(self._begin)
         for number, (each, vector) in enumerate(zip(self._rounds, self._vectors, strict=True)):
@@ -104,9 +104,9 @@ class AggregatedAllreduce:
 
 
 def _steps(channel: Channel, persistent: bool) -> Callable[[], int]:
-    """Return a function that says the number of the operation that begins now: alike on all ranks, never twice.
+    """Return a function that numbers the operation that starts now: equally on all ranks, each number once.
 
-    Ranks may start persistent operations in any order, so that these count their own starts.
+    Ranks may start persistent operations in any order, so that each of these counts its own starts.
     """
     if not persistent:
         return lambda: channel.dispatch.number

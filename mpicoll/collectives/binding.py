@@ -1,7 +1,7 @@
-"""Binding of a schedule to memory: where each chunk lives on this rank, and what is copied in and out.
+"""Binding of a schedule to memory: the place of each chunk on this rank, and the copies in and out.
 
-A vector has up to two homes (see :mod:`mpicoll.messages.lowering`): the source, which is only read, and the target. In
-gather, scatter and alltoall a rank sees few of the chunks; those that it never has take up no memory.
+A vector lies in up to two arrays (see :mod:`mpicoll.messages.lowering`): the source, which is only read, and the
+target. In gather, scatter and alltoall a rank holds few of the chunks; memory is allocated for those only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mpicoll.schedules import COLLECTIVES, Schedule, chunk_bounds
 from mpicoll.schedules.collective_table import Where
 
 Allocate = Callable[[int, "np.dtype[Any]"], np.ndarray]
-"""``allocate(count, dtype)`` gives memory for a plan."""
+"""``allocate(count, dtype)`` returns memory for a plan."""
 MOVED_APART = ("gather", "scatter", "alltoall")
-"""Collectives in which a rank sees few of the chunks."""
+"""Collectives in which a rank holds few of the chunks."""
 
 
 class Binding(NamedTuple):
@@ -29,8 +29,8 @@ class Binding(NamedTuple):
     Attributes
     ----------
     inbox, outbox
-        Where the caller's data are to be copied before a run, and the result is to be copied from after it; None if
-        the plan works on the caller's memory.
+        Memory to copy the caller's data to before a run, and to copy the result from after it; None if the plan works
+        on the caller's memory.
     """
 
     vector: Vector
@@ -48,7 +48,7 @@ def bind(task: CheckedArguments, schedule: Schedule, staged: bool, allocate: All
 
 
 def whole_vector(task: CheckedArguments, staged: bool, allocate: Allocate) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return source and target of a plan that sees the whole vector."""
+    """Return source and target of a plan for the whole vector."""
     carrier = task.carrier
     source = None if staged or task.source is None else task.source.view(carrier)
     target = allocate(task.count, carrier) if staged or task.target is None else task.target.view(carrier)
@@ -56,7 +56,7 @@ def whole_vector(task: CheckedArguments, staged: bool, allocate: Allocate) -> tu
 
 
 def ends(task: CheckedArguments, target: np.ndarray, staged: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return inbox and outbox of a plan that sees the whole vector."""
+    """Return inbox and outbox of a plan for the whole vector."""
     given, result = task.given, task.result
     copies_in = given is not None and (staged or (task.source is None and given.buffer is not task.target))
     copies_out = result is not None and (staged or result.buffer is not task.target)
@@ -83,7 +83,7 @@ def _offsets(lengths: Sequence[int]) -> list[int]:
 
 
 class _Apart:
-    """Binding of a collective in which a rank sees few of the chunks."""
+    """Binding of a collective in which a rank holds few of the chunks."""
 
     def __init__(self, task: CheckedArguments, schedule: Schedule, staged: bool) -> None:
         assert task.counts is not None

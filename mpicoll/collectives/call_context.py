@@ -1,4 +1,4 @@
-"""A call as it was made, where it was made, and what every kind of call needs to choose how it is done."""
+"""Arguments and context of a call, and the choice of algorithm and kernel that all kinds of calls share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
 
 
 class CallContext(NamedTuple):
-    """Context of a call: the channel and the settings of the communicator object."""
+    """Context of a call: the channel, its capabilities, and the settings of the communicator object."""
 
     channel: Channel
     means: select.Capabilities
     algorithm: str
     timeout: float
     may_wait: bool = True
-    """Whether to decide something may take messages to and from other ranks."""
+    """Whether choosing the algorithm may exchange messages with other ranks."""
 
     @property
     def nodes(self) -> int:
@@ -38,7 +38,7 @@ class CallContext(NamedTuple):
         return len(set(cluster.node_of)) if cluster is not None and self.means.hierarchy else 0
 
     def by_messages(self) -> CallContext:
-        """Return the same with nothing but messages between ranks."""
+        """Return the context without shared memory and hierarchy, for messages only."""
         return self._replace(means=self.means.without_memory())
 
 
@@ -58,12 +58,18 @@ class CallArguments(NamedTuple):
 def algorithm_for(
     scope: CallContext, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True
 ) -> str:
-    """Return the name of the algorithm that does a call on so many bytes."""
+    """Return the name of the algorithm for a call on `nbytes` bytes."""
     return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
 
 
 def check_root(root: Any, size: int) -> int:
-    """Return the root as an int; like mpi4py, take anything that can be an index, and NumPy's bool."""
+    """Return the root as an int; like mpi4py, accept any index and NumPy's bool.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no index, or not a rank of the communicator.
+    """
     try:
         rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
     except TypeError:
@@ -74,7 +80,7 @@ def check_root(root: Any, size: int) -> int:
 
 
 class Chosen(NamedTuple):
-    """Algorithm and kernel of a reducing call; `reducer` is None if the MPI library has to do it."""
+    """Algorithm and kernel of a reducing call; `reducer` is None if only the MPI library can reduce."""
 
     algorithm: str
     reducer: reduction_ops.Reducer | None
@@ -82,10 +88,10 @@ class Chosen(NamedTuple):
 
 
 def choose_reduction(scope: CallContext, collective: str, algorithm: str | None, op: AnyOp, buffer: Buffer) -> Chosen:
-    """Choose for a call that combines the elements of `buffer`, whose length decides.
+    """Choose algorithm and kernel for a call that reduces the elements of `buffer`.
 
-    A kernel combines elements one by one wherever they lie, also those of derived datatypes, for which MPI does not
-    define its own operations: so ranks that give one make the same call as ranks that give plain arrays.
+    Kernels also reduce elements of derived datatypes, for which MPI does not define its predefined operations. Ranks
+    that give a derived datatype therefore make the same call as ranks that give plain arrays.
     """
     reducer = reduction_ops.reducer_for(op, buffer.dtype)
     commutative = reduction_ops.is_commutative(op)
@@ -96,11 +102,12 @@ def choose_reduction(scope: CallContext, collective: str, algorithm: str | None,
 def native(
     scope: CallContext, call: CallArguments, chosen: bool, *buffers: Buffer | None, inside: bool = False
 ) -> NativeOperation:
-    """Leave a call to the MPI library; all ranks have to do so.
+    """Return the operation that leaves a call to the MPI library, as all ranks have to do.
 
-    They do, since what decides is the same on all ranks of a correct program: the algorithm that the caller or a table
-    chose; the operation (one of MPI.Op.Create, MAXLOC, MINLOC); in reductions also the element type, since MPI asks for
-    the same datatype on all ranks (long double, structures). Calls that only move data come here by choice alone.
+    All ranks of a correct program do so, since the criteria are equal on all of them: the algorithm that the caller or
+    a table chose; the operation (one of MPI.Op.Create, MAXLOC, MINLOC); in reductions also the element type (long
+    double, structures), since MPI requires the same datatype on all ranks. Calls that only move data come here only if
+    ``"native"`` is chosen.
 
     Parameters
     ----------
@@ -109,7 +116,7 @@ def native(
     buffers
         The first that is not None has the element type for an operation of :func:`mpicoll.op`.
     inside
-        Whether sendbuf is the memory of recvbuf, for which MPI wants IN_PLACE.
+        Whether sendbuf is the memory of recvbuf, for which MPI requires IN_PLACE.
     """
     send, recv, name = MPI.IN_PLACE if inside else call.sendbuf, call.recvbuf, call.collective
     arguments: tuple[Any, ...] = () if name == "barrier" else (recv,) if name == "bcast" else (send, recv)
@@ -128,5 +135,5 @@ def native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:
         return op
     dtype = next((buffer.dtype for buffer in buffers if buffer is not None), None)
     if dtype is None:
-        raise TypeError(f"op: {op!r} needs buffers with elements that Numba knows")
+        raise TypeError(f"op: {op!r} needs buffers with elements of a type that Numba can compile for")
     return op.mpi_op(dtype)

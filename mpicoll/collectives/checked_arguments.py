@@ -18,7 +18,7 @@ from mpicoll.schedules import COLLECTIVES
 
 @dataclass(frozen=True)
 class VectorPart:
-    """Elements ``start`` to ``stop - 1`` of the vector, which stand in `buffer` from element `displ` on."""
+    """Elements ``start`` to ``stop - 1`` of the vector; they lie in `buffer` from element `displ` on."""
 
     buffer: Buffer
     start: int
@@ -26,7 +26,7 @@ class VectorPart:
     displ: int = 0
 
     def address(self, carrier: np.dtype[Any]) -> int:
-        """Return where the first element is."""
+        """Return the address of the first element."""
         return self.buffer.address + self.displ * carrier.itemsize
 
     def view(self, carrier: np.dtype[Any]) -> np.ndarray:
@@ -36,14 +36,16 @@ class VectorPart:
 
 @dataclass
 class CheckedArguments:
-    """Checked arguments of a collective; collectives differ only in them.
+    """Checked arguments of a collective.
 
     Attributes
     ----------
+    count, dtype
+        Number of elements of the whole vector, and their type.
     counts
-        Elements per rank, for collectives in which ranks own parts of the vector; None where the vector is one piece.
+        Elements per rank, for collectives in which ranks own parts of the vector; None for other collectives.
     given, result
-        The parts of the vector that the caller's buffers supply and receive; None if nothing.
+        The parts of the vector that the caller's buffers supply and receive; None if there is none.
     source, target
         Buffers that hold the whole vector and may be used in place of copies: `source` is only read, `target` written.
     """
@@ -60,22 +62,22 @@ class CheckedArguments:
     target: Buffer | None = None
     counts: tuple[int, ...] | None = None
     recvcounts: tuple[int, ...] | None = None
-    """What comes from each rank in an alltoall, where that is not what goes to it."""
+    """Elements received from each rank in an alltoall, if `counts` are only those sent."""
     uneven: bool = False
-    """Whether ranks know only their own counts, so that counts cannot be compared."""
+    """Whether each rank knows only its own counts, so that they cannot be compared between ranks."""
     idle: bool = False
-    """Whether this rank, which knows only its own counts, has no elements, and so does not know their type."""
+    """Whether this rank knows only its own counts and has no elements, so that it does not know their type."""
     root: int = 0
     op_name: str = ""
     reducer: Reducer | None = None
     ordered: bool = False
     """Whether operands must be combined in rank order."""
     compression: Compressor | ErrorFeedback | None = None
-    """How messages are compressed, if they are; see :func:`mpicoll.collectives.compressed.algorithms`."""
+    """Compressor of the messages, or None; see :func:`mpicoll.collectives.compressed.algorithms`."""
     persistent: bool = False
-    """Whether it is set up once, and then started in an order that need not be the same on all ranks."""
+    """Whether it is a persistent operation, which ranks may start in different orders."""
     kept: Any = None
-    """What must live as long as the task."""
+    """Memory that must live as long as these arguments."""
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +90,7 @@ class CheckedArguments:
         return kernels.carrier(self.dtype)
 
     def signature(self) -> Signature:
-        """Return the call as every rank must make it."""
+        """Return the signature of the call, which must be equal on all ranks."""
         parts = [f"root={self.root}"] if COLLECTIVES[self.collective].rooted else []
         parts.append(f"algorithm={self.algorithm}")
         if self.uneven:
@@ -101,7 +103,7 @@ class CheckedArguments:
         return Signature.of(f"{self.title}({', '.join([*elements, *operation, *parts])})")
 
     def refresh(self) -> None:
-        """Take the present contents of arrays that are stood in for by copies; persistent operations start with it."""
+        """Copy the present contents of arrays into the copies of them; persistent operations start with it."""
         for buffer in {id(b): b for b in (self.source, self.target, self.given and self.given.buffer) if b}.values():
             buffer.take_in()
 

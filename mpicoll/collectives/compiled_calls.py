@@ -1,4 +1,4 @@
-"""Calls by messages that compiled code makes from the second time on; see :mod:`mpicoll.kernels.call_cache`."""
+"""Cache of calls by messages that compiled code makes again; see :mod:`mpicoll.kernels.call_cache`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = {name: name for name in COLLECTIVES if name != "reduce_scatter"} | {"re
 
 
 def learn(scope: CallContext, made: CallArguments, task: AnyTask, plan: Plan) -> None:
-    """Let compiled code make calls like this one from now on, if it can tell them from others."""
+    """Enter a call in the cache of compiled code, if its arguments identify it."""
     channel = scope.channel
     if made.algorithm not in (None, AUTO) or scope.algorithm != AUTO or not channel.dispatch.usable:
         return
@@ -43,7 +43,7 @@ def learn(scope: CallContext, made: CallArguments, task: AnyTask, plan: Plan) ->
 
 
 def _describe(task: CheckedOperation, plan: Plan) -> CompiledCall | None:
-    """Return a call as compiled code sees it; None for one that it does not know."""
+    """Return a call in the words of compiled code; None for one that compiled code cannot make."""
     if (task.count == 0) != (task.collective == "barrier"):
         return None
     dtype = DTYPE_NUMBERS.get(task.dtype) if task.count else 0

@@ -1,4 +1,4 @@
-"""Plans put together from pieces: kernels, messages and whole schedules, one after the other."""
+"""Plans composed of kernels, messages and whole schedules, one after the other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mpicoll.messages.lowering import KernelCall, Message, Phase, Vector, lower
 from mpicoll.schedules import chunk_bounds, find
 
 Allocate = Callable[[int, np.dtype[Any]], np.ndarray]
-"""``allocate(count, dtype)`` gives working memory that lives as long as the plan."""
+"""``allocate(count, dtype)`` returns working memory that lives as long as the plan."""
 
 
 class CompositePlan:
-    """Collects stages; what is added begins when all that was added before is complete."""
+    """Builder of a plan's phases; each addition starts when all earlier ones are complete."""
 
     def __init__(self) -> None:
         self._stages: list[Phase] = []
@@ -25,7 +25,7 @@ class CompositePlan:
         self._last: int | None = None
 
     def stages(self) -> tuple[Phase, ...]:
-        """Return what was collected, ending with a wait for the last messages."""
+        """Return the phases added so far, followed by a wait for the last messages."""
         self.call()
         return tuple(self._stages)
 
@@ -36,7 +36,7 @@ class CompositePlan:
             self._last = None
 
     def exchange(self, messages: Sequence[Message], *functions: Callable[[], Any]) -> None:
-        """Add messages that are under way together, posted after the functions were called."""
+        """Add messages that are posted together, after a call of the functions."""
         self._stages.append(
             Phase(self._last, tuple(KernelCall(function, ()) for function in functions), tuple(messages))
         )
@@ -46,7 +46,7 @@ class CompositePlan:
     def add_allreduce(
         self, x: np.ndarray, reducer: Reducer, algorithm: str, size: int, rank: int, scratch: Allocate
     ) -> None:
-        """Add an allreduce of `x`, in place, by the schedule of that name."""
+        """Add an allreduce of `x`, in place, by the schedule of `algorithm`; `scratch` returns working memory."""
         if size == 1 or x.size == 0:
             return
         self.call()

@@ -25,17 +25,21 @@ Compression = Compressor | ErrorFeedback
 def choose(
     given: Any, op: Any, dtype: np.dtype[Any], count: int, wanted: str, size: int, nodes: int
 ) -> tuple[str, Compression]:
-    """Return the algorithm and the compressor of a call: between nodes only, where there are several.
+    """Return the algorithm and the compressor of an allreduce.
 
     Parameters
     ----------
+    given
+        The ``compression=`` of the call.
+    wanted
+        The algorithm asked for, or ``"auto"``.
     size, nodes
-        The number of ranks; that of nodes if they can be told apart, else 0.
+        The number of ranks, and of nodes if there is a hierarchy of them, else 0.
 
     Raises
     ------
     TypeError, ValueError, UnknownCompressor
-        If it cannot be compressed so.
+        If the call cannot be compressed as asked for.
     """
     made = given if isinstance(given, ErrorFeedback) else compressor(given)
     if dtype != np.float32:
@@ -45,10 +49,10 @@ def choose(
     there = algorithms(made)
     if wanted not in (select.AUTO, select.HIERARCHY, *there):
         raise ValueError(
-            f"algorithm: {wanted!r} does not compress with {given!r}; there are {select.HIERARCHY}, {', '.join(there)}"
+            f"algorithm: {wanted!r} does not compress with {given!r}; choose {select.HIERARCHY} or {', '.join(there)}"
         )
     if wanted == select.HIERARCHY and not nodes:
-        raise ValueError(f"algorithm: {wanted!r} needs several nodes with several ranks")
+        raise ValueError(f"algorithm: {wanted!r} needs several nodes, at least one of them with several ranks")
     name = wanted if wanted in there else select.HIERARCHY if nodes else there[0]
     if isinstance(made, ErrorFeedback):
         made.check(count)
@@ -59,12 +63,12 @@ def choose(
 
 
 def plain(compression: Compression) -> Compressor:
-    """Return the compressor itself."""
+    """Return the compressor without its error feedback."""
     return compression.compressor if isinstance(compression, ErrorFeedback) else compression
 
 
 def algorithms(compression: Compression) -> tuple[str, ...]:
-    """Return by which algorithms a compressor can be used between all ranks; first that of ``"auto"``."""
+    """Return the algorithms that a compressor can be used with between all ranks; first that of ``"auto"``."""
     codec = plain(compression)
     if not isinstance(codec, Aggregatable):
         return (select.SPARSE,) if isinstance(codec, Sparsifier) else (select.TWO_SHOT,)
@@ -73,7 +77,7 @@ def algorithms(compression: Compression) -> tuple[str, ...]:
 
 
 def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Phase, ...]:
-    """Return what a plan is made of: the sum of float32 `x` over the ranks, compressed on the way, goes to `y`."""
+    """Return the phases of a plan that sums float32 `x` over the ranks into `y`, with compressed messages."""
     assert task.compression is not None
     channel, compression = task.channel, task.compression
     made, feedback = plain(compression), compression if isinstance(compression, ErrorFeedback) else None
@@ -88,14 +92,14 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
 
 
 def variant(compression: Compression | None) -> str:
-    """Return what decides, besides the call itself, what a plan consists of."""
+    """Return the variant of the plan that the state of an ErrorFeedback asks for; "" if there is only one."""
     if isinstance(compression, ErrorFeedback) and isinstance(compression.compressor, OkTopk):
         return ok_topk.variant(compression)
     return ""
 
 
 def cut(compression: Compression | None, start: int, stop: int, count: int) -> Compression | None:
-    """Return what compresses elements ``start`` to ``stop - 1`` of a vector of `count`."""
+    """Return the compression of elements ``start`` to ``stop - 1`` of a vector of `count`."""
     if isinstance(compression, ErrorFeedback):
         return compression.part(start, stop, count)
     return None if compression is None else compression.part(start, stop)

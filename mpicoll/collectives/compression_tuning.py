@@ -1,11 +1,11 @@
 """Compression tuning: the lengths from which compressing pays, for ``compression="auto"`` and ``"auto:int4"``.
 
-The first blocking or persistent call of a length is made both ways a few times, in turn, on the caller's vector and
-into memory of ours; the medians of the slowest rank's times, which all ranks know, decide. That takes about as long as
-eight to sixteen calls, once. Compressing has to be a tenth faster to be taken. The verdict holds for longer vectors too
-(they gain more), or for shorter ones if it was no, so that there are few measurements: what is known of a compressor
-is below which length it does not pay, and from which on it does. ``python -m mpicoll tune --compression int8`` finds
-that out beforehand. Lengths that were decided stay so.
+The first blocking or persistent call with a length is made several times with compression and without, in turn, from
+the caller's vector into working memory. The medians of the slowest rank's times, which all ranks know, decide. The
+measurement takes about as long as eight to sixteen calls, once. Compression is used if it is more than 10 % faster. A
+positive result also holds for longer vectors, which gain more, and a negative one for shorter vectors. So for each
+compressor two lengths are known: below the first it does not pay, from the second on it does.
+``python -m mpicoll tune --compression int8`` measures them beforehand. Decisions are never revised.
 
 Nothing is measured, and nothing compressed, where all ranks are on one node, where another algorithm is asked for, for
 short vectors, and for what compressors do not know (other types and operations). Nonblocking calls do not wait for
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from mpicoll.communicator.channel import Channel
 
 CANDIDATE = "int8"
-"""What ``"auto"`` alone takes."""
+"""The compressor of ``"auto"`` without a specification."""
 SHORTEST = 16 << 10
-"""Shorter vectors are not worth a measurement: a message costs more than its bytes."""
+"""In bytes. Shorter vectors are not measured: the latency of a message costs more than its bytes."""
 MARGIN = 1.1
-"""By which compressing has to be faster."""
+"""The factor by which compressing has to be faster."""
 _LONGER, _SHORTER = 1.5, 0.9
 """How far a verdict carries to the side where it is less certain: time grows with the length, at most in proportion."""
 _FEW, _MANY = 3, 7
@@ -56,20 +56,20 @@ class PayingRange(NamedTuple):
     packed_from: float = math.inf
 
     def pays(self, nbytes: int) -> bool | None:
-        """Return the verdict, None if there is none."""
+        """Return whether compressing vectors of `nbytes` bytes pays, None if that is not known."""
         if nbytes < self.dense_below:
             return False
         return True if nbytes >= self.packed_from else None
 
     def with_verdict(self, nbytes: int, pays: bool) -> PayingRange:
-        """Return what is known after a measurement between the two; no verdict changes."""
+        """Return the range after a measurement of a length between the two limits."""
         if pays:
             return self._replace(packed_from=max(self.dense_below, _SHORTER * nbytes))
         return self._replace(dense_below=min(self.packed_from, _LONGER * nbytes))
 
 
 def candidate(compression: Any) -> str | None:
-    """Return what ``"auto"`` may compress with, None if `compression` is something else.
+    """Return the compressor specification of ``"auto"`` or ``"auto:SPEC"``, None if `compression` is something else.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def _candidate(text: str) -> str | None:
 
 
 def resolve(scope: CallContext, call: CallArguments, given: Buffer, prepare: Prepare) -> Any:
-    """Return the call's compression, ``"auto"`` replaced by a specification or None, alike on all ranks.
+    """Return the call's compression, with ``"auto"`` replaced by a specification or None; equal on all ranks.
 
     Parameters
     ----------
@@ -126,13 +126,13 @@ def known(scope: CallContext, spec: str, nbytes: int) -> bool | None:
 
 
 def remember(channel: Channel, spans: dict[str, PayingRange]) -> None:
-    """Begin with what a table says of blocking calls with default arguments."""
+    """Take over the ranges of a tuning table, for blocking calls with default arguments."""
     for spec, span in spans.items():
         channel.paying_ranges[spec, select.AUTO, channel.cluster is not None] = span
 
 
 def remembered(channel: Channel) -> dict[str, PayingRange]:
-    """Return what is known of blocking calls with default arguments."""
+    """Return the known ranges of blocking calls with default arguments."""
     wanted = select.AUTO, channel.cluster is not None
     return {key[0]: span for key, span in channel.paying_ranges.items() if key[1:] == wanted}
 

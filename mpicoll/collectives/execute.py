@@ -1,4 +1,4 @@
-"""Calls from beginning to end: blocking, nonblocking and persistent ones, each the way that was chosen for it."""
+"""Execution of blocking, nonblocking and persistent calls, on shared memory, by messages or by the MPI library."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mpicoll.messages.call_agreement import settle
 
 
 def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
-    """Make a blocking call, by the compiled path if it was made before (see :mod:`mpicoll.collectives.plan_cache`).
+    """Make a blocking call, with a cached plan if it was made before (see :mod:`mpicoll.collectives.plan_cache`).
 
     Parameters
     ----------
     settings
-        What else a :class:`~mpicoll.collectives.call_context.CallArguments` has, in its order.
+        The further fields of a :class:`~mpicoll.collectives.call_context.CallArguments`, in its order.
     """
     channel = scope.channel
     with channel.alone:
@@ -65,7 +65,7 @@ def go_on(
     op: AnyOp = MPI.SUM,
     root: Any = 0,
 ) -> None:
-    """Do what is left to do of a call after :func:`mpicoll.kernels.dispatch.call` returned `status`."""
+    """Complete a call for which :func:`mpicoll.kernels.dispatch.call` returned `status`."""
     if status == OTHER:
         run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
         return
@@ -77,15 +77,15 @@ def go_on(
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:
-    """Make a call for which not all memory is within reach: through stages where there are some, else by messages."""
+    """Make a call whose buffers the ranks cannot all access: through stages if there are some, else by messages."""
     task = validate.prepare(scope, made._replace(algorithm=select.SHARED)) if scope.means.copies else None
     if not isinstance(task, CheckedOperation) or not on_shared_memory.run(task, scope.timeout):
         validate.prepare(scope.by_messages(), made).run(scope.timeout)
 
 
 def start(scope: CallContext, *what: Any) -> Request:
-    """Begin a nonblocking call; `what` is that of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
-    if scope.channel.size == 1:  # there is nobody to wait for
+    """Start a nonblocking call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
+    if scope.channel.size == 1:  # no other rank takes part
         run(scope, *CallArguments(*what))
         return Request(scope.timeout)
     scope = scope._replace(means=scope.means._replace(hierarchy=False, may_block=False), may_wait=False)
@@ -99,7 +99,7 @@ def start(scope: CallContext, *what: Any) -> Request:
 
 
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
-    """Set up a persistent call; `what` is that of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
+    """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
     scope = scope._replace(means=scope.means._replace(may_block=False))
     scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:

@@ -1,19 +1,19 @@
 """Collectives over several nodes: shared memory inside them, messages between them.
 
-An allreduce on two nodes with three and two ranks, two lanes::
+An allreduce on two nodes with three and two ranks. There are two lanes, and the vector has a share for each lane::
 
     reduce_scatter inside    0 owns share A, 1 owns B, 2 nothing  |  3 owns A, 4 owns B
     allreduce along lanes    0 with 3 over A                         1 with 4 over B
-    allgather inside         everybody gets A and B
+    allgather inside         all ranks get A and B
 
-Where all nodes have as many ranks, part i of each node's parts travels in lane i, so that an allgather or
-reduce_scatter needs no more than its steps along lanes and, for each node's parts, inside::
+If all nodes have equally many ranks, part i of each node's parts travels in lane i. An allgather or reduce_scatter is
+then one collective along the lanes and, for the parts of each node, one inside the nodes::
 
     allgather of a b | c d      lanes: 0 and 2 have a c, 1 and 3 have b d    inside: 0 and 1 share a b, then c d
 
 Every byte crosses the network as often as in the best allreduce between single ranks of the nodes, on as many
-connections as there are lanes. A long vector is cut into segments, so that the nodes work on one while another is on
-the network::
+connections as there are lanes. A long vector is divided into segments: the nodes reduce or gather one segment while
+another one is on the network::
 
     inside    reduce 0 | reduce 1 | gather 0, reduce 2 | gather 1 | gather 2
     lanes              | 0        | 1                  | 2
@@ -39,12 +39,12 @@ from mpicoll.messages.call_agreement import agree
 
 
 def run(task: CheckedOperation, timeout: float) -> None:
-    """Do it and wait for the end.
+    """Execute an operation over several nodes.
 
     Raises
     ------
     MismatchError, RemoteError, CollectiveTimeout
-        After which the communicator is broken; all ranks are told.
+        The communicator is broken after them; all ranks are told.
     """
     channel, signature = task.channel, task.signature()
     number = channel.enter(signature)
@@ -62,7 +62,7 @@ def run(task: CheckedOperation, timeout: float) -> None:
 
 
 class _Steps:
-    """One operation, step by step; a step is an operation on the node's or the lane's communicator."""
+    """One operation and its steps; each step is an operation on the communicator of the node or of the lane."""
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
         cluster = task.channel.cluster
@@ -76,7 +76,7 @@ class _Steps:
         self.counts = tuple(stop - start for start, stop in itertools.pairwise(offsets))
 
     def run(self) -> None:
-        """Do it."""
+        """Execute all steps."""
         {
             "allreduce": self._allreduce,
             "reduce": self._reduce,
@@ -110,7 +110,7 @@ class _Steps:
         return self.task.result.buffer
 
     def _start_on_lane(self) -> LaneOperation | None:
-        """Begin the allreduce of this rank's share; None if it has none."""
+        """Start the allreduce of this rank's share; None if it has none."""
         count = self.end - self.begin
         if self.cluster.lane is None or count == 0:
             return None
@@ -231,7 +231,7 @@ class _Steps:
         result: VectorPart | None,
         **facts: Any,
     ) -> Callable[[select.Capabilities], CheckedOperation]:
-        """Return what makes the task of a step, given what is possible."""
+        """Return a function that makes a step's operation for given capabilities."""
         task, reduces = self.task, collective in select.ORDERED
         if reduces:
             facts.update(op_name=task.op_name, reducer=task.reducer)

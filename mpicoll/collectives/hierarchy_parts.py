@@ -16,11 +16,11 @@ from mpicoll.schedules import chunk_bounds
 from mpicoll.shared_memory import numpy_allocator
 
 _SHARE_NBYTES = 4 << 10
-"""Shorter shares are not worth a message of their own."""
+"""In bytes. A shorter share is not worth a message of its own."""
 
 
 def cut_into_segments(task: CheckedOperation) -> list[CheckedOperation]:
-    """Cut an allreduce into one for each segment."""
+    """Return an allreduce for each segment of the vector."""
     given, result = task.given, task.result
     number = select.hierarchy_segments(task.nbytes)
     if number < 2 or given is None or result is None:
@@ -37,19 +37,19 @@ def cut_into_segments(task: CheckedOperation) -> list[CheckedOperation]:
 
 
 def cut(whole: Buffer, start: int, stop: int) -> Buffer:
-    """Return elements ``start`` to ``stop - 1`` of a buffer as a buffer."""
+    """Return a buffer of elements ``start`` to ``stop - 1`` of a buffer."""
     return Buffer(whole, whole.address + start * whole.dtype.itemsize, stop - start, whole.dtype)
 
 
 class NodeParts:
-    """Ranks own parts, and nodes are alike: this lane's parts of all nodes, and each node's parts.
+    """Division of a vector of which every rank owns a part, where all nodes have equally many ranks.
 
     Attributes
     ----------
     lane, by_node
-        Their lengths.
+        Element counts of this lane's parts, one of each node, and of all parts by node.
     room
-        Memory for this lane's parts, in the order of nodes, where the others of the node can read it.
+        Shared memory for this lane's parts, in the order of the nodes.
     """
 
     def __init__(self, task: CheckedOperation, cluster: Topology) -> None:
@@ -66,7 +66,7 @@ class NodeParts:
         return cut(whole, begin, begin + sum(self.by_node[node]))
 
     def own(self, node: int) -> VectorPart:
-        """Return this rank's part among those of a node's ranks; it lies in the room."""
+        """Return this lane's part among those of a node's ranks; it lies in `room`."""
         begin = sum(self.by_node[node][: self._local])
         return VectorPart(self.room, begin, begin + self.lane[node], sum(self.lane[:node]))
 

@@ -1,4 +1,4 @@
-"""An operation along a lane of the hierarchy, which moves on while the ranks of the node wait for each other."""
+"""Operations along a lane of the hierarchy that progress while the ranks of the node wait for each other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from mpicoll.progress import progress_engine
 
 
 class LaneOperation:
-    """An operation on a lane that moves on while the ranks of the node wait for each other.
+    """An operation on a lane that progresses while the ranks of the node wait for each other.
 
-    Only one at a time: blocking plans of a channel share their memory.
+    There is at most one at a time, since blocking plans of a channel share their memory.
     """
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
@@ -21,7 +21,7 @@ class LaneOperation:
         progress_engine.add(self)
 
     def step(self) -> bool:
-        """Advance; called by whoever waits in this process."""
+        """Advance the operation; every wait in this process calls it. Return whether the operation has ended."""
         try:
             return self._run.advance()
         except Exception as error:  # raised by `finish`
@@ -29,7 +29,7 @@ class LaneOperation:
             return True
 
     def finish(self) -> None:
-        """Wait for the end."""
+        """Wait until the operation is complete and copy its result to the caller's buffer."""
         progress_engine.remove(self)
         if self._error is not None:
             raise self._error
@@ -38,7 +38,7 @@ class LaneOperation:
         self._task.unload(self._plan)
 
     def abandon(self, error: BaseException) -> None:
-        """Give up, unless that is done."""
+        """Abandon the operation, unless it has ended."""
         progress_engine.remove(self)
         if not self._over:
             self._run.abandon(error)

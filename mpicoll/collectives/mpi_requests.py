@@ -1,12 +1,12 @@
-"""Requests of mpicoll as mpi4py's: subclasses of ``MPI.Request`` that its functions for several requests accept.
+"""Requests of mpicoll as subclasses of ``MPI.Request``, which mpi4py's functions for several requests accept.
 
-mpi4py hands the MPI library an array of handles, and nobody would drive our operations inside the library: a
-generalized request would make ``MPI_Waitall`` wait for ever, or need a thread that takes the interpreter from the
-program. So ``MPI.Request.Waitall``, ``Waitany``, ``Testsome``, ... and ``MPI.Prequest.Startall`` are replaced by
-functions that look for requests of mpicoll first. Lists without any go to mpi4py's own functions; in others, both
-kinds are polled, our operations progress, and they have their deadlines.
+mpi4py gives the MPI library an array of handles, but the library cannot progress operations of mpicoll: with
+generalized requests ``MPI_Waitall`` would wait for ever, or need a progress thread, which competes with the program
+for the interpreter. So ``MPI.Request.Waitall``, ``Waitany``, ``Testsome``, ... and ``MPI.Prequest.Startall`` are
+replaced by functions that look for requests of mpicoll first. Lists without any go to mpi4py's own functions. In other
+lists both kinds are polled; operations of mpicoll progress meanwhile and have their deadlines.
 
-The handle of our requests is one that the MPI library refuses, for code that reaches it nevertheless.
+Requests of mpicoll have a handle that the MPI library refuses, for code that passes it on nevertheless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import request_lists
 
-_REFUSED = "a request of mpicoll was given to the MPI library, which cannot wait for it"
+_REFUSED = "request: a request of mpicoll was given to the MPI library, which cannot wait for it"
 _new = MPI.Request.__new__
 
 
@@ -44,27 +44,27 @@ class OwnRequest(MPI.Request):
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """True if it has ended, well or not, as far as is known without advancing anything."""
+        """True if the operation is known to have ended, successfully or not; advances nothing."""
 
     @property
     @abstractmethod
     def polls(self) -> int:
-        """Number of looks at it before the core is given away."""
+        """Number of polls before the core is yielded."""
 
     @abstractmethod
     def watch(self) -> Callable[[float], float]:
-        """Return what looks after a wait for it that has become long."""
+        """Return the watchdog of a long wait for it; see `look` of :func:`mpicoll.progress.waiting.wait_until`."""
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
-        """End it badly, since nobody waits for it any more."""
+        """Abandon the operation because of `error`."""
 
     def __bool__(self) -> bool:
         """Return False once it is complete; mpi4py's is ``MPI.REQUEST_NULL`` then."""
         return self.active
 
     def __eq__(self, other: object) -> bool:
-        """Return True for itself, and for null requests if it is one by now."""
+        """Return True for itself, and for null requests once it is complete."""
         if not isinstance(other, MPI.Request):
             return NotImplemented
         return self is other or not (self or other)
@@ -133,9 +133,9 @@ def _startall(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _replace(kind: type, name: str, function: Callable[..., Any]) -> None:
-    """Replace a class method; classes of an extension refuse the assignment, so that their table is written to.
+    """Replace a class method; since extension classes refuse the assignment, write to their method table.
 
-    Where an interpreter keeps the table elsewhere, mpi4py's method stays, and the MPI library refuses our handles.
+    If the interpreter keeps that table elsewhere, mpi4py's method stays, and the MPI library refuses our handles.
     """
     replaced = getattr(kind, name)
     function.__name__, function.__qualname__, function.__doc__ = name, f"{kind.__name__}.{name}", replaced.__doc__

@@ -1,7 +1,7 @@
-"""Neighbourhood collectives: the MPI library's, with deadline, errors on every rank, and requests of mpicoll.
+"""Neighbourhood collectives of the MPI library, with mpicoll's deadline, exceptions and requests.
 
 They are called on the private duplicate, which has the topology of the user's communicator. mpi4py checks the
-arguments; a rank whose arguments it refuses tells the others.
+arguments; a rank whose arguments are refused tells the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBO
 _IN_ANOTHER_ORDER = (
     ("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw") if MPI.get_vendor()[0] == "Open MPI" else ()
 )
-"""Collectives whose nonblocking form swaps the two parts that go to a rank that is a neighbour twice."""
+"""Collectives whose nonblocking form swaps the two parts for a rank that is a neighbour twice."""
 
 
 class Neighborhood(NamedTuple):
@@ -31,9 +31,10 @@ class Neighborhood(NamedTuple):
     Attributes
     ----------
     sources
-        The ranks from which data come, MPI.PROC_NULL where there is none.
+        The ranks from which data come, and MPI.PROC_NULL.
     doubled
-        Whether ranks may be neighbours twice: in a grid that is periodic along two ranks, or one. The same on all.
+        Whether ranks may be neighbours twice: in a grid with a periodic dimension of one or two ranks. Equal on all
+        ranks.
     """
 
     sources: tuple[int, ...]
@@ -52,7 +53,7 @@ class NeighborhoodOperation(NativeOperation):
         return NativeRun(self.channel, request, self.signature(), number, self.sources)
 
     def run_after_meeting(self, timeout: float) -> None:
-        """Make the MPI library's blocking call once the neighbours have come, so that it has a deadline."""
+        """Make the MPI library's blocking call after a nonblocking one among the neighbours, which has a deadline."""
         comm, number = self.channel.comm, self.enter(timeout)
         try:
             NEIGHBORHOOD_PERSISTENT[self.collective](comm, *self.arguments).Free()  # mpi4py checks the arguments
@@ -85,7 +86,7 @@ def run(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any,
 
 
 def start(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> Request:
-    """Begin a nonblocking call."""
+    """Start a nonblocking call."""
     with scope.channel.alone:
         return CollectiveRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
 
@@ -111,7 +112,7 @@ class PersistentNeighborhoodRequest(PersistentRequest):
         self._task: NeighborhoodOperation | None = task
 
     def Start(self) -> None:
-        """Begin."""
+        """Start the operation; see :meth:`PersistentRequest.Start`."""
         task = self._task
         if task is None:
             raise RuntimeError(FREED)
@@ -123,7 +124,7 @@ class PersistentNeighborhoodRequest(PersistentRequest):
         self._begin(NativeRun(task.channel, self._kept, task.signature(), self._number, task.sources))
 
     def Free(self) -> None:
-        """Free it; local."""
+        """Free the request; local."""
         self._refuse_free()
         if self._task is not None and self._task.channel.broken is None:
             self._kept.Free()

@@ -1,20 +1,20 @@
-"""Ok-Topk: of the sum of all ranks' largest elements, the largest, with a volume that does not grow with the ranks.
+"""Ok-Topk allreduce: the k largest elements of the sum of all ranks' k largest elements.
 
-::
+The volume that a rank sends does not grow with the number of ranks::
 
     local      each rank selects its k largest elements
-    split      they go to the owners of their regions, which add them up
-    global     the k largest of the sum are found: three histograms of 2048 bins are added over the ranks, then the
-               numbers of elements that equal the threshold, of which the first are taken
-    gather     the owners send those to all
+    split      they are sent to the owners of their regions, which add them up
+    global     the threshold of the k largest elements of the sum is found: three histograms of 2048 bins are added over
+               the ranks, then the numbers of elements that equal the threshold, of which the first ones are taken
+    gather     the owners send the elements found to all ranks
 
-A rank sends about (P-1)/P k entries for the split and as many for the rest, if regions hold as many entries each: every
-64th time they are cut anew, at the mean over ranks of the places that divide a rank's entries evenly. With
-:class:`~mpicoll.compression.ErrorFeedback` thresholds are found exactly every 32nd time; in between they are used
-again, and moved by a percent or so where they let too few or too many elements through. An element leaves the residual
-of a rank if the rank has sent it and it is in the result. Without error feedback every operation is exact and regions
-are even. (Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022; the histograms
-are ours, the paper gathers all candidates.)
+A rank sends about (P-1)/P k entries for the split and as many for the rest, if all regions hold equally many entries.
+With :class:`~mpicoll.compression.ErrorFeedback`, regions are divided anew every 64th time, at the mean over the ranks
+of the positions that divide a rank's entries evenly. Thresholds are found exactly every 32nd time; in between they are
+reused, and changed by about 1 % if too few or too many elements pass. An element leaves the residual of a rank if the
+rank has sent it and it is in the result. Without error feedback every operation is exact and regions are even. (Li and
+Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022; in the paper all candidates are
+gathered in place of the histograms.)
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 _LOCAL_STEP, _GLOBAL_STEP = 1.012, 1.008
 _SPARE = 2
-"""Where thresholds are used again, up to so many times k elements may pass; more make the next operation exact."""
+"""With reused thresholds, up to `_SPARE` times k elements may pass; if more do, the next operation is exact."""
 _INT64 = np.dtype(np.int64)
 _ABSOLUTE = 0x7FFFFFFF
 _NAME = "ok_topk"
 VARIANTS = CUT, EXACT, AGAIN = "cut", "exact", "again"
-"""With exact thresholds after cutting the regions anew; with exact ones; with those of last time."""
+"""New regions and exact thresholds; exact thresholds; thresholds of the last operation."""
 
 
 def _field(place: int) -> property:
@@ -65,13 +65,13 @@ class ThresholdState:
     Attributes
     ----------
     local, common : int
-        The least bits of |x| that are selected of the own vector, and of the sum.
+        Thresholds, as bits of |x|, for the rank's own vector and for the sum.
     steps : int
-        Operations so far.
+        Number of operations so far.
     variant : str
-        How the next one is done.
-    bounds : array of int64
-        Where regions begin, and the end.
+        The variant of the next operation, one of :data:`VARIANTS`.
+    bounds : (size + 1,) int64
+        First element of each region, and the number of elements.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -79,11 +79,11 @@ class ThresholdState:
         self.bounds = array[4:]
 
     def check(self, count: int, size: int) -> None:
-        """Raise ValueError unless this can be about vectors of `count` elements on `size` ranks."""
+        """Raise ValueError unless this is a valid state for vectors of `count` elements on `size` ranks."""
         bounds, limits = self.bounds, self._array[:3]
         right = bounds.shape == (size + 1,) and bounds[0] == 0 and bounds[-1] == count and (np.diff(bounds) >= 0).all()
         if not (right and (limits >= 0).all() and (limits[:2] <= _ABSOLUTE).all() and 0 <= self._array[3] < 3):
-            raise ValueError(f"error feedback: its memory of Ok-Topk is not of {count} elements on {size} ranks")
+            raise ValueError(f"error feedback: its state of Ok-Topk is not for {count} elements on {size} ranks")
 
     local, common, steps = (_field(place) for place in range(3))
 
@@ -98,7 +98,7 @@ class ThresholdState:
 
 
 def variant(feedback: ErrorFeedback | None) -> str:
-    """Return how the next operation is done, which decides what its plan consists of."""
+    """Return the variant of the next operation, which determines its plan."""
     if feedback is None:
         return EXACT
     return ThresholdState(feedback.memory[_NAME]).variant if _NAME in feedback.memory else CUT
@@ -112,14 +112,14 @@ def stages(
     y: np.ndarray,
     allocate: Allocate,
 ) -> tuple[Phase, ...]:
-    """Return what a plan is made of: the largest elements of the sum of float32 `x`, which may be `y`, go to `y`."""
+    """Return the phases of a plan that writes the k largest elements of the sum of float32 `x` to `y`, maybe `x`."""
     work = _Sum(channel, sparsifier, feedback, x, y, allocate)
     how = variant(feedback)
     return _again(work) if how == AGAIN else _exact(work, cut=how == CUT)
 
 
 class _Sum:
-    """One rank's memory and steps."""
+    """One rank's memory for the operation, and its steps."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Sum:
         self._values = allocate(self.most, np.dtype(np.float32))
 
     def select(self, *, exactly: bool) -> None:
-        """Select the own elements."""
+        """Select this rank's elements."""
         self.vector = self.selection.compensated()
         self.selection.take(self.vector, self._select_exactly if exactly else self._select_again)
 
@@ -164,15 +164,15 @@ class _Sum:
         return found
 
     def add_up(self) -> None:
-        """Add up the own region."""
+        """Add up this rank's region."""
         self.regions.add_up(self.region())
 
     def region(self) -> np.ndarray:
-        """Return the own part of the result."""
+        """Return this rank's region of the result."""
         return self.y[self.regions.own()]
 
     def give(self, threshold: int, ties: int) -> None:
-        """Encode what the own region has above a threshold, and the first so many equal to it."""
+        """Encode the elements of this rank's region above a threshold, and the first `ties` elements equal to it."""
         region, own = self.region(), self.regions.own()
         found = int(sparse_vectors.select(region, threshold, ties, self._indices, self._values))
         if found > self.most:  # what does not fit stays in the residuals of those who have sent it
@@ -181,7 +181,7 @@ class _Sum:
         self.results[self.channel.rank].encode(self._indices[:found], self._values[:found], 0, own.stop - own.start)
 
     def finish(self) -> int:
-        """Write the result; take away from the residual what is in it; return the number of entries."""
+        """Write the result, subtract it from the residual, and return its number of entries."""
         total = 0
         for rank, result in enumerate(self.results):
             total += result.decode(self.y[self.regions.of(rank)], add=False)
@@ -191,7 +191,7 @@ class _Sum:
         return total
 
     def remember(self, total: int) -> None:
-        """Decide how the next operation is done; `total` elements are in this one's result."""
+        """Choose the variant of the next operation; `total` elements are in this one's result."""
         memory, k = self.memory, self.k
         memory.steps += 1
         exact = memory.steps % self.sparsifier.every == 0 or not k // 2 <= total <= _SPARE * k
@@ -213,7 +213,7 @@ def _moved(threshold: int, factor: float) -> int:
 
 
 def _again(work: _Sum) -> tuple[Phase, ...]:
-    """Return the steps with the thresholds of last time."""
+    """Return the phases with the thresholds of the last operation."""
     program = CompositePlan()
     program.exchange(work.regions.messages(), partial(work.select, exactly=False), work.regions.encode)
     own = work.results[work.channel.rank]
@@ -238,19 +238,19 @@ class _Exact:
         self._prefix, self._left = 0, work.k
 
     def propose(self) -> None:
-        """Say where regions would hold as many of the own entries each."""
+        """Propose bounds between which regions hold equally many of this rank's entries."""
         size, indices = self.work.channel.size, self.work.selection.indices
         for number in range(1, size):
             even = self.work.y.size * number // size
             self.cuts[number - 1] = indices[indices.size * number // size] if indices.size >= size else even
 
     def cut(self) -> None:
-        """Let regions begin at the mean of what all ranks proposed."""
+        """Set the bounds to the mean of those that all ranks proposed."""
         size = self.work.channel.size
         self.work.regions.bounds[1:size] = self.cuts[: size - 1] // size
 
     def count(self, digit: int) -> None:
-        """Count the digits of the own region, after taking note of what the last sum says."""
+        """Evaluate the histogram of the digit before, and make that of `digit` for this rank's region."""
         if digit == 0:
             self._prefix, self._left = 0, self.work.k
         else:
@@ -270,7 +270,7 @@ class _Exact:
         self.ties[self.work.channel.rank] = np.count_nonzero(patterns == self._prefix)
 
     def give(self) -> None:
-        """Encode the own part of the k largest: the first of all elements that equal the threshold, but no zeros."""
+        """Encode this rank's part of the k largest: of elements equal to the threshold the first, but no zeros."""
         rank, ties = self.work.channel.rank, self.ties
         own = int(min(max(self._left - ties[:rank].sum(), 0), ties[rank])) if self._prefix else 0
         self.work.memory.common = self._prefix
@@ -278,7 +278,7 @@ class _Exact:
 
 
 def _exact(work: _Sum, *, cut: bool) -> tuple[Phase, ...]:
-    """Return the steps that find both thresholds."""
+    """Return the phases that find both thresholds exactly, with new regions if `cut`."""
     search, program, channel = _Exact(work), CompositePlan(), work.channel
     size, rank, add = channel.size, channel.rank, reducer("SUM", _INT64)
     assert add is not None

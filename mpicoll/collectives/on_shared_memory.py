@@ -1,4 +1,4 @@
-"""Make a checked call on the memory that the ranks of a node share."""
+"""Execution of checked calls on the shared memory of a node."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
-"""In place others still read what the result would overwrite."""
+"""Collectives whose result, in place, would overwrite elements that other ranks still read."""
 
 
 class OperationWords(NamedTuple):
-    """An operation in the words of its job (see :mod:`mpicoll.kernels.operation_words`).
+    """An operation as words of a job (see :mod:`mpicoll.kernels.operation_words`).
 
     Attributes
     ----------
     words
         Values by number of the word.
     aside
-        Memory that stands in for the result, or None.
+        Temporary memory for the result, or None.
     """
 
     words: dict[int, int]
@@ -56,14 +56,14 @@ class OperationWords(NamedTuple):
 
 
 def run(task: CheckedOperation, timeout: float) -> bool:
-    """Do it and wait for the end; return False if nothing was done, because not all memory is within reach.
+    """Execute an operation; return False, having done nothing, if ranks cannot access some rank's buffers.
 
-    What the system does not copy between processes is copied through stages.
+    If the system refuses copies between processes, data pass through stages.
 
     Raises
     ------
     MismatchError, RemoteError, CollectiveTimeout
-        After which the communicator is broken.
+        The communicator is broken after them.
     """
     node, channel = task.channel.node, task.channel
     assert node is not None
@@ -94,7 +94,7 @@ def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
 
 
 def end(channel: Channel, status: int, timeout: float) -> bool:
-    """Wait for the end of a blocking call that `calls.call` began with `status`; False as for :func:`run`."""
+    """Complete a blocking call that :func:`mpicoll.kernels.dispatch.call` started; False as for :func:`run`."""
     assert channel.node is not None
     flight = SharedOperation(channel, channel.node.blocking, channel.dispatch.number, status)
     flight.may_fall_back = True
@@ -109,7 +109,7 @@ def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
 
 
 def operation_of(task: CheckedOperation) -> OperationWords:
-    """Describe a task in words."""
+    """Return an operation as words."""
     node = task.channel.node
     assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
@@ -145,7 +145,7 @@ def operation_of(task: CheckedOperation) -> OperationWords:
 
 
 def _addresses(task: CheckedOperation, collective: int, rank: int) -> tuple[int, int, np.ndarray | None]:
-    """Return where the data are, where the result goes, and memory that stands in for the latter, or None."""
+    """Return the addresses of the input and of the result, and temporary memory for the result, or None."""
     given, result, aside = task.given, task.result, None
     send = given.address(task.carrier) if given is not None else 0
     recv = result.address(task.carrier) if result is not None else 0
@@ -160,7 +160,7 @@ def _addresses(task: CheckedOperation, collective: int, rank: int) -> tuple[int,
 
 
 def fill(job: np.ndarray, task: CheckedOperation, operation: OperationWords) -> None:
-    """Write an operation to its job, with its plan, and let calls of its kind find that by the compiled path."""
+    """Write an operation and its plan to a job, and enter the plan in the dispatch table for later calls."""
     node = task.channel.node
     assert node is not None
     for word, value in operation.words.items():
@@ -178,9 +178,9 @@ def _unload(task: CheckedOperation, aside: np.ndarray | None) -> None:
 
 
 class DispatchedRequest(JobRequest):
-    """The request of a nonblocking call that one compiled function has begun."""
+    """The request of a nonblocking call that one compiled function has started."""
 
-    _tries = 20  # short ones: see `Node._turn`
+    _tries = 20  # short ones: see `SharedMemoryDomain._turn`
 
     def __init__(self, scope: CallContext, turn: NonblockingSlot, status: int, kept: Any) -> None:
         super().__init__(scope.timeout)
@@ -197,7 +197,7 @@ class DispatchedRequest(JobRequest):
 def start_quickly(
     scope: CallContext, table: int, collective: int, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0
 ) -> DispatchedRequest | None:
-    """Begin a plain nonblocking call; None if it is not one, and nothing has happened."""
+    """Start a plain nonblocking call; None, having done nothing, if it is not plain."""
     node = scope.channel.node
     assert node is not None
     turn = node.take_turn()
@@ -213,10 +213,10 @@ def start_quickly(
 
 
 class SharedRequest(Request):
-    """The request of one nonblocking call on shared memory that is begun on the general path.
+    """The request of one nonblocking call on shared memory that is started on the general path.
 
-    Lanes for nonblocking calls take turns, alike on all ranks, since all ranks make their calls in the same order. An
-    operation whose lane is still in use on this rank is begun when the one before it there has ended.
+    Nonblocking calls use the operation lanes in turn. All ranks use the same lane, since they make their calls in the
+    same order. If the lane is still in use on this rank, the operation starts when the one before it has ended.
     """
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
@@ -246,14 +246,14 @@ class SharedRequest(Request):
 
 
 class PersistentSlot(NamedTuple):
-    """A free plan lane, -1 if there is none; and whether the buffers of all ranks lie in segments."""
+    """Number of a free operation lane, -1 if there is none; and whether all ranks' buffers lie in memory segments."""
 
     number: int
     near: bool
 
 
 class PersistentSharedRequest(JobRequest, PersistentRequest):
-    """A persistent collective on shared memory: everything is in its job, starting it is one call."""
+    """A persistent collective on shared memory: all its data are in a job, and one compiled call starts it."""
 
     def __init__(self, task: CheckedOperation, lane: PersistentSlot, timeout: float) -> None:
         super().__init__(timeout)
@@ -273,7 +273,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         fill(self._job, task, operation)
 
     def Start(self) -> None:
-        """Begin."""
+        """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
         if self._channel.broken is None:
             status = begin.run(self._short)
@@ -282,7 +282,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         self.active = True
 
     def _start_the_long_way(self, status: int) -> None:
-        """Do what remains after `begin` returned `status`."""
+        """Complete a start for which `begin` returned `status`."""
         task = self._task
         if task is None:
             raise RuntimeError(FREED)
@@ -304,7 +304,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         super()._complete()  # last: it is what a thread in Wait looks at while another one is here
 
     def Free(self) -> None:
-        """Free it; local."""
+        """Free the request; local."""
         self._refuse_free()
         if self._task is not None:
             self._node.return_lane(self._lane.number, self._job)
@@ -315,7 +315,7 @@ _FAR = 1 << PLAN_LANES
 
 
 def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
-    """Look for a lane that is free on all ranks; collective."""
+    """Return an operation lane that is free on all ranks; collective."""
     channel, node = wanted.channel, wanted.channel.node
     assert node is not None
     places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]

@@ -1,8 +1,8 @@
-"""A collective whose arguments are checked: ready to be run, started or kept.
+"""Operations: collectives with checked arguments, to be executed, started, or kept as persistent ones.
 
-A :class:`CheckedOperation` knows the whole vector as one run of elements and what part of it comes from, and goes to,
-the caller's buffers. Short vectors are *staged*: they are copied into memory of ours and back, so that a plan can be
-used again for any buffers of the same length. Long ones are worked on where they are.
+A :class:`CheckedOperation` describes the whole vector as one run of elements, and the parts of it that the caller's
+buffers supply and receive. Short vectors are *staged*: they are copied to working memory and back, so that one plan
+serves all buffers of that length. Plans for long vectors work on the caller's buffers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mpicoll.schedules import COLLECTIVES, find
 
 
 class CheckedOperation(CheckedArguments):
-    """A collective whose arguments are checked, and what can be done with it; see the module."""
+    """A collective with checked arguments that mpicoll's algorithms execute; see the module."""
 
     def plan(self, tag_slot: int, allocate: Allocate) -> Plan:
-        """Bind the algorithm to memory: to the caller's if the vector is long, else to memory from `allocate`."""
+        """Return a plan: the algorithm bound to the caller's memory for long vectors, else to that of `allocate`."""
         channel, staged, signature = self.channel, self.nbytes <= STAGED_NBYTES, self.signature()
         if self.compression is not None:
             source, target = whole_vector(self, staged, allocate)
@@ -51,7 +51,7 @@ class CheckedOperation(CheckedArguments):
     def _with_copies(
         self, stages: Sequence[Phase], inbox: np.ndarray | None, outbox: np.ndarray | None
     ) -> tuple[Phase, ...]:
-        """Return stages that also copy the data in and the result out: the caller's memory stays the same."""
+        """Return the phases with copies in and out, which persistent operations need: their buffers never change."""
         before, after = [], []
         if inbox is not None and self.given is not None:
             before = [KernelCall(np.copyto, (inbox, self.given.view(self.carrier)))]
@@ -60,7 +60,7 @@ class CheckedOperation(CheckedArguments):
         return (Phase(None, tuple(before), None), *stages, Phase(None, tuple(after), None))
 
     def shared_plan(self) -> Plan:
-        """Return the plan for a blocking call, from the last calls if possible."""
+        """Return the plan for a blocking call, the cached one if there is one."""
         key: tuple[Any, ...] = (
             self.title,  # the plan carries the signature, and titles differ where collectives do not
             self.collective,
@@ -91,7 +91,7 @@ class CheckedOperation(CheckedArguments):
         return plan
 
     def check(self, signature: Signature, number: int, timeout: float) -> None:
-        """Compare the call with the other ranks', as far as the mode asks for it."""
+        """Compare the call with the other ranks' calls, if ``MPICOLL_CHECK`` asks for it; see :func:`agree`."""
         channel = self.channel
         if channel.check == "full":
             agree(channel, signature, number, timeout)
@@ -104,7 +104,7 @@ class CheckedOperation(CheckedArguments):
     def begin(self, plan: Plan, timeout: float, *, blocking: bool = True) -> PlanRun:
         """Enter the collective, copy the data in and return the run, not yet advanced.
 
-        Comparing the call with the other ranks' waits for them: nonblocking calls do it only if ``full`` asks for it.
+        The comparison with the other ranks' calls waits for them; nonblocking calls make it only in mode ``full``.
         """
         number = self.channel.enter(plan.signature)
         if blocking or self.channel.check == "full":
@@ -113,19 +113,19 @@ class CheckedOperation(CheckedArguments):
         return PlanRun(self.channel, plan, number, patient=blocking)
 
     def load(self, plan: Plan) -> None:
-        """Copy the caller's data to where the plan wants it."""
+        """Copy the caller's data to the plan's inbox, if it has one."""
         if plan.inbox is not None and self.given is not None:
             np.copyto(plan.inbox, self.given.view(self.carrier))
 
     def unload(self, plan: Plan) -> None:
-        """Copy the result to where the caller wants it."""
+        """Copy the result to the caller's buffer."""
         if self.result is not None:
             if plan.outbox is not None:
                 np.copyto(self.result.view(self.carrier), plan.outbox)
             self.result.buffer.give_back()
 
     def run(self, timeout: float) -> Plan:
-        """Do it and wait for the end; return the plan, which is kept for the next time."""
+        """Execute the operation and return its plan, which is cached for the next call."""
         plan = self.shared_plan()
         self.begin(plan, timeout).finish(timeout)
         self.unload(plan)
@@ -134,12 +134,12 @@ class CheckedOperation(CheckedArguments):
 
 @dataclass
 class NativeOperation:
-    """A call that the MPI library makes.
+    """A collective that the MPI library executes.
 
     Attributes
     ----------
     chosen
-        True for ``algorithm="native"``: then a blocking call is made as any program would make it.
+        True for ``algorithm="native"``: a blocking call is then the MPI library's blocking one, without a deadline.
     """
 
     channel: Channel
@@ -149,7 +149,7 @@ class NativeOperation:
     chosen: bool
 
     def signature(self) -> Signature:
-        """Return what is known of the call."""
+        """Return the signature of the call, which has no arguments."""
         return Signature.of(f"{self.title}(algorithm=native)")
 
     def enter(self, timeout: float) -> int:
@@ -161,7 +161,7 @@ class NativeOperation:
         return number
 
     def start(self, timeout: float) -> NativeRun:
-        """Start it nonblocking; if the MPI library refuses it, the other ranks are told."""
+        """Start the nonblocking form; if the MPI library refuses it, the other ranks are told."""
         number = self.enter(timeout)
         try:
             return self.begin(number)
@@ -175,7 +175,7 @@ class NativeOperation:
         return NativeRun(self.channel, request, self.signature(), number)
 
     def run(self, timeout: float) -> None:
-        """Do it and wait for the end."""
+        """Execute the operation."""
         if self.chosen:
             self.enter(timeout)
             call_blocking(self.channel, self.collective, self.arguments)

@@ -1,11 +1,10 @@
-"""Repeat a call that has been made before without looking at its arguments twice.
+"""Plan cache: repeated calls skip the checks of arguments and the choice of the algorithm.
 
-Checking arguments and choosing an algorithm costs several microseconds of Python, more than a short message takes.
-When the same call comes again (same collective, element type, count, op, root, algorithm, and for long vectors the
-same addresses), everything was decided the first time; what remains is to see that the arrays are still plain
-contiguous ones. Only whole NumPy arrays travel here, everything else takes the general path. With default arguments
-compiled code does the same without the interpreter, see `compiled_calls`; what is left for here is a call with
-``algorithm=``, ``compression=`` or an operation of the user's.
+Both cost several microseconds of Python, more than a short message takes. A call with the same key (collective,
+element type, count, op, root, algorithm, and for long vectors addresses) uses the cached plan; only the arrays are
+checked to be contiguous. The cache is for whole NumPy arrays; other calls take the general path. For default arguments
+compiled code has a cache of its own (:mod:`mpicoll.collectives.compiled_calls`), so that this one serves calls with
+``algorithm=``, ``compression=`` or an operation of :func:`mpicoll.op`.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from mpicoll.messages.call_agreement import agree
 from mpicoll.messages.p2p import Plan, PlanRun
 
 MAX_LANES_PER_PLAN = 8
-"""Calls that differ in what makes no difference, such as IN_PLACE for a short vector, have one plan."""
+"""Keys that lead to one plan: calls may differ in details such as IN_PLACE for a short vector."""
 _COUNTED = ("reduce_scatter", "allgatherv", "gatherv", "scatterv", "alltoallv")
-"""Collectives whose counts per rank would have to be compared too, or are told by the root in each call."""
+"""Collectives whose counts per rank would have to be part of the key, or are sent by the root in each call."""
 _address = MPI.buffer.frombuffer
 
 
 class CachedPlan(NamedTuple):
-    """A decided call: its plan, and the plan's ends in the caller's element type (None: nothing to copy)."""
+    """A cached plan with its inbox and outbox in the caller's element type (None: nothing to copy)."""
 
     plan: Plan
     inbox: np.ndarray | None
@@ -52,9 +51,9 @@ def key_of(
     recvcounts: Any = None,
     compression: Any = None,
 ) -> Hashable | None:
-    """Return what tells calls apart, or None for one that has to take the general path.
+    """Return the key of a call, or None for a call that has to take the general path.
 
-    Short arrays must own their memory, so that two of them cannot overlap; long ones are told apart by address.
+    Short arrays must own their memory, so that two of them cannot overlap; keys of long ones have addresses.
     """
     if type(recvbuf) is not np.ndarray or not recvbuf.flags.carray or recvcounts is not None:
         return None
@@ -94,7 +93,7 @@ def key_of(
 
 
 def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
-    """Remember the decision, if the buffers are used as a whole."""
+    """Enter a plan in the cache, if the buffers are used as a whole."""
     if not isinstance(task, CheckedOperation) or not (whole(task.given) and whole(task.result)):
         return
     if len(plan.lanes) >= MAX_LANES_PER_PLAN:
@@ -105,7 +104,7 @@ def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
 
 
 def whole(part: VectorPart | None) -> bool:
-    """Say whether a part is all of its buffer, and neither a copy of it nor its bytes."""
+    """Return whether a part is all of its buffer, which is neither a copy nor reinterpreted as another type."""
     if part is None:
         return True
     whole = part.displ == 0 and part.stop - part.start == part.buffer.count
@@ -113,7 +112,7 @@ def whole(part: VectorPart | None) -> bool:
 
 
 def repeat(channel: Channel, lane: CachedPlan, sendbuf: Any, recvbuf: np.ndarray, timeout: float) -> None:
-    """Make the call."""
+    """Make a call with its cached plan."""
     plan = lane.plan
     plan.used = number = channel.enter(plan.signature)
     if channel.check == "full":

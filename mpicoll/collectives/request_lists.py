@@ -1,6 +1,6 @@
-"""Several requests at once, some of mpicoll and some of mpi4py: wait for, or test, any, some or all of them.
+"""Wait and test functions for lists that mix requests of mpicoll with plain ones of mpi4py.
 
-Both kinds are polled. Ours progress meanwhile, and have their deadlines; plain ones have none, as everywhere in MPI.
+Both kinds are polled. Requests of mpicoll progress meanwhile and have their deadlines; plain ones have none.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ NAMES = tuple(
         ("Wait", "Test", "Get_status_", "wait", "test", "get_status_"), ("any", "some", "all")
     )
 )
-"""mpi4py's methods for several requests."""
+"""Names of mpi4py's methods for several requests."""
 
 _TESTING = {"Wait": "Test", "wait": "test"}
-"""Ways to wait, with the way to do so without waiting."""
+"""Prefixes of methods that wait, with those of the methods that test instead."""
 
 Tester = Callable[..., Any]
 Outcome = tuple[Any, Any]
-"""Indices, or an index, or True; and messages of mpi4py's own pickles. MPI.UNDEFINED and None: nothing is active."""
+"""An index, indices, or True (MPI.UNDEFINED or None if no request is active); and objects that mpi4py has received."""
 
 
 class _Mixture:
-    """Requests of both kinds.
+    """A list of requests of both kinds.
 
     Parameters
     ----------
     test
-        mpi4py's method for the plain ones, which waits for nothing.
+        mpi4py's method that tests the plain requests.
     way
-        How that is named: its results differ.
+        The prefix of its name, on which the form of its result depends.
     waits
-        Whether the program waits: then what is complete may be completed before the rest.
+        Whether the program waits for all requests: then some may be completed before the others have ended.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class _Mixture:
         self._messages: list[Any] | None = None
 
     def any(self, status: MPI.Status | None) -> Outcome | None:
-        """Return the index of one that is complete, None if none is."""
+        """Complete a request that has ended and return its index; None if no request has ended."""
         progress_engine.progress()
         place = next((place for place in self._active() if self.requests[place].has_ended), None)
         if place is not None:
@@ -68,7 +68,10 @@ class _Mixture:
         return found, message[0] if message else None
 
     def some(self, statuses: Sequence[MPI.Status] | None) -> Outcome | None:
-        """Return the indices of all that are complete, None if none is; the indices are None if none is active."""
+        """Complete all requests that have ended and return their indices, which are None if no request is active.
+
+        Return None if no request has ended.
+        """
         progress_engine.progress()
         result = self._test(self.plain, self._plain_statuses)
         indices, messages = result if self._way == "test" else (result, None)
@@ -90,7 +93,7 @@ class _Mixture:
         return together, [messages[found[place]] if place in found and messages else None for place in together]
 
     def all(self, statuses: Sequence[MPI.Status] | None) -> Outcome | None:
-        """Return messages if all are complete, else None; then none of them is completed."""
+        """Complete all requests if all have ended, and return the objects received; otherwise return None."""
         progress_engine.progress()
         ended = all(self.requests[place].has_ended for place in self.own)
         if not ended and not self._waits:
@@ -121,19 +124,19 @@ class _Mixture:
         return [place for place in self.own if self.requests[place].active]
 
     def _end(self, place: int, status: MPI.Status | None) -> None:
-        """Complete one of ours that has ended; raise what has ended it."""
+        """Complete a request of mpicoll that has ended; raise its exception if it has failed."""
         if self._keeps:
             self.requests[place].Get_status(status)
         else:
             self.requests[place].Wait(status)
 
     def until(self, look: Callable[[], Outcome | None]) -> Outcome:
-        """Call `look` until it returns something.
+        """Call `look` until it returns an outcome, and return that.
 
         Raises
         ------
         MismatchError, RemoteError, CollectiveTimeout
-            If one of ours cannot complete.
+            If a request of mpicoll cannot complete.
         """
         found: list[Outcome] = []
 
@@ -148,7 +151,7 @@ class _Mixture:
         return found[0]
 
     def _watch(self) -> Callable[[float], float]:
-        """Return what looks after a long wait for those of ours that are on their way."""
+        """Return the watchdog of a long wait for the requests of mpicoll that are in flight."""
         own = [self.requests[place] for place in self.own if not self.requests[place].has_ended]
         watches = [(request, request.watch()) for request in own]
 
@@ -168,7 +171,7 @@ class _Mixture:
 
 
 def _padded(statuses: Sequence[MPI.Status] | None, length: int) -> Sequence[MPI.Status]:
-    """Return statuses to be filled; a list grows as mpi4py's does."""
+    """Return the statuses to be filled; a list that is too short is extended, as mpi4py does."""
     if isinstance(statuses, list):
         statuses.extend(MPI.Status() for _ in range(len(statuses), length))
     return statuses or ()
@@ -183,7 +186,7 @@ def fill_empty(status: MPI.Status | None) -> None:
 
 
 def look_later(waited: float) -> float:
-    """Look at nothing, and again after some time."""
+    """Do nothing; the watchdog of a request that has ended."""
     return waited + LOOK_AFTER_SECONDS
 
 
@@ -208,12 +211,12 @@ def _shaped(way: str, which: str, outcome: Outcome | None) -> Any:
 
 
 def function(name: str, is_own: Callable[[Any], bool], plain: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Return what does for mixtures as mpi4py's method with this name does.
+    """Return a function for mixed lists with the behaviour of mpi4py's method of this name.
 
     Parameters
     ----------
     is_own
-        Tells whether a request is one of ours.
+        Whether a request is one of mpicoll.
     plain
         mpi4py's method.
     """

@@ -1,8 +1,4 @@
-"""Requests that nonblocking and persistent calls return.
-
-Progress: an operation moves on in ``Test`` and ``Wait`` of any request and while any mpicoll call of this process
-waits; not while the program computes. ``Wait`` has the communicator's timeout.
-"""
+"""Requests of nonblocking and persistent calls; ``Wait`` has the communicator's timeout."""
 
 from __future__ import annotations
 
@@ -29,9 +25,11 @@ STARTED_AGAIN = "persistent request: started again before it was complete"
 
 
 class Request(OwnRequest):
-    """A collective on its way; holds the buffers until it is complete.
+    """A nonblocking collective in flight; it keeps references to the buffers until it is complete.
 
-    It is an ``MPI.Request``: ``MPI.Request.Waitall`` and other functions for several requests take it among plain ones.
+    It progresses in ``Test`` and ``Wait`` of any request of mpicoll and while any call of mpicoll waits in this
+    process. It is an ``MPI.Request``: ``MPI.Request.Waitall`` and the other functions for several requests accept it
+    among plain ones.
     """
 
     # Subclasses of mpi4py's classes find attributes in slots in half the time: starts and waits take microseconds.
@@ -45,16 +43,16 @@ class Request(OwnRequest):
 
     @property
     def has_ended(self) -> bool:
-        """True if it has ended, well or not, as far as is known without advancing anything."""
+        """True if the operation is known to have ended, successfully or not; advances nothing."""
         return self._flight is None
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the result is there; True, like mpi4py's.
+        """Wait until the operation is complete; return True, as mpi4py's does.
 
         Raises
         ------
-        MismatchError, RemoteError, CollectiveTimeout
-            If it cannot complete.
+        MismatchError, RemoteError, CollectiveTimeout, CorruptPayload
+            If the operation cannot complete.
         """
         flight = self._flight
         if flight is not None:
@@ -71,17 +69,17 @@ class Request(OwnRequest):
 
     @property
     def polls(self) -> int:
-        """Number of looks at it before the core is given away."""
+        """Number of polls before the core is yielded."""
         flight = self._flight
         return POLLS_BEFORE_YIELD if flight is None else flight.polls
 
     def watch(self) -> Callable[[float], float]:
-        """Return what looks after a wait for it that has become long."""
+        """Return the watchdog of a long wait for it."""
         flight = self._flight
         return look_later if flight is None else flight.watch(self._timeout)
 
     def give_up(self, error: BaseException) -> None:
-        """End it badly: no message may reach the buffers any more."""
+        """Abandon the operation because of `error`; no message reaches the buffers afterwards."""
         progress_engine.remove(self)  # from here on no other thread advances it
         flight, self._flight, self.active = self._flight, None, False
         if flight is not None:
@@ -93,14 +91,14 @@ class Request(OwnRequest):
         return self._flight is None
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Advance everything on its way and say whether this one is complete."""
+        """Advance all operations in flight; return whether this one is complete. Raise its exception if it failed."""
         ended = self.Get_status(status)
         if ended:
             self._end()
         return ended
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Advance everything on its way and say whether this one has ended, well or not; raise nothing."""
+        """Advance all operations in flight; return whether this one has ended, and do not raise its exception."""
         progress_engine.progress()
         ended = self._flight is None
         if ended:
@@ -110,15 +108,15 @@ class Request(OwnRequest):
     get_status = Get_status
 
     def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait as :meth:`Wait` does; like mpi4py's, return the message, which a collective on buffers has none of."""
+        """Wait as :meth:`Wait` does; return None, since a collective on buffers receives no object."""
         self.Wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Test as :meth:`Test` does; like mpi4py's, return the message too, which is None."""
+        """Test as :meth:`Test` does; return a pair with None, since a collective on buffers receives no object."""
         return self.Test(status), None
 
     def step(self) -> bool:
-        """Advance; called by whoever waits in this process."""
+        """Advance the operation; every wait in this process calls it. Return whether the operation has ended."""
         flight = self._flight
         if flight is None:
             return True
@@ -133,13 +131,13 @@ class Request(OwnRequest):
         return True
 
     def Free(self) -> None:
-        """Forget it, once it is complete; RuntimeError before."""
+        """Free the request; RuntimeError if the operation is not complete."""
         if self._flight is not None:
             raise RuntimeError("request: freed before it was complete")
         self.active = False
 
     def free(self) -> None:
-        """Free it; see :meth:`Free`."""
+        """Free the request; see :meth:`Free`."""
         self.Free()
 
     def _begin(self, flight: InFlight) -> None:
@@ -152,7 +150,7 @@ class Request(OwnRequest):
         self._flight = None
 
     def _end(self) -> None:
-        """Note that the program knows of the end; raise what has ended it, if that was an error."""
+        """Make the request inactive; raise its exception if the operation failed."""
         self.active = False
         if self._error is not None:
             error, self._error = self._error, None
@@ -164,10 +162,10 @@ class JobRequest(Request):
 
     _address: int
     _tries = 1
-    """How often a wait looks at its own operation only, before it drives all that is on its way."""
+    """How often a wait polls its own operation only, before it advances all operations in flight."""
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the result is there; see :meth:`Request.Wait`."""
+        """Wait until the operation is complete; see :meth:`Request.Wait`."""
         if self._flight is None:
             self.active = False
             if self._error is not None:
@@ -200,7 +198,7 @@ class CollectiveRequest(Request):
             self._begin(task.begin(self._plan, timeout, blocking=False))
 
     def _occupy(self, channel: Channel) -> None:
-        """Take the slot; if its last occupant is still on its way, wait for it, as every rank does here."""
+        """Take the tag slot; if its last occupant is still in flight, wait for it, as every rank does here."""
         last = channel.occupants.get(self._slot)
         if last is not None:
             last.Wait()
@@ -217,7 +215,7 @@ class CollectiveRequest(Request):
 
 
 class PersistentRequest(Request, MPI.Prequest):
-    """A collective that is set up once and started many times; the buffers stay the same."""
+    """A persistent collective: set up once for fixed buffers, started any number of times."""
 
     _task: Any
 
@@ -226,33 +224,33 @@ class PersistentRequest(Request, MPI.Prequest):
         self.active = False
 
     def __bool__(self) -> bool:
-        """Return False once it is freed."""
+        """Return False once the request is freed."""
         return self._task is not None
 
     def Start(self) -> None:
-        """Begin with the data that the buffers hold now.
+        """Start the operation with the present contents of the buffers.
 
         Raises
         ------
         RuntimeError
-            If it is still on its way, or was freed.
+            If the operation is still in flight, or the request was freed.
         ValueError
             If its :class:`~mpicoll.compression.ErrorFeedback` is in use by another call, or has seen another count.
         """
         raise NotImplementedError
 
     def Free(self) -> None:
-        """Free it; local."""
+        """Free the request; local. RuntimeError if the operation is still in flight."""
         raise NotImplementedError
 
     def _refuse_free(self) -> None:
-        """Raise RuntimeError if it is still on its way."""
+        """Raise RuntimeError if the operation is still in flight."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
 
 
 class MessageRequest(JobRequest, PersistentRequest):
-    """A persistent collective by messages: everything is in its plan, and starting it is one call."""
+    """A persistent collective by messages: all its data are in a plan, and one compiled call starts it."""
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
         super().__init__(timeout)
@@ -271,7 +269,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         channel.occupants[self._slot] = self
 
     def Start(self) -> None:
-        """Begin."""
+        """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
         if self._channel.broken is None:
             status = dispatch.begin_messages.run(self._address)
@@ -299,7 +297,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         self._begin(PlanRun(self._channel, self._plan, self._number, patient=False))
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Wait until the result is there; see :meth:`Request.Wait`."""
+        """Wait until the operation is complete; see :meth:`Request.Wait`."""
         if not self._plain:
             return Request.Wait(self, status)
         flight = self._flight
@@ -314,7 +312,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         return bool(status == DONE)
 
     def Free(self) -> None:
-        """Free it; local."""
+        """Free the request; local."""
         self._refuse_free()
         if self._task is not None:
             self._channel.occupants.pop(self._slot, None)
@@ -329,14 +327,14 @@ class MessageRequest(JobRequest, PersistentRequest):
 
 
 class NativeRequest(PersistentRequest):
-    """A persistent collective by the MPI library."""
+    """A persistent collective that the MPI library executes."""
 
     def __init__(self, task: NativeOperation, timeout: float) -> None:
         super().__init__(timeout)
         self._task: NativeOperation | None = task
 
     def Start(self) -> None:
-        """Begin."""
+        """Start the operation; see :meth:`PersistentRequest.Start`."""
         if self._task is None:
             raise RuntimeError(FREED)
         if self._flight is not None:
@@ -345,6 +343,6 @@ class NativeRequest(PersistentRequest):
         self.active = True
 
     def Free(self) -> None:
-        """Free it; local."""
+        """Free the request; local."""
         self._refuse_free()
         self._task = None

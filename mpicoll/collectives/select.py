@@ -1,8 +1,8 @@
 """Selection of the algorithm that ``"auto"`` takes.
 
-Small tables, measured with MPICH on one node (``python -m bench.allreduce``) and on emulated hosts with links of
-1 Gbit/s (``make bench-cluster``). Every rank reads the same row, since the facts it is chosen by (bytes, number of
-ranks, where they are, whether the operation commutes) are the same on all ranks.
+The tables were measured with MPICH on one node (``python -m bench.allreduce``) and on emulated hosts with links of
+1 Gbit/s (``make bench-cluster``). All ranks select the same row, since the criteria (bytes, number of ranks, their
+placement, whether the operation commutes) are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
     from mpicoll.shared_memory.process_copies import Ratios
 
 SEGMENT_NBYTES = 256 << 10
-"""A segment on its way and the part of the vector that it is added to stay in a core's own cache."""
+"""A segment in flight and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
 _STAGED = 1.25
-"""What stages take beyond their copies: ranks wait for each other after each segment."""
+"""Cost factor of stages beyond their copies: ranks wait for each other after each segment."""
 _HIERARCHY_SEGMENT_NBYTES = 1 << 20
 _MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
 SINGLE_COPY = "single_copy"
-"""The same, but private memory is copied between processes by the system, and not through stages."""
+"""As SHARED, but the system copies private memory between processes, without stages."""
 ON_NODE = (SHARED, SINGLE_COPY)
 HIERARCHY = "hierarchy"
 """Shared memory inside nodes, messages between them, see :mod:`mpicoll.collectives.hierarchy`."""
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
 BY_PARTS = ("reduce_scatter", "allgather")
-"""Hierarchical too where nodes are alike: rank i of each owns part i of what its node owns."""
+"""Collectives that are hierarchical if all nodes have equally many ranks: rank i of a node owns its i-th part."""
 TWO_SHOT = "two_shot"
-"""Messages that are compressed, see :mod:`mpicoll.collectives.two_shot`."""
+"""Compressed reduce_scatter and allgather, see :mod:`mpicoll.collectives.two_shot`."""
 SUMMED = "summed"
-"""Payloads that are added, by whichever algorithm suits, see :mod:`mpicoll.collectives.aggregated_rounds`."""
+"""Aggregatable payloads, summed by the algorithm that suits, see :mod:`mpicoll.collectives.aggregated_rounds`."""
 SPARSE = "sparse"
-"""Entries in place of vectors: :mod:`mpicoll.collectives.sparse_allreduce`, :mod:`mpicoll.collectives.ok_topk`."""
+"""Sparse vectors: :mod:`mpicoll.collectives.sparse_allreduce`, :mod:`mpicoll.collectives.ok_topk`."""
 AUTO = "auto"
 
 
 class Rule(NamedTuple):
-    """Take `name` for vectors of fewer than `below` bytes, if the number of ranks suits it."""
+    """Select `name` for vectors of fewer than `below` bytes on at least `min_size` ranks."""
 
     below: float
     name: str
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
     power_of_two: bool = False
 
     def holds(self, nbytes: int, size: int) -> bool:
-        """Say whether this is the row for a vector of `nbytes` bytes on `size` ranks."""
+        """Return whether this row applies to a vector of `nbytes` bytes on `size` ranks."""
         return nbytes < self.below and size >= self.min_size and not (self.power_of_two and size & (size - 1))
 
 
@@ -76,7 +76,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "scan": (Rule(512 * _KB, "recursive_doubling"), Rule(_ALWAYS, "chain")),
     "exscan": (Rule(512 * _KB, "recursive_doubling"), Rule(_ALWAYS, "chain")),
 }
-"""The first row that holds counts; what is registered first, for collectives without any."""
+"""The first row that applies is selected; collectives without rows use the algorithm registered first."""
 APART: dict[str, tuple[Rule, ...]] = {
     "allreduce": (
         Rule(32 * _KB, "recursive_doubling"),
@@ -86,17 +86,17 @@ APART: dict[str, tuple[Rule, ...]] = {
     "reduce": (Rule(128 * _KB, "tree"), Rule(8 * _MB, "double_tree", min_size=4), Rule(_ALWAYS, "ring")),
     "bcast": (Rule(32 * _KB, "tree"), Rule(_ALWAYS, "double_tree", min_size=4), Rule(_ALWAYS, "tree")),
 }
-"""Instead of those, where every message goes over a network: bytes cost more there than steps."""
+"""Rows in place of RULES if every rank is on a node of its own: there bytes cost more than steps."""
 OVERSUBSCRIBED: dict[str, tuple[Rule, ...]] = {
     "allreduce": (Rule(512 * _KB, "halving_doubling"), Rule(8 * _MB, "halving_doubling", power_of_two=True)),
 }
-"""Before the hierarchy, where a node has fewer cores than ranks: its steps wait for all ranks of the node in turn."""
+"""Rows before the hierarchy if a node has fewer cores than ranks: its steps wait for all ranks of the node in turn."""
 ORDERED: dict[str, tuple[Rule, ...]] = {
     "allreduce": (Rule(64 * _KB, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
     "reduce": (Rule(_ALWAYS, "tree"),),
     "reduce_scatter": (Rule(_ALWAYS, "tree"),),
 }
-"""For operations that do not commute."""
+"""Rows for operations that do not commute."""
 
 
 class Capabilities(NamedTuple):
@@ -105,23 +105,23 @@ class Capabilities(NamedTuple):
     Attributes
     ----------
     shared_nbytes
-        Up to which length ``"shared"`` is possible; -1 if it is not.
+        The longest vector, in bytes, for which ``"shared"`` is possible; -1 if it is not possible.
     in_memory
-        For which collectives it is.
+        The collectives for which ``"shared"`` is possible.
     copies
-        Speed of copies between processes, compared with those in shared memory; None if not both are possible.
+        Times of copies between processes relative to copies in shared memory; None if not both are possible.
     may_block
-        Whether a call may copy a long vector at once; nonblocking ones go on in between.
+        Whether a call may copy a long vector at once; nonblocking calls may not.
     hierarchy
-        Whether there are several nodes with several ranks.
+        Whether there are several nodes, not all of them with a single rank.
     blocked, even
-        Whether ranks are numbered node by node, and nodes have as many.
+        Whether ranks are numbered node by node; whether all nodes have equally many.
     oversubscribed
-        Whether some of several nodes have fewer cores than ranks.
+        Whether there are several nodes and one of them has fewer cores than ranks.
     apart
         Whether every rank is on a node of its own.
     rules
-        Rows that come before the shipped ones, from ``python -m mpicoll tune``.
+        Rows of ``python -m mpicoll tune``, which precede the shipped ones.
     """
 
     size: int
@@ -137,11 +137,11 @@ class Capabilities(NamedTuple):
     may_block: bool = True
 
     def without_memory(self) -> Capabilities:
-        """Return what is possible with messages only."""
+        """Return the capabilities for messages only, without shared memory and hierarchy."""
         return self._replace(shared_nbytes=-1, copies=None, hierarchy=False)
 
     def allow(self, collective: str, name: str, nbytes: int, commutative: bool) -> bool:
-        """Say whether an algorithm can do this."""
+        """Return whether algorithm `name` is possible for a call."""
         if name == NATIVE:
             return True
         if name == SHARED:
@@ -158,7 +158,7 @@ class Capabilities(NamedTuple):
 
 
 def means_of(channel: Channel) -> Capabilities:
-    """Return what is possible on a communicator."""
+    """Return the capabilities of a communicator."""
     from mpicoll.kernels.operation_words import COLLECTIVES
 
     cluster = channel.cluster
@@ -172,7 +172,13 @@ def means_of(channel: Channel) -> Capabilities:
 
 
 def names(collective: str, means: Capabilities) -> tuple[str, ...]:
-    """Return what ``algorithm=`` may be for this collective, besides ``"auto"``."""
+    """Return the names that ``algorithm=`` takes for a collective, besides ``"auto"``.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If there is no such collective.
+    """
     if collective not in ALGORITHMS:
         raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
     special = [name for name in (*ON_NODE, HIERARCHY) if means.allow(collective, name, 0, True)]
@@ -199,10 +205,10 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
 
 
 def _single_copy_pays(collective: str, nbytes: int, means: Capabilities) -> bool:
-    """Say whether private memory is better copied by the system; costs are in copies of the whole vector.
+    """Return whether single_copy is faster than stages; costs are in copies of the whole vector.
 
-    Through stages, a rank copies its input to its stage and its result from others'; a root in scatter copies what all
-    others read. The column ``auto over fastest`` of ``python -m bench.collectives`` shows where this errs.
+    Through stages, a rank copies its input to its stage and its result from the other ranks' stages; the root of a
+    scatter copies the whole vector. The column ``auto over fastest`` of ``python -m bench.collectives`` shows errors.
     """
     if means.copies is None or not means.may_block:
         return False
@@ -230,15 +236,14 @@ def resolve(
     Parameters
     ----------
     wanted
-        The call's own ``algorithm=``; None to use the communicator's default, which counts only where the collective
-        has such an algorithm and it can do this.
+        The call's own ``algorithm=``; None for the communicator's default, or ``"auto"`` if that is not possible.
 
     Raises
     ------
     UnknownAlgorithm
         If the collective has no such algorithm.
     ValueError
-        If the algorithm cannot do this.
+        If the algorithm is not possible here, or the operation does not commute and the algorithm needs that.
     """
     if wanted is None:
         wanted = default if means.allow(collective, default, nbytes, commutative) else AUTO
@@ -273,7 +278,7 @@ def check_default(name: str) -> str:
 
 
 def segments(row: Algorithm, nbytes: int, size: int) -> int:
-    """Return into how many segments a pipelined algorithm cuts each rank's chunk."""
+    """Return the number of segments of each rank's chunk in a pipelined algorithm; 1 in others."""
     if not row.segmented:
         return 1
     per_chunk = nbytes // max(size, 2)
@@ -281,12 +286,12 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
 
 
 def hierarchy_segments(nbytes: int) -> int:
-    """Return into how many segments the hierarchy cuts an allreduce."""
+    """Return the number of segments of an allreduce in the hierarchy."""
     return max(1, min(_MAX_HIERARCHY_SEGMENTS, nbytes // _HIERARCHY_SEGMENT_NBYTES))
 
 
 def fill_dispatch(channel: Channel, means: Capabilities) -> int:
-    """Enter calls that are made on shared memory into the dispatch table; return its address, 0 if it is not used."""
+    """Enter calls on shared memory in the dispatch table; return the table's address, 0 if there is none."""
     from mpicoll.kernels.dispatch_table import BUCKETS
     from mpicoll.kernels.operation_words import TRANSFER
 

@@ -1,12 +1,12 @@
-"""Allreduce of what a sparsifier leaves of each vector.
+"""Sparse allreduce: the sum of the entries that a sparsifier selects on each rank.
 
-The sum of the sparse vectors is exact up to rounding, in rank order, and equal on all ranks. Few ranks with few entries
-send everything to everybody::
+The sparse vectors are added in rank order, exactly but for rounding, and the sum is equal on all ranks. If all ranks
+together have few entries, each rank sends all of its entries to all others::
 
     gathered   each rank sends its entries to all others, and adds up all of them
 
-Otherwise each rank adds up one region of the vector, and the sum of a region is sent on, as entries or, where it has
-filled up, as a whole::
+Otherwise each rank adds up one region of the vector and sends the sum to all, as entries or, if that is shorter, as a
+dense vector::
 
     split      shot 1   rank 0 sends its entries in region B to 1, in C to 2     ...     owner of A adds up A
                shot 2   the owners send their sums to all
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 _BYTES = np.dtype(np.uint8)
 _MANY = 8
-"""Everything goes to everybody while all ranks together have less than 1 / _MANY of the elements as entries."""
+"""Entries are gathered by all ranks if all of them together have at most 1 / _MANY as many as there are elements."""
 
 
 class Selection:
-    """One rank's entries, `capacity` at most: what is taken of `x`, or of `x` and the residual.
+    """One rank's entries, `capacity` at most, selected from `x`, or from `x` plus the residual.
 
     Attributes
     ----------
     indices, values
-        The entries, in the order of their places.
+        The entries, in increasing order of indices.
     """
 
     def __init__(
@@ -68,30 +68,30 @@ class Selection:
         return self._values[: self._found]
 
     def compensated(self) -> np.ndarray:
-        """Count the operation and return the vector to select from; once an operation."""
+        """Number the operation and return the vector to select from; to be called once in each operation."""
         self.channel.compressed += 1
         return self._x if self.feedback is None else self.feedback.begin(self._x)
 
     def take(self, x: np.ndarray, select: Callable[..., int]) -> None:
-        """Fill `indices` and `values` by ``select(x, key, indices, values)``, which returns their number."""
+        """Fill `indices` and `values` by ``select(x, key, indices, values)``, which returns the number of entries."""
         key = Key(0, self.channel.identity, self.channel.compressed, 0)
         self._found = select(x, key, self._indices, self._values)
 
     def run(self, select: Callable[..., int]) -> None:
-        """Select, and let the residual keep the rest."""
+        """Select the entries; all other elements remain in the residual."""
         x = self.compensated()
         self.take(x, select)
         if self.feedback is not None:
             sparse_vectors.take_out(x, self.indices)
 
     def end(self) -> None:
-        """Note that the operation is complete."""
+        """Release the error feedback, since the operation is complete."""
         if self.feedback is not None:
             self.feedback.end()
 
 
 class SparsePayload:
-    """Memory for the entries of a stretch, on their way out or in."""
+    """Memory for one payload of sparse entries, to be sent or received."""
 
     def __init__(self, most: int, length: int, allocate: Allocate) -> None:
         self._memory = allocate(sparse_encoding.wire_nbytes(min(most, length), length), _BYTES)
@@ -102,7 +102,7 @@ class SparsePayload:
         self._nbytes = sparse_encoding.encode(indices, values, first, length, self._memory)
 
     def outgoing(self) -> np.ndarray:
-        """Return what was written."""
+        """Return the payload that was written."""
         return self._memory[: self._nbytes]
 
     def incoming(self) -> np.ndarray:
@@ -110,15 +110,15 @@ class SparsePayload:
         return self._memory
 
     def decode(self, out: np.ndarray, *, add: bool) -> int:
-        """Write what came to `out`, or add it; return the number of entries.
+        """Write the received entries to `out`, or add them; return the number of entries.
 
         Raises
         ------
         CorruptPayload
-            If it cannot be a payload of so many elements; `out` is then as it was.
+            If the payload cannot be one for ``out.size`` elements; `out` is then unchanged.
         """
         if sparse_encoding.length_of(self._memory, out.size) < 0:
-            raise CorruptPayload(f"sparse payload for {out.size} elements: its counts or places cannot be right")
+            raise CorruptPayload(f"sparse payload for {out.size} elements: its counts or indices are invalid")
         return int(sparse_encoding.decode(self._memory, out, add))
 
 
@@ -130,7 +130,7 @@ def stages(
     y: np.ndarray,
     allocate: Allocate,
 ) -> tuple[Phase, ...]:
-    """Return what a plan is made of: the sum of what is selected of float32 `x`, which may be `y`, goes to `y`."""
+    """Return the phases of a plan that writes the sum of the selected entries of float32 `x` to `y`, maybe `x`."""
     selection = Selection(channel, feedback, x, sparsifier.capacity(x.size), allocate)
     select = partial(selection.run, sparsifier.select)
     few = channel.size * selection.capacity * _MANY <= x.size or channel.size <= 2
@@ -138,7 +138,7 @@ def stages(
 
 
 def others_of(channel: Channel) -> list[int]:
-    """Return the other ranks, the next one first, so that not all ranks send to the same one."""
+    """Return the other ranks, starting with the next one, so that not all ranks send to the same one first."""
     return [(channel.rank + distance) % channel.size for distance in range(1, channel.size)]
 
 
@@ -163,15 +163,15 @@ def _gathered(selection: Selection, select: Callable[[], None], y: np.ndarray, a
 
 
 def to_all(channel: Channel, own: SparsePayload, payloads: list[SparsePayload]) -> list[Message]:
-    """Return the messages by which each rank's payload reaches all."""
+    """Return the messages that exchange each rank's payload with all others."""
     receives = [Message(False, peer, payloads[peer].incoming()) for peer in others_of(channel)]
     return receives + [Message(True, peer, own.outgoing) for peer in others_of(channel)]
 
 
 class Regions:
-    """The first shot: each rank's entries go to the owners of their regions, which add them up.
+    """The first exchange: each rank's entries are sent to the owners of their regions, which add them up.
 
-    `bounds` are the elements at which regions begin, and the end; they may change between operations.
+    `bounds` has the first element of each region, and the number of elements; it may change between operations.
     """
 
     def __init__(self, selection: Selection, bounds: np.ndarray, allocate: Allocate, longest: int) -> None:
@@ -190,13 +190,13 @@ class Regions:
         return slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
 
     def messages(self) -> list[Message]:
-        """Return what is to be exchanged after `encode`."""
+        """Return the messages to be exchanged after :meth:`encode`."""
         others = others_of(self.selection.channel)
         receives = [Message(False, peer, self._incoming[peer].incoming()) for peer in others]
         return receives + [Message(True, peer, self._outgoing[peer].outgoing) for peer in others]
 
     def encode(self) -> None:
-        """Sort the entries by region."""
+        """Encode the entries of each region."""
         indices, values = self.selection.indices, self.selection.values
         cuts = np.searchsorted(indices, self.bounds.astype(np.uint32))
         for rank, payload in enumerate(self._outgoing):

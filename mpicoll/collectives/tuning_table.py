@@ -1,7 +1,7 @@
-"""Choices that were measured on this machine: where ``python -m mpicoll tune`` keeps them, and who reads them.
+"""Tuning tables: files of the algorithms that ``python -m mpicoll tune`` has measured to be fastest.
 
-A table belongs to an MPI library, a machine and a number of ranks, and is a file of its own. Rank 0 reads it when a
-communicator is made and gives it to all, so that every rank takes the same choices.
+There is one file for each MPI library, machine and number of ranks. When a communicator is made, rank 0 reads its file
+and broadcasts it, so that all ranks select the same algorithms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _read: dict[Path, str] = {}
 
 
 def facts(channel: Channel) -> dict[str, Any]:
-    """Return what a table depends on."""
+    """Return the properties of a communicator for which a table is valid."""
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     cluster = channel.cluster
     return {
@@ -49,13 +49,13 @@ def facts(channel: Channel) -> dict[str, Any]:
 
 
 def path_for(known: dict[str, Any]) -> Path:
-    """Return the file for these facts."""
+    """Return the file of the table for the facts `known`."""
     code = zlib.crc32(json.dumps(known, sort_keys=True).encode())
     return cache_folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
 
 
 def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:
-    """Write a table, and where compressors pay; what was there is replaced at once, never half."""
+    """Write a table, and the ranges in which compressors pay; the old file is replaced atomically. Return the path."""
     path = path_for(known)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {collective: [[rule.below, rule.name] for rule in table] for collective, table in rules.items()}
@@ -67,12 +67,12 @@ def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Pat
 
 
 def parse(text: str, known: dict[str, Any]) -> tuple[Rules, Spans]:
-    """Read a table, and where compressors pay.
+    """Return the rules of a table, and the ranges in which compressors pay.
 
     Raises
     ------
     ValueError
-        Saying what is wrong with it.
+        If the table is damaged or for other facts than `known`.
     """
     try:
         content = json.loads(text)
@@ -90,7 +90,7 @@ def parse(text: str, known: dict[str, Any]) -> tuple[Rules, Spans]:
 def _span(spec: str, low: Any, high: Any) -> PayingRange:
     compressor(spec)
     if not isinstance(low, int) or not isinstance(high, (int, type(None))) or not 0 <= low <= (high or low):
-        raise ValueError(f"{spec}: {low!r} and {high!r} are not two lengths")
+        raise ValueError(f"{spec}: {low!r} and {high!r} are not a range of bytes")
     return PayingRange(low, math.inf if high is None else high)
 
 
@@ -102,12 +102,12 @@ def _boundary(below: Any) -> int:
 
 def _name(collective: str, name: Any) -> str:
     if collective not in ALGORITHMS or name not in (*ALGORITHMS[collective], NATIVE, SHARED, SINGLE_COPY, HIERARCHY):
-        raise ValueError(f"there is no {name!r} for {collective!r}")
+        raise ValueError(f"there is no algorithm {name!r} of {collective!r}")
     return str(name)
 
 
 def _text_for(channel: Channel) -> str:
-    """Return the file's text if there is a good one, else nothing."""
+    """Return the text of the file, "" if there is none or it is not valid."""
     known = facts(channel)
     path = path_for(known)
     if path not in _read:
@@ -124,9 +124,9 @@ def _text_for(channel: Channel) -> str:
 
 
 def of(channel: Channel) -> Rules:
-    """Return the rules for a communicator, alike on all ranks; collective when it is first asked for.
+    """Return the rules for a communicator, equal on all ranks; collective at the first call for it.
 
-    It then also learns which compressors pay.
+    The first call also reads the ranges in which compressors pay.
     """
     if channel.rules is None:
         comm = channel.comm

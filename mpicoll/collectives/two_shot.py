@@ -1,16 +1,17 @@
-"""Allreduce with compressed messages, in two shots.
+"""Two-shot allreduce: a reduce_scatter followed by an allgather, each with compressed messages.
 
 Three ranks, vector in shards A B C, ``c(x)`` a payload::
 
     shot 1   rank 0 sends c(B0) to 1, c(C0) to 2    ...    owner of A: A = c(A0) + c(A1) + c(A2), in rank order
-    shot 2   the owners send c(A), c(B), c(C) to all; everybody decodes all three, the owner its own too
+    shot 2   the owners send c(A), c(B), c(C) to all; all ranks decode all three, the owner its own too
 
 Each rank sends 2 (P-1)/P of the compressed vector; every element is compressed twice, whatever P. All ranks decode the
 same bytes, so that all hold the same bits: an owner that kept its exact sum would drift away from the others. With an
 unbiased compressor of relative variance w the variance of the sum is at most ``w (sum of |x_i|^2 + |sum|^2)``.
 
-With error feedback, what either shot loses is kept and comes with the next vector: of x on every rank, of the sum on
-the owner of the shard. (Tang et al., "1-bit Adam", ICML 2021, section 5; Alistarh et al., "QSGD", NIPS 2017.)
+With error feedback, the error of either shot is kept in a residual and added to the next vector: that of x on every
+rank, that of the sum on the owner of the shard. (Tang et al., "1-bit Adam", ICML 2021, section 5; Alistarh et al.,
+"QSGD", NIPS 2017.)
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ _VALUES = np.dtype(np.float32)
 
 
 def shard_bounds(count: int, size: int, granularity: int) -> list[int]:
-    """Return ``size + 1`` offsets that cut `count` elements at multiples of `granularity`, as evenly as that allows."""
+    """Return ``size + 1`` offsets of shards of `count` elements: multiples of `granularity`, as even as possible."""
     blocks = -(-count // granularity)
     return [min(count, blocks * rank // size * granularity) for rank in range(size + 1)]
 
 
 class CompressedChunk:
-    """Memory for what a compressor makes of `count` elements, on its way out or in.
+    """Memory for the payload of `count` elements, to be sent or received.
 
-    Where the length depends on the elements, it goes ahead in 8 bytes.
+    If the length of the payload depends on the elements, 8 bytes with the length precede it.
     """
 
     def __init__(self, compressor: Compressor, count: int, allocate: Allocate) -> None:
@@ -59,18 +60,18 @@ class CompressedChunk:
             self.memory[: self._head].view(np.int64)[0] = nbytes
 
     def decompress(self, out: np.ndarray, *, add: bool = False) -> None:
-        """Write what the payload says, or add it.
+        """Decode the payload to `out`, or add it to `out`.
 
         Raises
         ------
         CorruptPayload
-            If it cannot be one of so many elements.
+            If the payload cannot be one of ``out.size`` elements.
         """
         body = self._written()[self._head :]
         (self._compressor.decompress_add if add else self._compressor.decompress)(body, out)
 
     def outgoing(self) -> np.ndarray | Callable[[], np.ndarray]:
-        """Return what is sent: where the length varies, a function for when it is known."""
+        """Return the bytes to send or, if the length varies, a function that returns them once it is known."""
         return self._written if self._head and self.memory.size else self.memory
 
     def _written(self) -> np.ndarray:
@@ -78,19 +79,19 @@ class CompressedChunk:
             return self.memory
         nbytes = int(self.memory[: self._head].view(np.int64)[0])
         if not 0 <= nbytes <= self.memory.size - self._head:
-            raise CorruptPayload(f"payload of at most {self.memory.size - self._head} bytes: says that it has {nbytes}")
+            raise CorruptPayload(f"payload of at most {self.memory.size - self._head} bytes: its head says {nbytes}")
         return self.memory[: self._head + nbytes]
 
 
 class TwoShot:
-    """One rank's memory and steps; `stages` is what a plan is made of.
+    """One rank's memory for the operation, and its phases.
 
     Parameters
     ----------
-    x, y
-        float32 vectors of equal length, what is given and where the sum goes; may be the same.
+    x, y : (count,) float32
+        The input and the memory for the sum; may be the same.
     allocate
-        ``allocate(count, dtype)`` gives working memory.
+        ``allocate(count, dtype)`` returns working memory.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class TwoShot:
         return list(zip(self._bounds, self._bounds[1:], strict=False))
 
     def stages(self) -> tuple[Phase, ...]:
-        """Return what to do: compress and exchange, reduce and give to all, decode."""
+        """Return the phases of a plan: compress and exchange, reduce and send to all, decode."""
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
         first = [Message(False, peer, self._incoming[peer].memory) for peer in others]
         first += [Message(True, peer, self._outgoing[peer].outgoing()) for peer in others]
@@ -146,7 +147,7 @@ class TwoShot:
                 feedback.update(self._decode_own(target, stop - start), start)
 
     def _decode_own(self, payload: CompressedChunk, count: int) -> np.ndarray:
-        """Return what the others will see."""
+        """Return a payload of this rank as the other ranks decode it."""
         decoded = self._decoded[:count]
         payload.decompress(decoded)
         return decoded

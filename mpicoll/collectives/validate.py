@@ -1,7 +1,7 @@
-"""From what the caller passed to a :class:`~mpicoll.collectives.operation.CheckedOperation`: the checks of arguments.
+"""Checks of the caller's arguments, which make a :class:`~mpicoll.collectives.operation.CheckedOperation`.
 
-Those of collectives in which ranks own parts are in :mod:`mpicoll.collectives.validate_blocks` and
-:mod:`mpicoll.collectives.validate_moves`. What hand-written algorithms do not handle becomes a
+The checks for collectives in which ranks own parts are in :mod:`mpicoll.collectives.validate_blocks` and
+:mod:`mpicoll.collectives.validate_moves`. Calls that mpicoll's algorithms do not support become a
 :class:`~mpicoll.collectives.operation.NativeOperation`.
 """
 
@@ -34,7 +34,7 @@ from mpicoll.progress.call_signature import Signature
 
 
 def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a call and choose how it is done.
+    """Check the arguments of a call and choose its algorithm.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def _prepare(scope: CallContext, call: CallArguments) -> AnyTask:
 
 
 def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer | None, Buffer]:
-    """Resolve both buffers; None for the first if it is, or says, IN_PLACE."""
+    """Resolve both buffers; None for the first if it is IN_PLACE or the same memory as the second."""
     recv = resolve(recvbuf, "recvbuf", writable=True)
     if in_place(sendbuf):
         return None, recv
@@ -127,7 +127,7 @@ def _choose_compressed(
 
 
 def _reduce(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Only the root's recvbuf is looked at, and only the root may pass IN_PLACE."""
+    """Check a Reduce: only the root's recvbuf counts, and only the root may pass IN_PLACE."""
     sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
     root = check_root(call.root, scope.channel.size)
     at_root = scope.channel.rank == root
@@ -188,7 +188,7 @@ def _barrier(scope: CallContext, call: CallArguments) -> AnyTask:
 
 
 def _prefix(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a scan or exscan; rank 0 gets nothing from an exscan."""
+    """Check a scan or exscan; rank 0 has no result of an exscan."""
     sendbuf, recvbuf, op, collective = call.sendbuf, call.recvbuf, call.op, call.collective
     try:
         send, recv = _pair(sendbuf, recvbuf)

@@ -1,4 +1,4 @@
-"""Checks of calls in which every rank has a part of a vector: reduce_scatter and allgather in all their forms."""
+"""Checks of collectives in which every rank owns a part of the vector: all forms of reduce_scatter and allgather."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpicoll.collectives.operation import CheckedOperation
 
 
 def reduce_scatter(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Without `recvcounts` each rank's count is that of its own recvbuf."""
+    """Check a Reduce_scatter; without `recvcounts`, each rank's count is the length of its recvbuf."""
     sendbuf, recvbuf, recvcounts, channel = call.sendbuf, call.recvbuf, call.recvcounts, scope.channel
     try:
         recv = resolve(recvbuf, "recvbuf", writable=True)
@@ -33,14 +33,14 @@ def reduce_scatter(scope: CallContext, call: CallArguments) -> AnyTask:
     if recvcounts is not None:
         counts = [recv.unit * count for count in resolve_counts(recvcounts, channel.size)]
     elif send is recv:
-        raise ValueError("recvcounts: needed with MPI.IN_PLACE")
+        raise ValueError("recvcounts: None is not possible with MPI.IN_PLACE; give the count of each rank")
     else:
         counts = _everybodys_counts(scope, recv.count)
     return _scattering(scope, call, send, recv, counts)
 
 
 def reduce_scatter_block(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a call whose parts are equally long."""
+    """Check a Reduce_scatter_block, whose parts are equally long."""
     sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
     inside = in_place(sendbuf)
     try:
@@ -96,7 +96,7 @@ def _everybodys_counts(scope: CallContext, count: int) -> list[int]:
 
 
 def allgather(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a call whose parts are equally long."""
+    """Check an Allgather, whose parts are equally long."""
     sendbuf, recvbuf, size = call.sendbuf, call.recvbuf, scope.channel.size
     recv = resolve(recvbuf, "recvbuf", writable=True, blocks=size, moved=True)
     send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False, moved=True)
@@ -107,7 +107,7 @@ def allgather(scope: CallContext, call: CallArguments) -> AnyTask:
 
 
 def allgatherv(scope: CallContext, call: CallArguments) -> AnyTask:
-    """The specification of recvbuf says how much each rank gives and where it goes."""
+    """Check an Allgatherv; `recvbuf` has the counts and displacements of all ranks' parts."""
     sendbuf, recvbuf = call.sendbuf, call.recvbuf
     blocks = resolve_blocks(recvbuf, "recvbuf", scope.channel.size)
     send = None if in_place(sendbuf) else resolve(sendbuf, "sendbuf", writable=False, moved=True)

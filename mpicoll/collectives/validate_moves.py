@@ -1,7 +1,7 @@
-"""Checks of calls that move parts between ranks: gather, scatter and alltoall in all their forms.
+"""Checks of collectives that move parts between ranks: all forms of gather, scatter and alltoall.
 
-In Gatherv and Scatterv only the root knows all counts, in Alltoallv every rank only its own. Where ranks share memory
-the root tells its counts first; messages need no more than what each rank knows.
+In Gatherv and Scatterv only the root knows all counts, in Alltoallv every rank only its own. On shared memory the root
+broadcasts its counts first; messages need only the counts that each rank knows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpicoll.kernels.reduce import DTYPES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
-"""Algorithms in which parts go from one rank straight to the other, so that only those two need know their length."""
+"""Algorithms that send each part directly from its source to its destination, which alone need its length."""
 
 
 class _Ends(NamedTuple):
@@ -37,7 +37,7 @@ class _Ends(NamedTuple):
     part
         None for IN_PLACE.
     counts
-        Those that the root was given, for the forms with counts of any length; None elsewhere.
+        The root's counts in Gatherv and Scatterv; None on other ranks and in other collectives.
     """
 
     whole: Buffer | None
@@ -46,12 +46,12 @@ class _Ends(NamedTuple):
 
 
 def gather(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a Gather or Gatherv; only the root's recvbuf is looked at."""
+    """Check a Gather or Gatherv; only the root's recvbuf counts."""
     return _rooted(scope, call, "gather", call.recvbuf, call.sendbuf)
 
 
 def scatter(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a Scatter or Scatterv; only the root's sendbuf is looked at."""
+    """Check a Scatter or Scatterv; only the root's sendbuf counts."""
     return _rooted(scope, call, "scatter", call.sendbuf, call.recvbuf)
 
 
@@ -133,7 +133,7 @@ def _counts(scope: CallContext, ends: _Ends, root: int, by_counts: bool) -> tupl
 
 
 def alltoall(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a call whose parts are equally long."""
+    """Check an Alltoall, whose parts are equally long."""
     size = scope.channel.size
     recv = resolve(call.recvbuf, "recvbuf", writable=True, blocks=size, moved=True)
     send = None
@@ -149,7 +149,7 @@ def alltoall(scope: CallContext, call: CallArguments) -> AnyTask:
 
 
 def alltoallv(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a call in which both buffers say where parts are; by messages, since no rank knows all counts."""
+    """Check an Alltoallv; it is done by messages, since no rank knows all counts."""
     size, sendbuf = scope.channel.size, call.sendbuf
     into = resolve_blocks(call.recvbuf, "recvbuf", size)
     out = None if in_place(sendbuf) else resolve_blocks(sendbuf, "sendbuf", size, writable=False)
@@ -214,7 +214,7 @@ def _tells_counts(scope: CallContext) -> bool:
 def _counts_from_root(
     scope: CallContext, counts: Sequence[int] | None, dtype: np.dtype, root: int
 ) -> tuple[list[int], np.dtype]:
-    """Spread the root's counts and element type."""
+    """Broadcast the root's counts and element type."""
     words = np.zeros(scope.channel.size + 1, np.int64)
     if counts is not None:
         words[:-1], words[-1] = counts, DTYPE_NUMBERS[dtype]

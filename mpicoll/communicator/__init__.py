@@ -1,1 +1,1 @@
-"""The private side of a communicator: channel, settings, topology, and the cache that keeps them on it."""
+"""Private state of a communicator: channel, settings, topology, and its caching as an attribute."""

@@ -1,4 +1,4 @@
-"""An exception that nobody catches on one rank ends the whole job, with that traceback."""
+"""Abort of the job after an uncaught exception on one rank."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import NoReturn
 from mpi4py import MPI
 
 _FLUSH_SECONDS = 0.1
-"""For the launcher to read what was written before it kills the ranks."""
+"""Time for the launcher to read the output before it kills the ranks."""
 
 _installed = False
 
 
 def install() -> None:
-    """Hook in, once, unless the session is interactive or ``MPICOLL_ABORT=0`` is set.
+    """Install an excepthook that aborts the job, once, unless Python is interactive or ``MPICOLL_ABORT=0`` is set.
 
     Without it the failed rank would wait in MPI_Finalize for ranks that wait for it.
     """
@@ -38,20 +38,20 @@ def install() -> None:
 
 
 def leave_to_caller() -> None:
-    """Never hook in: who runs the program ends the job by :func:`end`."""
+    """Install no excepthook from now on: the caller ends the job by :func:`end`."""
     global _installed
     _installed = True
 
 
 def end_job(error: BaseException) -> NoReturn:
-    """Print `error` and end all ranks: for where it cannot be raised, inside a call of the MPI library."""
+    """Print `error` and end all ranks; for an error inside a call of the MPI library, where it cannot be raised."""
     rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
     end(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
     os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
 
 
 def end(text: str, status: int = 1) -> None:
-    """Print a text and end all ranks with an exit status."""
+    """Print `text` to standard error and end all ranks with exit status `status`."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The private side of a communicator: a duplicate on which all our messages travel, and what belongs to it.
+"""Channel: the private duplicate of a communicator that carries mpicoll's messages, and the state that belongs to it.
 
-It is made once per communicator, cached as an attribute of it, and freed with it. Nothing of ours ever touches the
-user's communicator, so no receive of theirs can catch our messages.
+It is made once for each communicator, cached as an attribute of it, and freed with it. The user's communicator carries
+no message of mpicoll's, so that no receive of the program can match one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mpicoll.shared_memory import domain as node
 from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
 
 MAX_PLANS = 256
-"""Plans kept for repeated calls; each holds its requests."""
+"""The largest number of plans kept for repeated calls; each holds its requests."""
 
 
 class Tags:
-    """Layout of message tags: some bits number the operation in flight, the rest identify the call.
+    """Layout of message tags: some bits are the number of a tag slot, the others a code of the call's signature.
 
-    A message of a call that its peer does not make finds no receive there, so nothing is overwritten by a wrong
-    program, and two operations in flight cannot take each other's messages.
+    A message of a call that its peer does not make matches no receive there, so that a wrong program overwrites
+    nothing, and two operations in flight cannot receive each other's messages.
     """
 
     AGREEMENT, EXCHANGE, SLOTS, FIRST_FREE = 1, 2, 3, 4
@@ -53,7 +53,7 @@ class Tags:
 
 
 class WorkingMemory:
-    """Working memory that blocking calls share, since only one runs at a time; it grows and is never returned."""
+    """Working memory shared by the plans of blocking calls, of which one runs at a time; it never shrinks."""
 
     _ALIGNMENT = 64
 
@@ -62,7 +62,7 @@ class WorkingMemory:
         self._used = 0
 
     def restart(self) -> None:
-        """Begin a new plan: it may use everything."""
+        """Start a new plan, which may use all the memory."""
         self._used = 0
 
     def take(self, count: int, dtype: np.dtype[Any]) -> np.ndarray:
@@ -83,7 +83,7 @@ BUSY = "another collective is being called on this communicator, from a thread o
 
 
 class Alone:
-    """A lock that is not waited for: `with` raises RuntimeError if another thread, or a caller, is in a collective.
+    """A lock without waiting: `with` raises RuntimeError if a collective is being called, by any thread.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Alone:
 
     @contextmanager
     def after_others(self) -> Iterator[None]:
-        """Wait for the lock, for a call that compiled code has begun; whoever has it now will be refused."""
+        """Wait for the lock, for a call that compiled code has started; its present holder will be refused."""
         with self._lock:
             self._busy[0] = 1
             try:
@@ -142,35 +142,35 @@ class Channel:
     comm
         The private duplicate.
     node
-        The memory that all ranks share, or None if they do not, or if they are to be treated as `alone` on theirs.
+        The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
     apart
         Whether every rank is on a node of its own.
     cluster
-        The division into nodes, if there are several with more than one rank.
-    front
-        Counts the collectives, alike on all ranks in a correct program, and makes plain calls in one step.
+        The division into nodes, if there are several and one of them has several ranks; else None.
+    dispatch
+        The dispatch table of compiled calls. It also numbers the collectives, equally on all ranks.
     identity
-        This rank's number in COMM_WORLD: random choices of different ranks must differ.
+        This rank's number in COMM_WORLD, for keys of random choices, which must differ between ranks.
     compressed
-        How many operations have compressed their messages here.
+        Number of operations that have compressed their messages.
     sent_nbytes
-        Bytes of all messages that this rank's collectives sent here; what goes through shared memory is none.
+        Bytes of all messages that this rank has sent by collectives from Python; not of data in shared memory.
     broken
-        Why nothing more can be done here, or None.
+        The reason why the channel cannot be used any more, or None.
     refusal
         The number of a collective that this rank has refused and the others perhaps have not, or None.
     rules
         The tuning table, once it has been read; see :mod:`mpicoll.collectives.tuning_table`.
     paying_ranges, uncompressed
-        What is known of compressors, and ``compression=`` that never compresses here; see
+        Message sizes for which compressors pay, and values of ``compression=`` that never compress here; see
         :mod:`mpicoll.collectives.compression_tuning`.
     lanes, known
-        Decided calls, by what tells them apart, and by their numbers in the dispatch table; see
-        :mod:`mpicoll.collectives.plan_cache`.
+        Cached plans by their keys (:mod:`mpicoll.collectives.plan_cache`), and by their numbers in the dispatch table
+        (:mod:`mpicoll.collectives.compiled_calls`).
     occupants
-        The requests that took a tag slot last, until they are complete, or freed if they are persistent.
+        By tag slot, the request that took it last, until it is complete or, if it is persistent, freed.
     slots
-        Tag slots that the next persistent operations take, free on all ranks; see
+        Tag slots for the next persistent operations, free on all ranks; see
         :func:`mpicoll.messages.call_agreement.take_slot`.
     """
 
@@ -208,17 +208,17 @@ class Channel:
 
     @property
     def shared_nbytes(self) -> float:
-        """The longest vector for which shared memory can be of use; -1 without any."""
+        """The longest vector, in bytes, for which shared memory can be used; -1 without shared memory."""
         return -1 if self.node is None else self.node.longest
 
     @property
     def messages_nbytes(self) -> int:
-        """Bytes of messages that this rank has sent here, inside its node and along its lane."""
+        """Bytes of all messages that this rank has sent here, including those inside its node and along its lane."""
         lanes = (self.cluster.node, self.cluster.lane) if self.cluster else ()
         return sum(each.sent_nbytes + each.dispatch.sent_nbytes for each in (self, *lanes) if each is not None)
 
     def enter(self, signature: Signature) -> int:
-        """Begin a collective: return its number.
+        """Enter a collective and return its number.
 
         Raises
         ------
@@ -242,26 +242,26 @@ class Channel:
             raise
 
     def ensure_usable(self) -> None:
-        """Raise CommunicatorBroken if nothing more can be done here."""
+        """Raise CommunicatorBroken if an earlier failure has broken the channel."""
         if self.broken is not None:
-            raise CommunicatorBroken(f"this communicator is unusable since: {self.broken}")
+            raise CommunicatorBroken(f"communicator: it cannot be used after a failure: {self.broken}")
 
     def refuse(self, error: Exception) -> None:
-        """Tell the others that this rank does not make the call that they make now.
+        """Tell the other ranks that this one refuses its next collective because of `error`.
 
-        If they make it, the communicator is broken; :func:`mpicoll.messages.call_agreement.settle` finds out.
+        If another rank calls it, the communicator is broken; :func:`mpicoll.messages.call_agreement.settle` finds out.
         """
         if self.broken is None:
             self.refuse_entered(self.dispatch.count(), error)
 
     def refuse_entered(self, number: int, error: Exception) -> None:
-        """Do so for a call that has its number already."""
+        """Tell the other ranks that this one refuses collective `number` because of `error`."""
         self.refusal = number
         self.dispatch.hold()
         self.watchdog.refuse(number, f"refused its arguments: {type(error).__name__}: {error}")
 
     def break_off(self, reason: str, *kept: Any) -> None:
-        """Mark the channel unusable; what is `kept` stays alive, since others may still write to it."""
+        """Mark the channel as broken; the objects `kept` stay alive, since other ranks may still write to them."""
         self.broken = self.broken or reason
         self.dispatch.shut()
         _kept.extend([self.node, *kept])
@@ -274,7 +274,7 @@ class Channel:
         return plan
 
     def keep_plan(self, key: Hashable, plan: Any) -> None:
-        """Keep a plan for the next call; the least recently used one is freed, with the lanes that lead to it."""
+        """Cache a plan under `key`; if the cache is full, the least recently used one is freed, with all its keys."""
         if len(self._plans) >= MAX_PLANS:
             # Calls note the number of the collective, which costs them less than keeping an order would.
             oldest = min(self._plans, key=lambda kept: self._plans[kept].last_use)
@@ -288,10 +288,10 @@ class Channel:
         self._plans[key] = plan
 
     def next_slot(self) -> int:
-        """Return the tag slot of the next nonblocking operation, alike on all ranks.
+        """Return the tag slot of the next nonblocking operation, the same on all ranks.
 
-        Slots come up again after some thousand operations; who takes one has to wait for its last occupant on this
-        rank. On other ranks that one may still be on its way: they receive messages of one tag in the order sent.
+        Slots are reused after some thousand operations; before that the caller waits for the last occupant on this
+        rank. On other ranks it may still be in flight, since messages of one tag are received in the order sent.
         """
         self._nonblocking += 1
         return 1 + self._nonblocking % (self.tags.slots // 2 - 1)
@@ -302,7 +302,7 @@ class Channel:
         return range(self.tags.slots // 2, self.tags.slots)
 
     def release(self) -> None:
-        """Free the requests; local, so that it can be done at any time, for instance before MPI is finalised."""
+        """Free the requests of all plans; local, so that it is possible at any time before MPI is finalised."""
         for plan in self._plans.values():
             if self.broken is None:
                 plan.free()

@@ -1,4 +1,4 @@
-"""The channel of a communicator: made once, cached as an attribute of it, freed with it."""
+"""Cache of channels as attributes of their communicators, with which they are freed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
 
 
 def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return the channel of a communicator; collective when it is made."""
+    """Return the channel of a communicator; the first call for it makes the channel and is collective."""
     global _keyval
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
@@ -48,9 +48,9 @@ def _make(comm: MPI.Intracomm) -> Channel:
 
 
 def _check_environments(comm: MPI.Intracomm) -> None:
-    """Raise on all ranks if the environment of one is wrong, or pretends nodes of which the others know nothing.
+    """Raise on all ranks if an environment variable is wrong on any, or ``MPICOLL_NODES`` differs between ranks.
 
-    What is right may differ otherwise: then ranks agree on what all can do, where that is decided.
+    Other variables may differ: the ranks agree on common settings later.
     """
     wrong = _what_is_wrong()
     nodes = os.environ.get("MPICOLL_NODES", "")
@@ -68,11 +68,11 @@ def _check_environments(comm: MPI.Intracomm) -> None:
             raise ValueError(wrong)
         raise RemoteError(f"rank {-first}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
     if -lowest != highest:
-        raise ValueError(f"MPICOLL_NODES: it is not the same on all ranks; here it is {nodes!r}")
+        raise ValueError(f"MPICOLL_NODES: {nodes!r} here, but another value on other ranks")
 
 
 def _what_is_wrong() -> str:
-    """Return what is wrong with this rank's environment, "" if nothing is."""
+    """Return an error text for this rank's environment, "" if it is right."""
     try:
         check_mode()
         core_limit()

@@ -12,7 +12,7 @@ CHECK_MODES = ("off", "default", "full")
 
 
 def check_mode() -> str:
-    """Return how far calls are compared as far as this rank's ``MPICOLL_CHECK`` says; ValueError if it is wrong."""
+    """Return the check mode of this rank's ``MPICOLL_CHECK``; ValueError if it is not one of :data:`CHECK_MODES`."""
     text = os.environ.get("MPICOLL_CHECK", "default") or "default"
     if text not in CHECK_MODES:
         raise ValueError(f"MPICOLL_CHECK: {text!r} is not one of {', '.join(CHECK_MODES)}")
@@ -20,7 +20,7 @@ def check_mode() -> str:
 
 
 def agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
-    """Return the strictest check mode that any rank asks for, and a number that no other channel has."""
+    """Return the strictest check mode of any rank, and a random number that identifies the channel; collective."""
     session = secrets.randbits(62) if comm.rank == 0 else 0
     agreed = np.array([CHECK_MODES.index(check_mode()), session], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)

@@ -1,7 +1,7 @@
-"""Several nodes: which rank is on which, and the communicators along and across them.
+"""Topology of several nodes: the node of each rank, and the communicators inside nodes and along lanes.
 
-The ranks of a node share memory; rank i of every node forms *lane* i, and lanes carry messages between nodes side by
-side. With 3 and 2 ranks on two nodes there are two lanes::
+The ranks of a node share memory. The i-th ranks of all nodes form *lane* i; lanes carry messages between nodes in
+parallel. With 3 and 2 ranks on two nodes there are two lanes::
 
     node 0:  0   1   2        lane 0: 0 3
     node 1:  3   4            lane 1: 1 4        rank 2 has none
@@ -25,15 +25,17 @@ class NodeTopology:
     node, lane
         Channels of the ranks of this node, and of this rank's lane (None if it has none).
     lanes
-        How many there are: as many as the smallest node has ranks.
+        Number of lanes: the number of ranks on the smallest node.
     node_of, local_of
-        By rank of the communicator: its node, and its place there.
+        By rank of the communicator: the number of its node, and its local rank there.
+    my_node
+        The number of this rank's node.
     blocked
         Whether ranks are numbered node by node, so that reducing node by node keeps their order.
     even
-        Whether all nodes have as many ranks.
+        Whether all nodes have equally many ranks.
     oversubscribed
-        Whether any of them has fewer cores than ranks.
+        Whether any node has fewer cores than ranks.
     """
 
     def __init__(self, parent: Channel, ids: np.ndarray) -> None:
@@ -61,7 +63,7 @@ class NodeTopology:
             self.lane.watchdog.numbers = sorted(on_lane, key=self.node_of.__getitem__)
 
     def channels(self) -> list[Channel]:
-        """Return the channels that belong to it."""
+        """Return the channels of this rank's node and of its lane, if it has one."""
         return [self.node] if self.lane is None else [self.node, self.lane]
 
     def close(self) -> None:
@@ -79,8 +81,8 @@ def _any(comm: MPI.Intracomm, here: bool) -> bool:
 def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     """Return a number for each rank, the same for ranks of one node; collective.
 
-    ``MPICOLL_NODES=3,5`` pretends that the first three ranks of COMM_WORLD are on one node and the next five on
-    another; ``MPICOLL_NODES=4`` that every four are.
+    ``MPICOLL_NODES=3,5`` simulates nodes: the first three ranks of COMM_WORLD are on one node and the next five on
+    another; ``MPICOLL_NODES=4`` makes nodes of four ranks.
     """
     own = pretended_node()
     if own is None:
@@ -100,7 +102,7 @@ def pretended_node() -> int | None:
     Raises
     ------
     ValueError
-        If it is no list of numbers of ranks.
+        If it is not a list of positive numbers.
     """
     rank, text = MPI.COMM_WORLD.rank, os.environ.get("MPICOLL_NODES", "")
     if not text:
@@ -110,7 +112,7 @@ def pretended_node() -> int | None:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"MPICOLL_NODES: {text!r} is not a list of numbers of ranks")
+        raise ValueError(f"MPICOLL_NODES: {text!r} is not a list of positive numbers of ranks, such as 3,5")
     node, first = 0, 0
     while rank >= first + sizes[min(node, len(sizes) - 1)]:
         first += sizes[min(node, len(sizes) - 1)]

@@ -1,4 +1,4 @@
-"""Compressors: float32 vectors to bytes and back. Knows no MPI."""
+"""Compressors: float32 vectors to bytes and back, independent of MPI."""
 
 from mpicoll.compression import (
     bounded,

@@ -1,7 +1,7 @@
-"""Compressors whose payloads can be added: an allreduce with them is allreduces of shorter vectors, in rounds.
+"""Aggregatable compressors, whose payloads can be added: their allreduce consists of shorter allreduces, the rounds.
 
-What is written in a round may depend on the sums of those before. Everybody ends with the same sums, and makes the
-result from nothing else, by kernels that give the same bits everywhere.
+The vector of a round may depend on the sums of earlier rounds. All ranks end with the same sums and compute the result
+from these sums alone, by kernels that give the same bits on all ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mpicoll.compression.payload_checks import require
 from mpicoll.kernels import reduce as kernels
 
 Memory = dict[str, np.ndarray]
-"""What a compressor keeps from one vector to the next, under a name of its own."""
+"""State that compressors keep from one vector to the next, each under a name of its own."""
 
 
 @dataclass(frozen=True)
 class AggregationRound:
-    """One vector that is reduced over the ranks: elements of `dtype`, and the name of the operation."""
+    """One vector that is reduced over the ranks: `count` elements of `dtype`, and the name of the operation."""
 
     count: int
     dtype: np.dtype[Any]
@@ -36,13 +36,13 @@ class AggregationRound:
 
 
 class AggregationSession(ABC):
-    """One rank's part in summing float32 vectors of shape (count,), as often as wanted: begin, fill each round, finish.
+    """One rank's part in sums of float32 vectors of shape (count,): begin, fill each round, finish.
 
     Parameters
     ----------
     vectors
-        Memory for the rounds, of their counts and carriers, which whoever runs it reduces over the ranks; nothing is
-        kept there from one sum to the next.
+        Memory for the rounds, of their counts and carriers, which the caller reduces over the ranks. Its contents are
+        not kept from one sum to the next.
     """
 
     def __init__(self, vectors: Sequence[np.ndarray]) -> None:
@@ -50,23 +50,23 @@ class AggregationSession(ABC):
         self.key, self.memory = Key(), Memory()
 
     def begin(self, key: Key, memory: Memory) -> None:
-        """Begin a sum. All ranks give the same key but for its rank."""
+        """Start a sum. The keys of all ranks are equal but for the field `rank`."""
         self.key, self.memory = key, memory
 
     @abstractmethod
     def fill(self, number: int, x: np.ndarray) -> None:
-        """Write what this rank contributes to a round; those before hold their sums. The same `x` in all rounds."""
+        """Write this rank's contribution to round `number`; earlier rounds hold their sums. `x` is the same in all."""
 
     @abstractmethod
     def own(self, out: np.ndarray) -> None:
-        """Write what this rank contributed to the result, once the last round is filled and before it is reduced."""
+        """Write this rank's contribution to the result, after the last round is filled and before it is reduced."""
 
     @abstractmethod
     def finish(self, y: np.ndarray) -> None:
-        """Write the result, once all rounds are reduced. It depends on what `vectors` hold and on the key only."""
+        """Write the result, after all rounds are reduced. It depends on the contents of `vectors` and the key only."""
 
     def problem(self) -> str:
-        """Say what no compressor can have left in `vectors`; "" if it is all right."""
+        """Return an error text if no compressor can have written the contents of `vectors`, else ""."""
         return ""
 
 
@@ -76,19 +76,19 @@ class Aggregatable(ABC):
     Attributes
     ----------
     in_two_shots
-        Whether it is a compressor for two shots too, which come first where no algorithm is asked for.
+        Whether the two-shot allreduce is possible too; it is then the default algorithm.
     """
 
     in_two_shots: ClassVar[bool] = False
 
     @abstractmethod
     def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
-        """Return what is reduced for vectors of `count` elements on `size` ranks.
+        """Return the rounds for vectors of `count` elements on `size` ranks.
 
         Raises
         ------
         ValueError
-            If that cannot be; the message names the setting or the number of ranks.
+            If the compressor cannot do it; the message names the setting or the number of ranks.
         """
 
     @abstractmethod
@@ -97,10 +97,10 @@ class Aggregatable(ABC):
 
 
 class AggregatableCompressor(Aggregatable, Compressor):
-    """A compressor whose payload is what its rounds would be on a single rank, each filled up to 4 bytes."""
+    """A compressor whose payload is its rounds on a single rank, each padded to a multiple of 4 bytes."""
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all rounds."""
+        """Return the bytes of all rounds."""
         return sum(_padded(each) for each in self.rounds(count, 1))
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
@@ -114,7 +114,7 @@ class AggregatableCompressor(Aggregatable, Compressor):
         return nbytes
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write the result of all rounds."""
+        """Decode all rounds."""
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
         session = self.session(out.size, 1, self._carve(payload, out.size))
         problem = session.problem()

@@ -1,4 +1,4 @@
-"""Compressor interface: float32 vectors to bytes and back, without ranks or messages."""
+"""Compressor interface: encoding of float32 vectors as bytes, and decoding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Key(NamedTuple):
     Attributes
     ----------
     seed, rank, step
-        Chosen by the user; whose data it is; number of the operation.
+        Seed of the user; rank whose data are compressed; number of the operation.
     first
-        Number of the vector's first element within the whole.
+        Index of the vector's first element within the whole vector.
     """
 
     seed: int = 0
@@ -28,29 +28,29 @@ class Key(NamedTuple):
     first: int = 0
 
     def words(self) -> np.ndarray:
-        """Return it for kernels: two uint32."""
+        """Return the key for kernels, uint32 of shape (2,)."""
         return counter_random.key(self.seed, self.rank, self.step)
 
 
 class Compressor(ABC):
-    """Turns float32 vectors into fewer bytes.
+    """Interface of compressors, which encode float32 vectors as fewer bytes.
 
-    A subclass is a frozen dataclass of its settings with three methods, entered into the registry with
-    :func:`mpicoll.compression.compressor_specs.register`; the contract test in ``tests/compression`` then runs over it.
+    A subclass is a frozen dataclass of its settings with the methods :meth:`wire_nbytes`, :meth:`compress` and
+    :meth:`decompress`. :func:`mpicoll.compression.register` gives it a name; the contract test in ``tests/compression``
+    then covers it.
 
     Attributes
     ----------
     unbiased
-        Whether the mean over all keys of what arrives is what was sent.
+        Whether the mean of the decoded vector over all keys is the vector that was encoded.
     granularity
-        Vectors may be cut at multiples of so many elements without changing what arrives.
+        Number of elements: dividing a vector at multiples of it does not change the decoded elements.
     cuttable
-        False if any cut changes what arrives, as where the largest of all elements are sent.
+        False if any division changes the decoded elements, as where the largest of all elements are sent.
     fixed
-        Whether the length of the payload depends on nothing but the count.
+        Whether the length of the payload depends on the count only.
     needs_feedback
-        Whether so much is lost each time that training goes wrong without
-        :class:`~mpicoll.compression.error_feedback.ErrorFeedback`.
+        Whether training needs :class:`~mpicoll.ErrorFeedback` to converge with it.
     """
 
     unbiased: ClassVar[bool] = False
@@ -64,36 +64,43 @@ class Compressor(ABC):
         return 1
 
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> Compressor:
-        """Return what compresses a vector that begins with arrays of these shapes, one after the other."""
+        """Return the compressor for a vector of arrays of these shapes, which more elements may follow."""
         return self
 
     def part(self, start: int, stop: int) -> Compressor:
-        """Return what compresses elements ``start`` to ``stop - 1`` of a vector, where the whole is cut."""
+        """Return the compressor for elements ``start`` to ``stop - 1`` of a vector that is divided."""
         return self
 
     @abstractmethod
     def wire_nbytes(self, count: int) -> int:
-        """Return how many bytes `count` elements become at most, and exactly if `fixed`; a multiple of 4."""
+        """Return the largest payload of `count` elements in bytes, a multiple of 4; the exact length if `fixed`."""
 
     @abstractmethod
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the payload of float32 `x` of shape (count,) to uint8 `out`, aligned to 4 bytes; return its length.
+        """Encode a vector and return the length of the payload in bytes.
 
-        NaN and inf do not raise: the docstring of the compressor says what arrives instead.
+        Parameters
+        ----------
+        x : (count,) float32
+            The vector. NaN and inf do not raise; the docstring of the compressor states how they are decoded.
+        out : (wire_nbytes(count),) uint8 or longer
+            Memory for the payload, aligned to 4 bytes.
+        key
+            Key of random choices.
         """
 
     @abstractmethod
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write what a payload says to float32 `out` of shape (count,).
+        """Decode a payload to float32 `out` of shape (count,).
 
         Raises
         ------
         CorruptPayload
-            If it cannot be the payload of so many elements; `out` is then undefined.
+            If it cannot be a payload of `count` elements; `out` is then undefined.
         """
 
     def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add it to `out` instead; a compressor that can do so in one pass overrides this."""
+        """Decode a payload and add it to `out`; compressors that can do so in one pass override this."""
         room = np.empty_like(out)
         self.decompress(payload, room)
         out += room

@@ -1,4 +1,4 @@
-"""Whole numbers of as many bits as an absolute error bound needs."""
+"""Quantisation with an absolute error bound, of as many bits as each block needs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from mpicoll.kernels.codecs import bit_packing, error_bounded_codec
 @register("error")
 @dataclass(frozen=True)
 class ErrorBounded(Compressor):
-    """Every element arrives within `bound` of what was sent, always; the length depends on the contents.
+    """Quantised integers with an absolute error bound: each decoded element is within `bound` of the original.
 
-    Blocks take 0 to 16 bits an element, and 32, as they are, where 16 bits cannot keep the bound: with |x| beyond 2^15
-    bounds or so, with NaN, with inf. So those arrive as they are, and nothing needs to raise.
+    The length of the payload depends on the contents. A block of `block` elements takes 0 to 16 bits an element. It is
+    sent as float32 if 16 bits cannot keep the bound: with |x| beyond about ``2**15 * bound``, with NaN and with inf,
+    which thus arrive unchanged.
 
     A two-shot allreduce on P ranks compresses every contribution once and the sum once: its result is within
     ``(P + 1) * bound`` of the exact sum, plus what adding P float32 numbers in turn loses anyway. See
@@ -40,11 +41,11 @@ class ErrorBounded(Compressor):
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length if no block can be compressed."""
+        """Return the bytes if no block can be compressed."""
         return error_bounded_codec.wire_nbytes(count, self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""Shorter floating-point types."""
+"""Casts to 16-bit floating-point types."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16"
 class ShortFloats(Aggregatable, Compressor):
     """float16 or bfloat16, rounded to nearest even.
 
-    float16 keeps 11 bits and loses what is beyond 65504, which arrives as inf; bfloat16 keeps 8 bits and the whole
-    range. NaN and inf arrive as they are.
+    float16 keeps 11 bits of significand, and numbers beyond 65504 arrive as inf; bfloat16 keeps 8 bits and the range of
+    float32. NaN and inf arrive unchanged.
 
-    In two shots they are added as float32. By any other algorithm they are added as they are, pair by pair as float32
-    and rounded each time: on P ranks with partial sums s_k an element is off by at most ``u (sum of |x_i| + sum of
-    |s_k|)``, to first order, u = 2^-11 or 2^-8; that is at most P u times the sum of |x_i|, and grows with P.
+    The two-shot allreduce adds them as float32. Every other algorithm adds two 16-bit numbers as float32 and rounds
+    each partial sum: on P ranks with partial sums s_k the error of an element is to first order at most ``u (sum of
+    |x_i| + sum of |s_k|)`` with u = 2^-11 or 2^-8, which is at most P u times the sum of |x_i| and grows with P.
     """
 
     in_two_shots: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class ShortFloats(Aggregatable, Compressor):
             raise ValueError(f"kind: {self.kind!r} is not one of {', '.join(cast_codec.NARROW)}")
 
     def wire_nbytes(self, count: int) -> int:
-        """Return two bytes for each element, rounded up to a multiple of 4."""
+        """Return two bytes for each element, padded to a multiple of 4."""
         return 2 * (count + count % 2)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""Speed and compression ratio of a compressor, measured once on one core and kept beside the tuning tables."""
+"""Speed and payload size of compressors, measured once on one core and kept beside the tuning tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mpicoll.environment import cache_folder, processor
 from mpicoll.schedules.machine import Wire
 
 NBYTES = 1 << 20
-"""Longer than what a core's own cache holds of most, shorter than what ranks share."""
+"""Bytes to measure with: more than the private cache of most cores, less than the shared cache."""
 _TRIALS, _SECONDS = 5, 0.1
 _FORMAT = "mpicoll compressors"
 
 
 def measure(codec: Compressor, nbytes: int = NBYTES) -> Wire:
-    """Return the share of bytes that is left, and the seconds that each byte of float32 takes to encode and decode.
+    """Return payload bytes per byte of float32, and the seconds per byte of float32 of encoding and of decoding.
 
-    The data are normally distributed; the least of several trials counts. The first call compiles.
+    The data are normally distributed; the shortest of several trials counts. The first call compiles.
     """
     x = np.random.default_rng(1).standard_normal(max(1, nbytes // 4), np.float32)
     out, payload = np.empty_like(x), np.empty(codec.wire_nbytes(x.size), np.uint8)
@@ -45,7 +45,7 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def known(codec: Compressor) -> Wire:
-    """Return what was measured on this machine, measuring it first if that was never done."""
+    """Return the measurement of a compressor on this machine; it is made at the first call."""
     path, name = cache_folder() / "compressors.json", repr(codec)
     facts = {"format": _FORMAT, "version": __version__, "processor": processor()}
     kept: dict[str, list[float]] = {}

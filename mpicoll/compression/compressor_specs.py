@@ -12,11 +12,24 @@ from mpicoll.errors import UnknownCompressor
 Factory = Callable[..., Compressor]
 _FACTORIES: dict[str, tuple[type[Compressor], dict[str, Any]]] = {}
 _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
-"""How to read a setting, by the annotation of its field, which is text; fields of other types are not for text."""
+"""Parsers of settings by the annotation of their field; fields of other types cannot be set by a specification."""
 
 
 def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compressor]]:
-    """Enter a frozen dataclass under `name`, with some of its fields fixed; may be used several times on one class."""
+    """Return a class decorator that registers a compressor under `name`; a class may have several names.
+
+    Parameters
+    ----------
+    name
+        The name in specifications.
+    fixed
+        Fields of the frozen dataclass and the values that they have under this name.
+
+    Raises
+    ------
+    ValueError
+        If the name is taken.
+    """
 
     def enter(kind: type[Compressor]) -> type[Compressor]:
         if name in _FACTORIES:
@@ -28,24 +41,31 @@ def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compr
 
 
 def names() -> tuple[str, ...]:
-    """Return all names, in the order in which they were registered."""
+    """Return the names of all compressors, in the order of registration."""
     return tuple(_FACTORIES)
 
 
 def compressor(spec: str | Compressor) -> Compressor:
-    """Return the compressor that a specification describes; one that is made already is returned as it is.
+    """Return the compressor of a specification; a :class:`~mpicoll.compression.Compressor` is returned as it is.
 
     Parameters
     ----------
     spec
-        ``name``, ``name:value`` for its first setting, ``name:setting=value:setting=value``.
+        ``"name"``, ``"name:value"`` for the first setting, or ``"name:setting=value:setting=value"``.
 
     Raises
     ------
     UnknownCompressor
-        If there is none of that name; the message lists what there is.
+        If there is no compressor of that name; the message lists the names.
     ValueError
         If a setting does not exist or its value is out of range; the message names it.
+    TypeError
+        If `spec` is neither a string nor a compressor.
+
+    Examples
+    --------
+    >>> mpicoll.compressor("topk:0.001")
+    TopK(density=0.001, k=0)
     """
     if isinstance(spec, Compressor):
         return spec
@@ -53,7 +73,7 @@ def compressor(spec: str | Compressor) -> Compressor:
         raise TypeError(f"compression: {spec!r} is neither a name nor a Compressor")
     name, *settings = spec.strip().split(":")
     if name == "auto":
-        raise UnknownCompressor(f"compression: {spec!r} is no compressor, but leaves the choice to an allreduce")
+        raise UnknownCompressor(f"compression: {spec!r} is for allreduce only; name a compressor")
     if name not in _FACTORIES:
         raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(_FACTORIES)}")
     kind, fixed = _FACTORIES[name]
@@ -66,7 +86,7 @@ def compressor(spec: str | Compressor) -> Compressor:
             key, text = (next(iter(fields), ""), setting) if place == 0 else ("", setting)
         if key not in fields or key in values:
             there = ", ".join(fields) or "none"
-            raise ValueError(f"compression: {spec!r}: {setting!r} is not a setting of {name}; there are {there}")
+            raise ValueError(f"compression: {spec!r}: {setting!r} is not a setting of {name}; its settings: {there}")
         values[key] = _read(spec, key, text, fields[key].type)
     return kind(**values)
 

@@ -1,4 +1,4 @@
-"""Error feedback: the residual of one compression is added to the next vector."""
+"""Error feedback: the residual of a compressed vector is added to the next vector."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _ARRAYS = ("residual", "result_residual")
 
 
 class ErrorFeedback:
-    """Remember what compression lost of one vector and add it to the next: e' = (e + x) - decoded(encoded(e + x)).
+    """Error feedback around a compressor: the error of one vector is added to the next one.
 
-    Give one object to every call that sums the same vector again, such as a gradient, in place of the compressor:
+    The residual e follows ``e' = (e + x) - decoded(encoded(e + x))``. Pass one object, in place of the compressor, to
+    all calls that sum the same vector, such as a gradient:
 
     >>> feedback = mpicoll.ErrorFeedback("sign")
     >>> comm.Allreduce(gradient, total, compression=feedback)
 
-    Every rank has its own. In two shots a rank also owns a shard of the sum, which is compressed again: what that loses
-    is kept in a second residual and comes with the next sum. (Seide et al., "1-bit SGD", Interspeech 2014; Karimireddy
-    et al., "Error feedback fixes SignSGD", ICML 2019; Tang et al., "1-bit Adam", ICML 2021, for the second one.)
+    Every rank has its own object. In a two-shot allreduce a rank also owns a shard of the sum, which is compressed
+    again: the error of that is kept in a second residual and added to the next sum. (Seide et al., "1-bit SGD",
+    Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019; Tang et al., "1-bit Adam", ICML
+    2021, for the second residual.)
 
     Parameters
     ----------
@@ -35,33 +37,35 @@ class ErrorFeedback:
     Attributes
     ----------
     residual : (count,) float32, or None
-        The residual, in the units of the vectors; None before the first.
+        The residual, in the units of the vectors; None before the first vector.
     result_residual : (count,) float32, or None
-        The same for the sum; zero but for the elements that this rank owns. None where nothing compresses sums.
+        The residual of the sum; zero but for the elements that this rank owns. None if the algorithm does not compress
+        sums.
     steps : int
-        How many vectors have come.
+        Number of vectors so far.
     memory : dict of str to array
-        What the way of summing keeps from one vector to the next, each under a name of its own.
+        State of the compressor or algorithm between vectors, by its name (`powersgd`, `ok_topk`).
 
     Notes
     -----
-    To the bit, ``residual_new == (residual_old + x) - sent`` in float32, with what every rank decodes as `sent`. The
-    difference is exact, so that ``sent + residual_new == residual_old + x``, where an element is sent as it is or not
-    at all (sparsifiers), and where it is rounded to the nearest of whole numbers or shorter floating-point numbers
-    without overflow: the two are then within a factor of two of each other, or one of them is zero (Sterbenz' lemma).
-    With signs or stochastic rounding it is off by at most half a unit in the last place.
+    ``residual_new == (residual_old + x) - sent`` holds to the bit in float32, where `sent` is the decoded vector, equal
+    on all ranks. The difference is exact, so that ``sent + residual_new == residual_old + x``, if an element is sent
+    unchanged or not at all (sparsifiers), or is rounded to nearest without overflow (integers, shorter floats): the two
+    numbers are then within a factor of two of each other, or one of them is zero (Sterbenz' lemma). With signs or
+    stochastic rounding the difference has an error of at most half a unit in the last place.
 
     Elements of a residual that are not finite become zero, before the next vector at the latest. NaN and inf in a
-    vector, or sums beyond float32, thus arrive once, as the compressor says, and do not come back with every later
-    vector; the residual of their elements (those of their block, where that arrives as NaN) is lost.
+    vector, and sums beyond float32, thus affect one result, as the compressor's docstring says, and no later one. The
+    residual of these elements (of their block, if all of it arrives as NaN) is lost.
 
-    The residual has the units of the vectors. If they are gradients and the learning rate falls, the
-    residual is applied at the later, lower rate; multiply gradients with the rate before the sum where that matters.
-    Unbiased compressors need no feedback, and one whose relative variance is above 1 diverges with it unless what it
-    sends is scaled down: a residual grows until what it adds no longer fits.
+    If the vectors are gradients and the learning rate falls, the residual is applied at the later, lower rate; multiply
+    gradients with the rate before the sum where that matters.
 
-    After a call that failed, half of a step may be in the residuals: :meth:`reset` or :meth:`load` has to come before
-    the next call.
+    Unbiased compressors need no error feedback. With a relative variance above 1 they diverge with it, unless the sent
+    vector is scaled down.
+
+    After a call that failed, the residuals may contain half of a step: call :meth:`reset` or :meth:`load` before the
+    next call.
     """
 
     def __init__(self, spec: str | Compressor) -> None:
@@ -74,12 +78,12 @@ class ErrorFeedback:
         self._parts: dict[tuple[int, int, int], ErrorFeedback] = {}
 
     def check(self, count: int) -> None:
-        """Refuse a vector of `count` elements that cannot be compressed with this object now.
+        """Raise ValueError unless a vector of `count` elements can be compressed with this object now.
 
         Raises
         ------
         ValueError
-            If the first vector had another count, or another call is on its way with this object.
+            If the first vector had another count, or another call with this object is not complete.
         """
         if self._busy or any(part._busy for part in self._parts.values()):
             raise ValueError(
@@ -88,11 +92,11 @@ class ErrorFeedback:
             )
         if self.residual is not None and self.residual.size != count:
             raise ValueError(
-                f"compression: this ErrorFeedback has seen {self.residual.size} elements, not {count}; one a vector"
+                f"compression: this ErrorFeedback is for {self.residual.size} elements, not {count}; use one a vector"
             )
 
     def begin(self, x: np.ndarray) -> np.ndarray:
-        """Check and :meth:`compensate`; until :meth:`end` no other call may use this object."""
+        """:meth:`check`, then :meth:`compensate`; until :meth:`end` no other call may use this object."""
         self.check(x.size)
         self._busy = True
         return self.compensate(x)
@@ -102,9 +106,9 @@ class ErrorFeedback:
         self._busy = False
 
     def compensate(self, x: np.ndarray) -> np.ndarray:
-        """Add float32 `x` of shape (count,) to the residual and return that, the memory itself.
+        """Add float32 `x` of shape (count,) to the residual, and return the residual itself, not a copy.
 
-        It is what has to be compressed; :meth:`update` then takes away what was sent of it.
+        The caller compresses it and then subtracts the decoded vector with :meth:`update`.
 
         Raises
         ------
@@ -112,33 +116,36 @@ class ErrorFeedback:
             If the count is not that of the first vector.
         """
         if self.residual is not None and self.residual.size != x.size:
-            raise ValueError(f"error feedback: {x.size} elements came after {self.residual.size}; one object a vector")
+            raise ValueError(
+                f"error feedback: this object is for {self.residual.size} elements, not {x.size}; use one a vector"
+            )
         residual = self._memory("residual", x.size)
         kernels.add(x, residual)
         self.steps += 1
         return residual
 
     def update(self, sent: np.ndarray, start: int = 0) -> None:
-        """Take what was sent, as decoded, away from elements ``start`` to ``start + sent.size - 1``."""
+        """Subtract the decoded vector `sent` from elements ``start`` to ``start + sent.size - 1`` of the residual."""
         assert self.residual is not None
         kernels.subtract(sent, self.residual[start : start + sent.size])
 
     def compensate_result(self, total: np.ndarray, start: int) -> np.ndarray:
-        """Add the sum of elements ``start`` to ``start + total.size - 1`` to the second residual; return that part."""
+        """Add `total`, the sum from element `start` on, to the residual of the sum; return that part of it."""
         assert self.residual is not None
         part = self._memory("result_residual", self.residual.size)[start : start + total.size]
         kernels.add(total, part)
         return part
 
     def update_result(self, sent: np.ndarray, start: int) -> None:
-        """Take what was sent of the sum, as decoded, away again."""
+        """Subtract the decoded sum `sent` from the residual of the sum, from element `start` on."""
         assert self.result_residual is not None
         kernels.subtract(sent, self.result_residual[start : start + sent.size])
 
     def part(self, start: int, stop: int, count: int) -> ErrorFeedback:
-        """Return the feedback of elements ``start`` to ``stop - 1`` of a vector of `count`: same memory, own steps.
+        """Return the error feedback of elements ``start`` to ``stop - 1`` of a vector of `count` elements.
 
-        The same object each time, so that plans made with it are found again.
+        It is a view of this one's residuals with `steps` of its own. Equal arguments return the same object, so that
+        cached plans stay valid.
         """
         key = (start, stop, count)
         if key not in self._parts:
@@ -146,10 +153,10 @@ class ErrorFeedback:
         return self._parts[key]
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of what a checkpoint needs, by name; nothing before the first vector.
+        """Return copies of this rank's arrays for a checkpoint, by name; an empty dict before the first vector.
 
-        It is this rank's. On another number of ranks residuals have no owners: add all ranks' residuals up and give
-        the sum to one of them, or begin anew.
+        They are for the same number of ranks. For another number add the residuals of all ranks and give the sum to
+        one of them, or start without.
         """
         there = [name for name in _ARRAYS if getattr(self, name) is not None]
         found = {name: np.nan_to_num(getattr(self, name), nan=0.0, posinf=0.0, neginf=0.0) for name in there}
@@ -157,12 +164,12 @@ class ErrorFeedback:
         return {**found, "steps": np.array(self.steps, np.int64)} if found else {}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what :meth:`state` returned; copies it.
+        """Restore what :meth:`state` returned; the arrays are copied.
 
         Raises
         ------
         ValueError
-            If it is no such state, or of vectors of another count than came here. Nothing is changed then.
+            If `state` is not valid, or is for vectors of another count than this object. Nothing is changed then.
         """
         self.check_state(state)
         self.reset()
@@ -173,13 +180,13 @@ class ErrorFeedback:
         self.steps = int(state["steps"]) if state else 0
 
     def check_state(self, state: Mapping[str, np.ndarray], count: int | None = None) -> None:
-        """Raise ValueError if `state` could not be loaded, or is not of vectors of `count` elements."""
+        """Raise ValueError if `state` is not valid, or is not for vectors of `count` elements."""
         if count is None and self.residual is not None:
             count = self.residual.size
         _check_state(state, count)
 
     def reset(self) -> None:
-        """Owe nothing, as before the first vector; no call may be on its way."""
+        """Clear the residuals and all other state, as before the first vector; no call may be in flight."""
         self.residual = self.result_residual = None
         self.memory, self.steps, self._busy = {}, 0, False
         for part in self._parts.values():
@@ -214,7 +221,9 @@ class _Part(ErrorFeedback):
 def _check_state(state: Mapping[str, np.ndarray], count: int | None) -> None:
     unknown = {name for name in state if not name.startswith(_MEMORY)} - {*_ARRAYS, "steps"}
     if unknown or (state and not {"residual", "steps"} <= set(state)):
-        raise ValueError(f"state: {', '.join(sorted(state))} are not residual, steps and maybe result_residual")
+        raise ValueError(
+            f"state: {', '.join(sorted(state))} are not residual, steps and, optionally, result_residual and memory.*"
+        )
     for name in _ARRAYS:
         array = state.get(name)
         if array is None:
@@ -232,17 +241,17 @@ def _check_state(state: Mapping[str, np.ndarray], count: int | None) -> None:
 def chosen(
     given: str | Compressor | None, error_feedback: bool | None, dtype: np.dtype
 ) -> tuple[Compressor | None, bool]:
-    """Return the compressor for vectors of a type, and whether with error feedback.
+    """Return the compressor for vectors of `dtype`, and whether to use error feedback.
 
     Parameters
     ----------
     error_feedback
-        None for: where the compressor needs it.
+        True, False, or None to use it if the compressor needs it.
 
     Raises
     ------
     TypeError, ValueError
-        Naming `compression` or `error_feedback`, if that cannot be.
+        If `compression` or `error_feedback` is wrong; the message names it.
     """
     if error_feedback not in (None, True, False):
         raise TypeError(f"error_feedback: {error_feedback!r} is not True, False or None")

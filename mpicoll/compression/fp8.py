@@ -1,4 +1,4 @@
-"""Eight-bit floating point with a power of two for each block."""
+"""Eight-bit floating point with a power-of-two scale for each block."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from mpicoll.kernels.codecs import bit_packing, fp8_codec
 @register("e5m2", kind="e5m2")
 @dataclass(frozen=True)
 class Fp8(Compressor):
-    """E4M3 or E5M2, each block scaled by a power of two; :mod:`mpicoll.kernels.codecs.fp8_codec` has the record.
+    """E4M3 or E5M2, with a power-of-two scale for each block of `block` elements.
 
-    An element is off by at most 2^-4 (E4M3) or 2^-3 (E5M2) of itself with ``rounding="nearest"``, ties to even; small
-    ones by at most 2^-17 or 2^-31 of their block's largest |x|, and by 2^-136 or 2^-143 where that is tiny. It is less
-    than twice as much with ``"stochastic"``, which is right on average. Numbers beyond 1.75 * 2^127 arrive as that, on
-    average too. A NaN arrives as NaN, inf as inf (E5M2) or NaN (E4M3), the rest of the block as without them.
+    With ``rounding="nearest"``, ties to even, the error of an element is at most 2^-4 (E4M3) or 2^-3 (E5M2) of itself;
+    that of a small one at most 2^-17 or 2^-31 of its block's largest |x|, or 2^-136 or 2^-143 if that is tiny. With
+    ``"stochastic"`` it is less than twice as much and zero on average. Numbers beyond 1.75 * 2^127 arrive as that
+    number in either case. NaN arrives as NaN, inf as inf (E5M2) or NaN (E4M3); other elements of the block are not
+    affected. (Micikevicius et al., "FP8 formats for deep learning", 2022; the records are described in
+    :mod:`mpicoll.kernels.codecs.fp8_codec`.)
     """
 
     block: int = 512
@@ -37,16 +39,16 @@ class Fp8(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """True if the result is unbiased."""
+        """True with stochastic rounding."""
         return self.rounding == "stochastic"
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return -(-count // self.block) * fp8_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""Whole numbers of a few bits with a scale for each block."""
+"""Block-wise quantisation to integers of 2 to 8 bits, with a scale for each block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpicoll.compression.payload_checks import require, require_block, require_r
 from mpicoll.kernels.codecs import bit_packing, integer_codec
 
 _BLOCK, _PACKED_BLOCK = 512, 1024
-"""Without a setting, for 8 bits and for fewer: packing is quicker in longer blocks."""
+"""Default block lengths for 8 bits and for fewer: packing is faster in longer blocks."""
 
 
 @register("int8", bits=8)
@@ -24,11 +24,13 @@ _BLOCK, _PACKED_BLOCK = 512, 1024
 @register("int2", bits=2)
 @dataclass(frozen=True)
 class QuantizedIntegers(Compressor):
-    """Whole numbers of 2 to 8 bits, block by block; see :mod:`mpicoll.kernels.codecs.integer_codec` for the record.
+    """Integers of 2 to 8 bits, with a scale for each block of `block` elements.
 
-    An element is off by at most half a step with ``rounding="nearest"``, and by less than a step with
-    ``"stochastic"``, which is right on average; a step is the block's largest |x| over ``2**(bits - 1) - 1``. A block
-    with NaN or inf arrives as NaN, all of it. ``block=0`` stands for 512 elements with 8 bits, 1024 with fewer.
+    A step is the block's largest |x| divided by ``2**(bits - 1) - 1``. The error of an element is at most half a step
+    with ``rounding="nearest"``; with ``"stochastic"`` it is less than a step and zero on average. A block with NaN or
+    inf arrives as NaN, all of it. ``block=0`` stands for 512 elements with 8 bits, 1024 with fewer. (Dettmers, "8-bit
+    approximations for parallelism in deep learning", ICLR 2016; the records are described in
+    :mod:`mpicoll.kernels.codecs.integer_codec`.)
     """
 
     block: int = 0
@@ -45,16 +47,16 @@ class QuantizedIntegers(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """True if the result is unbiased."""
+        """True with stochastic rounding."""
         return self.rounding == "stochastic"
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return integer_codec.wire_nbytes(count, self.block, self.bits)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

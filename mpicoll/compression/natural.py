@@ -1,4 +1,4 @@
-"""Powers of two, chosen at random."""
+"""Natural compression: random rounding to powers of two."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from mpicoll.kernels.codecs import bit_packing, natural_codec
 @register("natural")
 @dataclass(frozen=True)
 class Natural(Compressor):
-    """Each element becomes the power of two below or above it, right on average; 9 bits an element.
+    """Random rounding of each element to the power of two below or above it, unbiased; 9 bits an element.
 
-    The squared error of an element is at most an eighth of its square on average. A subnormal number becomes 0 or
-    2^-126. A number beyond 2^127 arrives as 2^127, on average too. NaN and inf arrive as NaN, the rest of the block as
-    without them. See :mod:`mpicoll.kernels.codecs.natural_codec`.
+    The mean squared error of an element is at most an eighth of its square. A subnormal number becomes 0 or 2^-126. A
+    number beyond 2^127 always arrives as 2^127, which is biased. NaN and inf arrive as NaN; other elements of the block
+    are not affected. (Horvath et al., "Natural compression for distributed deep learning", MSML 2022; the records are
+    described in :mod:`mpicoll.kernels.codecs.natural_codec`.)
     """
 
     block: int = 1024
@@ -32,11 +33,11 @@ class Natural(Compressor):
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return -(-count // self.block) * natural_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

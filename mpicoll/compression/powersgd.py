@@ -1,4 +1,4 @@
-"""Matrices of low rank: PowerSGD."""
+"""PowerSGD: low-rank approximation of matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Matrix(NamedTuple):
-    """Elements from ``start`` on, row by row, that are sent as two matrices of `rank` columns."""
+    """A matrix in the vector, from element ``start`` on, row by row, that is sent as two matrices of `rank` columns."""
 
     start: int
     rows: int
@@ -38,20 +38,21 @@ class Matrix(NamedTuple):
 @register("powersgd")
 @dataclass(frozen=True, repr=False)
 class PowerSGD(AggregatableCompressor):
-    """The sum of matrices M_i as a matrix of low rank, by one step of power iteration; biased, for error feedback.
+    """Low-rank approximation of the sum of matrices M_i by one step of power iteration; biased, for error feedback.
 
-    With P the orthonormalised sum of the M_i Q, and Q' the sum of the M_i^T P, the result is P Q'^T: ``rank (rows +
-    columns)`` numbers travel for ``rows * columns``. It is the sum projected onto what P spans, and rank i's part is
-    P P^T M_i. A sum whose rank is not higher arrives but for rounding, in which products of columns of different sizes
-    do not go below 1e-6 of the largest. With :class:`~mpicoll.ErrorFeedback` the next call begins with Q', without it
-    with random numbers. (Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed
-    optimization", NeurIPS 2019.)
+    With P the orthonormalised sum of the M_i Q, and Q' the sum of the M_i^T P, the result is P Q'^T: ``rank * (rows +
+    columns)`` numbers are sent in place of ``rows * columns``. It is the projection of the sum onto the span of P;
+    rank i contributes P P^T M_i. A sum of matrix rank at most `rank` is exact but for rounding errors of about 1e-6 of
+    its largest column. With :class:`~mpicoll.ErrorFeedback` the next call starts with Q', without it with random
+    numbers. (Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS
+    2019.)
 
-    A vector is seen as a matrix of ``rows`` rows, by default as nearly square; what is left over travels as it is.
-    ``shapes`` says instead what it is made of: of each array of two dimensions or more the first is the rows, those of
-    one and what comes after the last travel as they are, as do matrices that would not become shorter.
+    A vector is treated as a matrix of ``rows`` rows, by default nearly square, and remaining elements are sent
+    unchanged. With ``shapes`` it consists of arrays of these shapes: one of two dimensions or more is a matrix whose
+    rows are the first dimension. Arrays of one dimension, elements after the last array, and matrices that would not
+    become shorter are sent unchanged.
 
-    A matrix with NaN or inf, or sums of a row beyond float32, arrives as NaN, all of it.
+    A matrix with NaN or inf, or with sums of a row beyond float32, arrives as NaN, all of it.
     """
 
     cuttable: ClassVar[bool] = False
@@ -66,7 +67,7 @@ class PowerSGD(AggregatableCompressor):
         if self.rows < 0:
             raise ValueError(f"rows: {self.rows} is negative")
         if self.rows and self.shapes:
-            raise ValueError(f"rows: {self.rows} says how to see a vector whose shapes are given too")
+            raise ValueError(f"rows: {self.rows} must be 0 if shapes are given")
         object.__setattr__(self, "shapes", tuple(tuple(int(extent) for extent in shape) for shape in self.shapes))
         for shape in self.shapes:
             if any(extent < 0 for extent in shape):
@@ -79,11 +80,11 @@ class PowerSGD(AggregatableCompressor):
         return f"PowerSGD(rank={self.rank}, rows={self.rows}, shapes={shapes})"
 
     def shaped(self, shapes: Sequence[Shape]) -> PowerSGD:
-        """Return it with these shapes, unless it has shapes or rows already."""
+        """Return the compressor with these shapes, unless it has shapes or rows already."""
         return self if self.rows or self.shapes else PowerSGD(self.rank, 0, tuple(shapes))
 
     def part(self, start: int, stop: int) -> PowerSGD:
-        """Return what compresses elements ``start`` to ``stop - 1`` of the vector: of its matrices the whole rows."""
+        """Return the compressor for elements ``start`` to ``stop - 1``; it has the whole rows of each matrix there."""
         if not self.shapes:
             return self
         pieces: list[Shape] = []
@@ -95,7 +96,7 @@ class PowerSGD(AggregatableCompressor):
         return PowerSGD(self.rank, self.rows, tuple(pieces) or ((0,),))
 
     def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
-        """Return what travels as it is with all P, and all Q'."""
+        """Return two rounds: unchanged elements with all P, and all Q'."""
         matrices, plain = _layout(self, count)
         first = sum(stop - start for start, stop in plain) + sum(each.rank * each.rows for each in matrices)
         second = sum(each.rank * each.columns for each in matrices)
@@ -111,7 +112,7 @@ class PowerSGD(AggregatableCompressor):
 
 
 def _cut(shape: Shape, start: int, stop: int) -> list[Shape]:
-    """Return the shapes of what elements ``start`` to ``stop - 1`` of an array are."""
+    """Return the shapes of the arrays that elements ``start`` to ``stop - 1`` of an array consist of."""
     if stop <= start:
         return []
     columns = math.prod(shape[1:])
@@ -140,7 +141,7 @@ def _matrices(settings: PowerSGD, count: int) -> Iterator[Matrix]:
         shapes = ((rows, count // rows),)
     total = sum(math.prod(shape) for shape in shapes)
     if total > count:
-        raise ValueError(f"shapes: they have {total} elements, but the vector {count}")
+        raise ValueError(f"shapes: they have {total} elements, but the vector has {count}")
     start = 0
     for shape in shapes:
         size = math.prod(shape)

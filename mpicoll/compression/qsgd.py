@@ -1,4 +1,4 @@
-"""Multiples of a part of the norm, chosen at random."""
+"""QSGD: random rounding to multiples of a fraction of the norm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from mpicoll.kernels.codecs import bit_packing, integer_codec, qsgd_codec
 @register("qsgd")
 @dataclass(frozen=True)
 class Qsgd(Compressor):
-    """Each element becomes a multiple of its bucket's L2 norm over `levels`, right on average.
+    """Random rounding of each element to a multiple of its bucket's L2 norm over `levels`, unbiased.
 
-    The squared error of a bucket of d elements is at most ``min(d / levels**2, sqrt(d) / levels) |x|^2`` on average. A
-    bucket with NaN or inf arrives as NaN, all of it; one whose norm is below 2^-119 as zeros. See
-    :mod:`mpicoll.kernels.codecs.qsgd_codec`.
+    The mean squared error of a bucket of d elements is at most ``min(d / levels**2, sqrt(d) / levels) |x|^2``. A bucket
+    with NaN or inf arrives as NaN, all of it; one whose norm is below 2^-119 as zeros. (Alistarh et al., "QSGD:
+    communication-efficient SGD via gradient quantization and encoding", NIPS 2017, section 3.1; the records are
+    described in :mod:`mpicoll.kernels.codecs.qsgd_codec`.)
     """
 
     levels: int = 7
@@ -40,11 +41,11 @@ class Qsgd(Compressor):
 
     @property
     def granularity(self) -> int:
-        """A bucket."""
+        """The bucket length."""
         return self.bucket
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return integer_codec.wire_nbytes(count, self.bucket, self.bits)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""Sparsifiers that draw what they send, so that it is right on average."""
+"""Random sparsifiers, which are unbiased."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _UNLIKELY = math.log(1e18)
 @register("randomk")
 @dataclass(frozen=True)
 class RandomK(Aggregatable, Sparsifier):
-    """Elements drawn at random, the same ones on every rank: exactly so many, one of each of k equal runs.
+    """A fixed number of random elements, the same positions on every rank: one of each of k runs of equal length.
 
-    ``density`` is their share, rounded up, or ``k`` their number. With ``scale=1`` each is multiplied by the length
-    of its run, about 1/density, which makes it right on average; the expected squared error is (count / k - 1) |x|^2
-    where k divides the count. With 0 it is biased, to be used with error feedback. A product beyond the range of
-    float32 is inf. NaN and inf arrive if they are drawn, and are otherwise lost.
+    ``density`` is the fraction of elements sent, rounded up; ``k``, if it is not 0, their number instead. With
+    ``scale=1`` each element is multiplied by the length of its run, about 1/density, which makes it unbiased; the
+    expected squared error is (count / k - 1) |x|^2 if k divides the count. With ``scale=0`` it is biased, to be used
+    with error feedback. A product beyond the range of float32 is inf. NaN and inf arrive if they are drawn.
 
-    Positions follow from the key's seed, step and first element, and not from its rank: only values travel between
-    ranks, and they are added as dense vectors are.
+    Positions depend on the key's seed, step and first element, and not on its rank: only values are sent in an
+    allreduce, and they are added as dense vectors are.
     """
 
     density: float = 0.01
@@ -54,11 +54,11 @@ class RandomK(Aggregatable, Sparsifier):
         return not self.scale
 
     def capacity(self, count: int) -> int:
-        """Return how many elements are sent."""
+        """Return the number of elements sent."""
         return entries_for(count, self.density, self.k)
 
     def positions(self, count: int, key: Key) -> np.ndarray:
-        """Return which elements are sent, uint32 of shape (capacity(count),), increasing."""
+        """Return the indices of the elements sent, uint32 of shape (capacity(count),), increasing."""
         indices = np.empty(self.capacity(count), np.uint32)
         self._draw(count, key, indices)
         return indices
@@ -105,14 +105,14 @@ class _Drawn(AggregationSession):
 @register("wangni")
 @dataclass(frozen=True)
 class Wangni(Sparsifier):
-    """Element i with probability p_i = min(rate |x_i|, 1), as x_i / p_i: right on average, of least variance.
+    """Element i with probability p_i = min(rate |x_i|, 1), sent as x_i / p_i: unbiased, of least variance.
 
-    About the share ``density`` of the elements is sent, fewer if fewer are not zero. A quotient beyond the range of
-    float32 is inf. NaN and inf are sent as they are, before anything is drawn; if they are more than fit, the first.
+    About the fraction ``density`` of the elements is sent, fewer if fewer are not zero. A quotient beyond the range of
+    float32 is inf. NaN and inf are always sent, unchanged; if they exceed the capacity, the first of them.
     (Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.)
 
-    How many are drawn varies. The capacity is what they exceed with a probability below 1e-18 (Bernstein's inequality);
-    if they do, it is drawn again, so that what arrives is the mean but for a share of 1e-18.
+    The number of elements drawn varies. It exceeds the capacity with a probability below 1e-18 (Bernstein's
+    inequality); the elements are then drawn again, which biases the mean by a fraction of about 1e-18.
     """
 
     density: float = 0.01
@@ -123,7 +123,7 @@ class Wangni(Sparsifier):
         check_density(self.density)
 
     def capacity(self, count: int) -> int:
-        """Return how many are sent at most."""
+        """Return the largest number of elements sent."""
         # Probabilities are rounded up to multiples of 2^-32, which adds one element at most.
         mean = entries_for(count, self.density) + 1
         slack = _UNLIKELY / 3 + math.sqrt((_UNLIKELY / 3) ** 2 + 2 * _UNLIKELY * mean)

@@ -1,4 +1,4 @@
-"""Whole numbers with one scale for all ranks."""
+"""Quantisation to integers with scales that all ranks share, so that their codes can be added."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _SHORTEST_BLOCK = 32
 @register("common")
 @dataclass(frozen=True)
 class SharedScaleIntegers(AggregatableCompressor):
-    """int8 or int16 with scales that the ranks have in common; the sum of the codes is exact, whatever the algorithm.
+    """int8 or int16 with scales that all ranks share; the sum of the codes is exact with any algorithm.
 
-    First the ranks find the largest |x| of each block, then they add up codes from -levels to levels, with ``levels =
-    127 // size`` or ``32767 // size``, so that no sum is too large for its type. A step is ``largest / levels``. On P
-    ranks the sum is off by at most P/2 steps with ``rounding="nearest"``, and by less than P steps with
-    ``"stochastic"``, which is right on average; besides, the float32 result is rounded. Bits are lost with every
-    doubling of the ranks: 16 bits on many of them. ``block=0``: one scale for all elements.
+    An allreduce first finds the largest |x| of each block over all ranks, then adds up codes from -levels to levels,
+    with ``levels = 127 // size`` or ``32767 // size``, so that no sum overflows. A step is ``largest / levels``. On P
+    ranks the error of the sum is at most P/2 steps with ``rounding="nearest"``; with ``"stochastic"`` it is less than P
+    steps and zero on average. The float32 result is rounded besides. Each doubling of the ranks costs one bit of
+    precision: use ``bits=16`` on many ranks. ``block=0`` stands for one scale for all elements.
 
-    A block with NaN or inf on any rank arrives as NaN, all of it; one with all |x| below levels * 2^-126 as zeros. (See
+    A block with NaN or inf on any rank arrives as NaN, all of it; one with all |x| below levels * 2^-126 as zeros.
+    (Huang et al., "hZCCL", SC24, for sums without decoding; the codes are described in
     :mod:`mpicoll.kernels.codecs.shared_scale_codec`.)
     """
 
@@ -46,12 +47,12 @@ class SharedScaleIntegers(AggregatableCompressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """True if the result is unbiased."""
+        """True with stochastic rounding."""
         return self.rounding == "stochastic"
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block or 1
 
     @property
@@ -74,11 +75,11 @@ class SharedScaleIntegers(AggregatableCompressor):
         return _LARGEST[self.bits] // size
 
     def block_for(self, count: int) -> int:
-        """Return the length of blocks in a vector of `count` elements."""
+        """Return the block length for a vector of `count` elements."""
         return self.block or max(count, 1)
 
     def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
-        """Return the maxima of the blocks and the codes."""
+        """Return two rounds: the maxima of the blocks, and the codes."""
         self.levels(size)
         blocks = -(-count // self.block_for(count))
         return AggregationRound(blocks, np.dtype(np.uint32), "MAX"), AggregationRound(count, _WIRE[self.bits])

@@ -1,4 +1,4 @@
-"""One bit an element."""
+"""Sign compression: one bit an element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from mpicoll.kernels.codecs import bit_packing, integer_codec, sign_codec
 class Sign(Compressor):
     """The sign of every element, times the mean of |x| in its block: biased, to be used with error feedback.
 
-    Zeros count as what their sign says. A block with NaN or inf arrives as NaN, all of it.
+    A zero is sent as its sign bit. A block with NaN or inf arrives as NaN, all of it. (Seide et al., "1-bit stochastic
+    gradient descent", Interspeech 2014; the records are described in :mod:`mpicoll.kernels.codecs.sign_codec`.)
     """
 
     needs_feedback: ClassVar[bool] = True
@@ -29,11 +30,11 @@ class Sign(Compressor):
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return integer_codec.wire_nbytes(count, self.block, 1)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""Sparsifiers: a few elements are sent as they are, and the rest is not. Here: the largest."""
+"""Sparsifiers, which send some elements unchanged and no others; those of this module send the largest."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _CORRECTIONS = 10
 
 
 class Sparsifier(Compressor):
-    """Sends some elements with their indices; the others arrive as zero.
+    """Interface of sparsifiers, which send some elements with their indices; the others arrive as zero.
 
-    The payload is that of :mod:`mpicoll.kernels.codecs.sparse_encoding`: six bytes an entry, or the whole vector where
-    that is shorter. A subclass says how many entries there are at most and which.
+    An *entry* is an element with its index. The payload (:mod:`mpicoll.kernels.codecs.sparse_encoding`) has six bytes
+    an entry, or is the whole vector if that is shorter. A subclass has the methods :meth:`capacity` and :meth:`select`.
     """
 
     cuttable: ClassVar[bool] = False
 
     @abstractmethod
     def capacity(self, count: int) -> int:
-        """Return how many entries `count` elements have at most, and exactly if `fixed`.
+        """Return the largest number of entries of a vector of `count` elements; the exact one if `fixed`.
 
         Raises
         ------
         ValueError
-            If so many elements cannot be numbered with 32 bits.
+            If `count` is 2**32 or more, since indices have 32 bits.
         """
 
     @abstractmethod
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
-        """Write the entries of float32 `x` of shape (count,); return their number.
+        """Select the entries of float32 `x` of shape (count,), and return their number.
 
         Parameters
         ----------
@@ -49,7 +49,7 @@ class Sparsifier(Compressor):
         """
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of a payload with as many entries as there can be."""
+        """Return the bytes of a payload with the largest number of entries."""
         return sparse_encoding.wire_nbytes(self.capacity(count), count)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
@@ -60,7 +60,7 @@ class Sparsifier(Compressor):
         return int(sparse_encoding.encode(indices[:number], values[:number], 0, x.size, out))
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write zeros and the entries."""
+        """Write the entries, and zeros for all other elements."""
         self._decode(payload, out, False)
 
     def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
@@ -70,23 +70,23 @@ class Sparsifier(Compressor):
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         require(payload.size % 4 == 0 and payload.size > 0, payload, out, "its length is another")
         whole = payload.size == sparse_encoding.length_of(payload, out.size) <= self.wire_nbytes(out.size)
-        require(whole, payload, out, "its counts or places cannot be right")
+        require(whole, payload, out, "its counts or indices are invalid")
         sparse_encoding.decode(payload, out, add)
 
 
 def check_density(density: float) -> None:
-    """Raise ValueError unless it is above 0 and at most 1."""
+    """Raise ValueError unless `density` is above 0 and at most 1."""
     if not 0 < density <= 1:
         raise ValueError(f"density: {density} is not above 0 and at most 1")
 
 
 def entries_for(count: int, density: float, k: int = 0) -> int:
-    """Return `k`, or if that is 0 the share `density` of `count`, rounded up; at least 1 and at most `count`.
+    """Return `k` or, if that is 0, the fraction `density` of `count`, rounded up; at least 1 and at most `count`.
 
     Raises
     ------
     ValueError
-        If so many elements cannot be numbered with 32 bits.
+        If `count` is 2**32 or more, since indices have 32 bits.
     """
     if count > _MOST_ELEMENTS:
         raise ValueError(f"count: {count} elements cannot be numbered with 32 bits; at most {_MOST_ELEMENTS}")
@@ -98,10 +98,11 @@ def entries_for(count: int, density: float, k: int = 0) -> int:
 @register("topk")
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    """The elements with the largest |x|, exactly so many; biased, to be used with error feedback.
+    """A fixed number of elements with the largest |x|; biased, to be used with error feedback.
 
-    ``density`` is their share of all, rounded up; ``k``, if it is not 0, their number instead. Of equal ones those with
-    the lowest indices are taken. NaN counts as largest, then inf: they arrive as they are, k of them at most.
+    ``density`` is the fraction of elements sent, rounded up; ``k``, if it is not 0, their number instead. Among equal
+    elements those with the lowest indices are sent. NaN counts as largest, then inf; they are sent unchanged. (Aji and
+    Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.)
     """
 
     density: float = 0.01
@@ -114,7 +115,7 @@ class TopK(Sparsifier):
             raise ValueError(f"k: {self.k} is negative")
 
     def capacity(self, count: int) -> int:
-        """Return how many elements are sent."""
+        """Return the number of elements sent."""
         return entries_for(count, self.density, self.k)
 
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
@@ -126,12 +127,13 @@ class TopK(Sparsifier):
 @register("sampled")
 @dataclass(frozen=True)
 class Sampled(Sparsifier):
-    """The elements above a threshold that a sample suggests: about the share ``density``, between 2/3 and 4/3 of it.
+    """The elements above a threshold that is estimated from a sample; biased, to be used with error feedback.
 
-    The sample is 1 % of the vector, or as much more as 64 wanted elements in it take. A threshold that lets too many or
-    too few through is corrected by bisection, up to 10 times; then, and where a sample would be a quarter of the
-    vector or more, the largest are taken exactly, as ``topk`` does. Biased, to be used with error feedback. NaN and inf
-    are above every threshold. (Lin et al., "Deep gradient compression", ICLR 2018, section 3.)
+    The fraction of elements sent is between 2/3 and 4/3 of ``density``. The sample is 1 % of the vector, or more, so
+    that it has about 64 elements to be sent. A threshold that passes too many or too few elements is corrected by
+    bisection, up to 10 times. If that fails, or the sample would be a quarter of the vector or more, the largest
+    elements are found exactly, as ``topk`` does. NaN and inf are above every threshold. (Lin et al., "Deep gradient
+    compression", ICLR 2018, section 3.)
     """
 
     density: float = 0.01
@@ -142,7 +144,7 @@ class Sampled(Sparsifier):
         check_density(self.density)
 
     def capacity(self, count: int) -> int:
-        """Return 4/3 of what is wanted."""
+        """Return 4/3 of the number of elements that ``density`` asks for."""
         return min(count, entries_for(count, self.density) * 4 // 3)
 
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
@@ -182,11 +184,11 @@ def _between(low: int, high: int, limit: int) -> int:
 @register("oktopk")
 @dataclass(frozen=True)
 class OkTopk(TopK):
-    """Of the sum of all ranks' largest elements the largest: what an allreduce sends does not grow with the ranks.
+    """The k largest elements of the sum of all ranks' k largest; the volume does not grow with the number of ranks.
 
-    See :mod:`mpicoll.collectives.ok_topk`. With error feedback thresholds are exact every `every` times and used again
-    in between, when about as many elements are sent, at most twice as many. A single vector is compressed as ``topk``
-    does.
+    With error feedback, thresholds are found exactly in every `every`-th operation and reused in between; about k
+    elements are then sent, at most 2 k. A single vector is compressed as by ``topk``. (Li and Hoefler, "Near-optimal
+    sparse allreduce for distributed deep learning", PPoPP 2022; see :mod:`mpicoll.collectives.ok_topk`.)
     """
 
     every: int = 32

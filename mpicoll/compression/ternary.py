@@ -1,4 +1,4 @@
-"""Minus one, zero or one, chosen at random."""
+"""TernGrad: random rounding to -1, 0 or 1 times a scale."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from mpicoll.kernels.codecs import integer_codec, ternary_codec
 @register("ternary")
 @dataclass(frozen=True)
 class Ternary(Compressor):
-    """Each element becomes zero, or its sign times its block's largest |x|, right on average; 1.6 bits an element.
+    """Random rounding of each element to zero or its sign times its block's largest |x|, unbiased; 1.6 bits an element.
 
-    The squared error of a block is ``largest * (sum of |x|) - |x|^2`` on average. With ``clip=2.5``, say, elements
-    beyond 2.5 times the block's root mean square count as that, which makes the error smaller and the result biased; 0
-    turns it off. A block with NaN or inf arrives as NaN, all of it. See :mod:`mpicoll.kernels.codecs.ternary_codec`.
+    The mean squared error of a block is ``largest * (sum of |x|) - |x|^2``. With ``clip=2.5``, for example, elements
+    are clipped to 2.5 times the block's root mean square, which makes the error smaller and the result biased; 0 turns
+    it off. A block with NaN or inf arrives as NaN, all of it. (Wen et al., "TernGrad: ternary gradients to reduce
+    communication in distributed deep learning", NIPS 2017, section 3; the records are described in
+    :mod:`mpicoll.kernels.codecs.ternary_codec`.)
     """
 
     block: int = 1280
@@ -29,7 +31,7 @@ class Ternary(Compressor):
     def __post_init__(self) -> None:
         require_block("block", self.block, ternary_codec.UNIT)
         if not 0 <= self.clip < math.inf:
-            raise ValueError(f"clip: {self.clip} is not a number from 0 on")
+            raise ValueError(f"clip: {self.clip} is not a finite number of at least 0")
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -38,11 +40,11 @@ class Ternary(Compressor):
 
     @property
     def granularity(self) -> int:
-        """A block."""
+        """The block length."""
         return self.block
 
     def wire_nbytes(self, count: int) -> int:
-        """Return the length of all records."""
+        """Return the bytes of all records."""
         return -(-count // self.block) * ternary_codec.record_nbytes(self.block)
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:

@@ -1,4 +1,4 @@
-"""The data sets: what each rank holds of them, and how samples become a batch of features and labels."""
+"""Data sets: loading on all ranks, and batches of features and labels."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Samples(Protocol):
     Attributes
     ----------
     count
-        They are numbered ``0 .. count - 1``.
+        Number of samples, which are numbered ``0 .. count - 1``.
     """
 
     count: int
 
     def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Return features and labels of the samples `indices`, as many rows; good until the next call."""
+        """Return features and labels of the samples `indices`, a row for each; valid until the next call."""
 
 
 class OwnSamples:
-    """Samples of a data set of the user's own, which has ``len`` and ``batch(indices)``; see :class:`Samples`."""
+    """Samples of a user-defined data set, which has ``len`` and ``batch(indices)``; see :class:`Samples`."""
 
     def __init__(self, data: Any) -> None:
         self._data, self.count = data, 0 if data is None else len(data)
@@ -63,7 +63,7 @@ class OwnSamples:
 
 
 class StoredSamples:
-    """Samples that are written to memory which is used again; see :class:`Samples`.
+    """Samples that are written to reused memory; see :class:`Samples`.
 
     Parameters
     ----------
@@ -166,17 +166,17 @@ def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
 
 
 def check_same_data(comm: MPI.Intracomm, facts: object) -> None:
-    """Refuse data and models that differ between ranks. Collective.
+    """Raise if data or models differ between ranks. Collective.
 
     Parameters
     ----------
     facts
-        What must be equal; its ``repr`` is compared.
+        Properties that must be equal; their ``repr`` is compared.
 
     Raises
     ------
     DataError
-        On every rank.
+        On every rank, if they differ.
     """
     if differing := differing_ranks(comm, hashlib.sha256(repr(facts).encode()).digest()):
         ranks = ", ".join(map(str, differing))

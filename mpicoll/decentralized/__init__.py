@@ -1,1 +1,1 @@
-"""Training without servers: mailboxes between equal ranks."""
+"""Decentralised training: mailboxes between ranks, without servers."""

@@ -1,7 +1,7 @@
-"""Mailboxes between ranks that all compute: each sends to some of the others, and nobody waits but for room.
+"""Mailboxes for one-sided messages between ranks, without servers.
 
-Where parameters have no server, every rank has a region of its own with a ring of slots for each rank that sends to it:
-one writer and one reader, and the same messages as on the way to a server. A rank takes what has come when it likes.
+Every rank has a region with a ring of slots for each rank that sends to it, with one writer and one reader; messages
+are those of the parameter server. A rank reads messages whenever it wants; a sender waits only for a free slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CODEC = 0
 
 
 class Mail(NamedTuple):
-    """A message: who sent it, two numbers that came with it, and its bytes, which are good until the next is taken."""
+    """A message: its source rank, two numbers, and its bytes, which are valid until the next one is taken."""
 
     source: int
     number: float
@@ -30,20 +30,20 @@ class Mail(NamedTuple):
 
 
 class PeerMailboxes:
-    """The mailboxes of all ranks. Making one is collective over `comm`, and so is `close`.
+    """The mailboxes of all ranks. The constructor and :meth:`close` are collective over `comm`.
 
     Parameters
     ----------
     comm
         A plain intracommunicator; it is duplicated.
     destinations
-        To whom a rank sends: a function of the rank, which all ranks agree about.
+        Function that returns the ranks that a rank sends to; equal on all ranks.
     payload_nbytes
-        The most bytes in a message, a multiple of 4.
+        Largest message in bytes, a multiple of 4.
     slots
-        Messages that fit into a mailbox.
+        Number of messages that fit into a mailbox.
     timeout
-        Seconds of silence of a rank after which those who wait for it raise CollectiveTimeout.
+        Seconds without a sign of life of a rank after which ranks that wait for it raise CollectiveTimeout.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PeerMailboxes:
         return self._sent[destination] - int(tail[0]) < places.slots
 
     def send(self, destination: int, payload: np.ndarray, number: float = 0.0, version: int = 0) -> None:
-        """Put a message, of uint8, into a mailbox that has room; `version` is not negative."""
+        """Write a message of uint8 to a mailbox with a free slot; `version` is not negative."""
         places, way, region = self._places[destination], self._ways[destination], self._regions[destination]
         sent = self._sent[destination]
         header = ShardHeader(sent, payload.size, sent, version, _CODEC, 0, bits_of(number)).sealed(payload)
@@ -85,7 +85,7 @@ class PeerMailboxes:
         region.replace(word_at(places.heads + way), np.array([sent + 1], np.int64))
 
     def take(self) -> Iterator[Mail]:
-        """Yield what has come, at most one message of each rank; its slot is given back when the next is taken.
+        """Yield messages that have arrived, at most one of each rank; a slot is freed when the next one is taken.
 
         Raises
         ------
@@ -107,31 +107,31 @@ class PeerMailboxes:
         return self._words[self._places[self.rank].heads :][: len(self._sources)]
 
     def wait(self, done: Callable[[], bool], ranks: Callable[[], Sequence[int]], what: str) -> None:
-        """Call `done`, less and less often, until it is true; `ranks` says for whom this rank waits.
+        """Call `done` with polling back-off until it returns True; `ranks` returns the ranks waited for.
 
         Raises
         ------
         CollectiveTimeout
-            If one of those is silent for longer than the timeout.
+            If one of these ranks gives no sign of life for the timeout.
         """
         self._control.wait(done, ranks, what)
 
     def beat(self) -> None:
-        """Show that this rank is alive."""
+        """Give a sign of life."""
         self._control.look()
 
     def finish(self) -> None:
-        """Say that this rank sends nothing more."""
+        """Announce that this rank sends no more messages."""
         self._control.enter(State.FINISHED)
 
     def working(self) -> list[int]:
-        """Return the others that may still send."""
+        """Return the other ranks that may still send."""
         self._control.look()
         ranks: list[int] = np.flatnonzero(self._control.states == 0).tolist()
         return [rank for rank in ranks if rank != self.rank]
 
     def is_empty(self) -> bool:
-        """Return whether all that has been sent to this rank has been taken."""
+        """Return whether all messages to this rank have been taken."""
         self._regions[self.rank].read(0, self._words)
         return bool((self._heads() == self._taken).all())
 
@@ -141,7 +141,7 @@ class PeerMailboxes:
         return self._places[self.rank].nbytes
 
     def close(self) -> None:
-        """Wait until all ranks are here, and free everything; collective."""
+        """Wait for all ranks, and free the mailboxes; collective."""
         self._control.enter(State.FINISHED | State.CLOSING)
         everybody = self._comm.Ibarrier()
         self._control.wait(everybody.Test, self._absent, "all to leave the block")
@@ -156,11 +156,9 @@ class PeerMailboxes:
 
 
 class Counter:
-    """A number that all ranks draw from: who shares out work by it leaves more to those who are faster.
+    """Shared counter, from which ranks draw numbers of work items, so that faster ranks get more; and a failure flag.
 
-    Beside it stands whether one of them has failed.
-
-    Making one and closing it is collective over `comm`.
+    The constructor and :meth:`close` are collective over `comm`.
     """
 
     def __init__(self, comm: MPI.Intracomm, owner: int = 0) -> None:
@@ -168,15 +166,15 @@ class Counter:
         comm.Barrier()
 
     def draw(self, count: int = 1) -> int:
-        """Take so many numbers, from 0 upward, that nobody else gets; return the first."""
+        """Draw `count` numbers, counted from 0, that no other rank gets; return the first."""
         return self._region.fetch_add(0, count)
 
     def tell_failure(self) -> None:
-        """Say that a rank has failed."""
+        """Set the failure flag."""
         self._region.fetch_add(word_at(1), 1)
 
     def is_failed(self) -> bool:
-        """Return whether one has said so."""
+        """Return whether the failure flag is set."""
         return self._region.fetch_add(word_at(1), 0) > 0
 
     def close(self) -> None:

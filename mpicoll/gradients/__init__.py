@@ -1,4 +1,4 @@
-"""Averaging gradients over ranks, in buckets, as they are or compressed, at once or while others are computed."""
+"""Averaging of gradients over ranks, in buckets, with or without compression, during or after the backward pass."""
 
 from mpicoll.gradients.synchronizer import GradientSynchronizer
 from mpicoll.gradients.synchronizer_options import differing_ranks

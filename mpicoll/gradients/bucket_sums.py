@@ -1,4 +1,4 @@
-"""Sums of several buffers under way at once, begun as the buffers become complete."""
+"""Nonblocking allreduces of several buckets, each started when its elements are complete."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 
 _MOST_PERSISTENT = 32
-"""More buffers would take too many of a communicator's persistent operations; they are started anew each time."""
+"""Up to this number, buckets use persistent operations, of which a communicator has a limited number."""
 
 
 class Sum(NamedTuple):
-    """A buffer to be replaced with its sum over the ranks, once all elements from `start` of the whole on are there."""
+    """A buffer to be summed over the ranks, in place, once all elements of the vector from `start` on are complete."""
 
     start: int
     data: np.ndarray
@@ -26,12 +26,12 @@ class Sum(NamedTuple):
 
 
 class Sums:
-    """The sums of one step after the other; they begin in the order in which they are given.
+    """The allreduces of each step, started in the given order.
 
     Parameters
     ----------
     sums
-        With falling `start`.
+        The buffers, in the order of decreasing `start`.
     """
 
     def __init__(self, comm: MPI.Intracomm, sums: Sequence[Sum]) -> None:
@@ -41,7 +41,7 @@ class Sums:
         self._began: dict[int, float] = {}  # those not seen to have ended, where that is wanted for a trace
 
     def start(self, first: int) -> None:
-        """Begin what is complete when all elements from `first` on are there; let the others move on."""
+        """Start the sums whose elements are complete if all from `first` on are; progress those in flight."""
         if tracing.wanted():
             self._note_ended()
         else:
@@ -54,11 +54,11 @@ class Sums:
 
     @property
     def all_begun(self) -> bool:
-        """True if every bucket of this step has been started."""
+        """True if all sums of this step have been started."""
         return len(self._requests) == len(self._starts)
 
     def wait(self) -> None:
-        """Wait for all; the next step may then begin."""
+        """Wait for all sums of this step."""
         for place, request in enumerate(self._requests):
             request.Wait()
             self._note_end(place)
@@ -76,7 +76,7 @@ class Sums:
 
 
 def _starter(comm: MPI.Intracomm, each: Sum, persistent: bool) -> Callable[[], Any]:
-    """Return a function that begins a sum and returns its request."""
+    """Return a function that starts a sum and returns its request."""
     if not isinstance(comm, Intracomm):
         return lambda: comm.Iallreduce(MPI.IN_PLACE, each.data, MPI.SUM)
     if each.compression is not None or not persistent:
@@ -97,7 +97,7 @@ def cut(buffer: np.ndarray, run: slice, length: int) -> list[Sum]:
 
 
 def runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
-    """Return where neighbours of at least `least` elements stand, and where shorter ones; the last is always short."""
+    """Return the runs of neighbours of at least `least` elements, and of shorter ones; the last counts as short."""
     found: tuple[list[slice], list[slice]] = [], []
     start = 0
     for place, size in enumerate(sizes):

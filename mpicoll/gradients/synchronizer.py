@@ -1,4 +1,4 @@
-"""Averaging gradients over ranks: one flat buffer, cut into buckets, one Allreduce a bucket.
+"""Averaging of gradients over ranks: one flat buffer, divided into buckets, one Allreduce for each.
 
 >>> sync = mpicoll.GradientSynchronizer([w.shape, b.shape], comm=comm)
 >>> sync.gradients[0][...], sync.gradients[1][...] = gradient_of_w, gradient_of_b
@@ -23,36 +23,36 @@ from mpicoll.gradients.bucket_sums import Sum, Sums, cut, runs
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
-"""Shorter parameters, such as biases, are not worth compressing."""
+"""Parameters of fewer bytes, such as biases, are not compressed by default."""
 
 
 class GradientSynchronizer:
-    """Own the gradients of all parameters as one flat buffer and average them over the ranks of `comm`.
+    """One flat buffer for the gradients of all parameters, and its averaging over the ranks of `comm`.
 
-    Collective over `comm`: every rank must construct it, with the same shapes, dtype and options; each rank then calls
-    :meth:`synchronize` equally often. A difference between ranks is refused here, on all ranks.
+    The constructor is collective over `comm`, with the same shapes, dtype and options on all ranks; it compares them.
+    All ranks then call :meth:`synchronize`, or :meth:`start` and :meth:`wait`, equally often.
 
     Parameters
     ----------
     parameters_or_shapes
-        The parameters, arrays or tensors of any library, of one dtype, float32 or float64; or their shapes, tuples of
+        The parameters, as arrays or tensors of any library, all float32 or all float64; or their shapes, tuples of
         integers.
     comm
-        A communicator; with an ``mpicoll.Intracomm`` our algorithms do the work, any other works too.
+        A communicator of mpi4py. That of compressed gradients must be an :class:`mpicoll.Intracomm`.
     compression
-        How float32 gradients are compressed on their way, such as ``"int8"`` or ``"sign"``; None sends them as they
-        are. The weights, and parameters shorter than `dense_bytes`, are never compressed.
+        Compressor of float32 gradients, such as ``"int8"`` or ``"sign"``; None sends them uncompressed. The weights,
+        and parameters shorter than `dense_bytes`, are never compressed.
     error_feedback
-        Whether what compression loses comes with the next step, see :class:`~mpicoll.compression.ErrorFeedback`; None
-        leaves it to the compressor (its `needs_feedback`). Not for unbiased compressors.
+        Whether the error of compression is added to the next step, see :class:`~mpicoll.ErrorFeedback`; None uses it
+        if the compressor's `needs_feedback` is true. It must not be True for unbiased compressors.
     bucket_bytes
-        The most bytes that one Allreduce takes.
+        Largest number of bytes of one Allreduce.
     dense_bytes
-        With compression, the length from which a parameter is compressed.
+        With compression, the number of bytes from which a parameter is compressed.
     average
-        Leave the mean in the buffer. Otherwise the sum.
+        True for the mean of the ranks' gradients, False for their sum.
     dtype
-        The gradients' dtype where shapes are given; by default float32.
+        The gradients' dtype if shapes are given; float32 by default.
 
     Attributes
     ----------
@@ -61,35 +61,38 @@ class GradientSynchronizer:
     gradients : list of arrays
         Views into `flat`, one a parameter, in its shape.
     calls : int
-        How often :meth:`synchronize` has run.
+        Number of completed steps.
     nbytes : int
-        Bytes of gradients that this rank has put into Allreduce so far; not what the algorithm sent for it.
+        Bytes of the buffers that this rank has passed to Allreduce so far, the weights included.
     sent_nbytes : int
-        Bytes that this rank has sent for them so far: of compressed buckets all messages; of others
-        ``2 (size - 1) / size`` of their length, the least that an allreduce sends, even if through shared memory.
+        Bytes that this rank has sent for them so far. With compression these are the bytes of all messages. Without,
+        ``2 (size - 1) / size`` of the buffers' bytes, the least that an allreduce sends, is counted, also on shared
+        memory.
     seconds : float
         Wall time that this rank has spent in :meth:`synchronize`, :meth:`start` and :meth:`wait`, waiting for slower
         ranks included.
     under_way_seconds : float
-        Wall time from the first of these calls of a step to the end of the last; what exceeds `seconds` was spent on
-        something else meanwhile.
+        Wall time from the first of these calls in a step to the end of the last. Its excess over `seconds` is time in
+        which communication overlapped with computation.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is wrong; where only other ranks' are, :class:`~mpicoll.errors.RemoteError` names those.
+        If an argument of this rank is wrong; the message names it.
+    RemoteError
+        If only arguments of other ranks are wrong; the message names the ranks.
     MismatchError
         If ranks have different layouts; the message names the ranks.
 
     Notes
     -----
-    With error feedback a residual has the units of what is added up, gradient times weight. Weights should keep
-    their scale from step to step, as numbers of samples do; so should the learning rate, or the residual of a high
-    rate is applied at a low one (which a slow decay makes no worse than a residual that is a few steps old).
+    With error feedback a residual has the units of what is added up, gradient times weight. Weights should therefore
+    keep their scale from step to step, as numbers of samples do. So should the learning rate, since the residual of a
+    step at a high rate is applied at a later, lower one; a slow decay does no harm.
 
-    Momentum belongs before the sum: give each rank a velocity of its own and put that into the buffer. Behind it, a
-    residual of many steps that comes at once is repeated by the momentum, and training with signs diverges; see
-    :class:`~mpicoll.optim.local_momentum.LocalMomentum`.
+    With error feedback, apply momentum before the sum: keep a velocity on each rank and put that into the buffer. If
+    momentum is applied after the sum, it repeats residuals of many steps that arrive at once, and training with
+    ``"sign"`` diverges; see :class:`~mpicoll.optim.local_momentum.LocalMomentum`.
     """
 
     def __init__(
@@ -167,17 +170,17 @@ class GradientSynchronizer:
         Parameters
         ----------
         weight
-            How much this rank's gradients count, for example its number of samples; zero leaves them out, whatever
-            they hold. The mean is ``sum(weight * gradient) / sum(weight)``, zero where all weights are. With
-            ``average=False`` gradients are added unweighted and `weight` must be 1.
+            Weight of this rank's gradients, for example its number of samples; zero ignores them. The mean is
+            ``sum(weight * gradient) / sum(weight)``, zero if all weights are. With ``average=False`` gradients are
+            added unweighted and `weight` must be 1.
         compress
-            False sends this step's gradients as they are; the residual of earlier steps is kept. The same on all
-            ranks.
+            False sends this step's gradients uncompressed; the residual of earlier steps is kept. It must be equal on
+            all ranks.
 
         Raises
         ------
         ValueError
-            If `weight` is negative, not finite, or cannot count.
+            If `weight` is negative or not finite, or is not 1 with ``average=False``.
         RuntimeError
             Between :meth:`start` and :meth:`wait`.
         """
@@ -200,21 +203,23 @@ class GradientSynchronizer:
         self.under_way_seconds += passed
 
     def start(self, first: int = 0, *, compress: bool = True) -> None:
-        """Say that the gradients from element `first` of `flat` on are there: begin to add up what is complete.
+        """Mark the gradients from element `first` of `flat` on as ready, and start the buckets that are complete.
 
-        Call it during the backward pass with falling `first`, the same on all ranks, then :meth:`wait`; the gradients
-        must not be touched in between. All ranks' gradients count equally. Operations move on whenever one is started
-        or waited for: on ranks with a core each the network is at work while they compute.
+        Call it during the backward pass with decreasing `first`, equal on all ranks, and at last with 0; then call
+        :meth:`wait`. Gradients that are ready must not be accessed before :meth:`wait` returns. All ranks have
+        weight 1. Buckets in flight progress in each call.
 
         Parameters
         ----------
+        first
+            Index of an element of `flat`.
         compress
-            As for :meth:`synchronize`; the same in all calls of a step.
+            As for :meth:`synchronize`; equal in all calls of a step.
 
         Raises
         ------
         TypeError, ValueError
-            If there is no element `first`, or `compress` is another than before in this step.
+            If `first` is not an integer in ``0..flat.size``, or `compress` has changed within the step.
         """
         start = time.perf_counter()
         first = synchronizer_options.checked_first(first, self.flat.size)
@@ -231,7 +236,7 @@ class GradientSynchronizer:
         self.seconds += time.perf_counter() - start
 
     def wait(self) -> None:
-        """Wait until everything is added up; everything must have been begun. Then it is as after `synchronize`.
+        """Wait for all buckets of a step; the buffer is then as after :meth:`synchronize`.
 
         Raises
         ------
@@ -286,12 +291,12 @@ class GradientSynchronizer:
             self.sent_nbytes += sum(2 * (size - 1) * bucket.data.nbytes // size for bucket in buckets)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of what this rank still owes, for its checkpoint; empty without error feedback.
+        """Return copies of this rank's residuals for a checkpoint, by name; an empty dict without error feedback.
 
         Raises
         ------
         RuntimeError
-            Between :meth:`start` and :meth:`wait`, as :meth:`load` does: half of a step may be in the residuals.
+            Between :meth:`start` and :meth:`wait`, when the residuals may contain half of a step.
         """
         self._ensure_idle("state")
         return {
@@ -301,12 +306,14 @@ class GradientSynchronizer:
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what :meth:`state` returned.
+        """Restore the residuals that :meth:`state` returned.
 
         Raises
         ------
         ValueError
-            If it is of another layout or compression. Nothing is changed then.
+            If `state` is for another layout or compression. Nothing is changed then.
+        RuntimeError
+            Between :meth:`start` and :meth:`wait`.
         """
         self._ensure_idle("load")
         residuals = self._feedback()
@@ -314,7 +321,7 @@ class GradientSynchronizer:
         for key, array in state.items():
             number, _, name = key.partition(".")
             if not (number.isdecimal() and int(number) < len(residuals)):
-                raise ValueError(f"state: {key!r} is none of these {len(residuals)} buckets")
+                raise ValueError(f"state: {key!r} is not the name of an array of these {len(residuals)} buckets")
             parts[int(number)][name] = array
         for (count, feedback), part in zip(residuals, parts, strict=True):
             feedback.check_state(part, count)

@@ -1,4 +1,4 @@
-"""Arguments of :class:`mpicoll.GradientSynchronizer`: checked on each rank, and compared between ranks."""
+"""Checks of the arguments of :class:`mpicoll.GradientSynchronizer` on each rank, and their comparison between ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DTYPES = ("float32", "float64")
 def differing_ranks(comm: MPI.Intracomm, digest: bytes) -> tuple[int, ...]:
     """Return the ranks whose `digest` is not the one that most ranks have; empty where all agree.
 
-    Collective over `comm`: every rank must call it with 32 bytes, and every rank gets the same answer. Where two
-    digests are equally common, that of the lower rank counts as right.
+    Collective over `comm`: every rank must call it with 32 bytes, and all ranks get the same result. If two digests are
+    equally common, that of the lower rank counts as right.
     """
     return _outvoted(_gather_digests(comm, digest))
 
@@ -42,7 +42,7 @@ def _outvoted(digests: list[bytes]) -> tuple[int, ...]:
 
 
 def check_options(bucket_bytes: int, dense_bytes: int) -> None:
-    """Raise ValueError unless both are lengths."""
+    """Raise ValueError unless `bucket_bytes` is positive and `dense_bytes` is not negative."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not a positive number of bytes")
     if dense_bytes < 0:
@@ -50,7 +50,7 @@ def check_options(bucket_bytes: int, dense_bytes: int) -> None:
 
 
 def checked_first(first: Any, count: int) -> int:
-    """Return the number of an element, or `count`; raise TypeError or ValueError if there is none of that number."""
+    """Return `first` as an int; raise TypeError or ValueError unless it is an integer in ``0..count``."""
     try:
         found = operator.index(first)
     except TypeError:
@@ -63,7 +63,7 @@ def checked_first(first: Any, count: int) -> int:
 def checked_compression(
     given: str | Compressor | None, error_feedback: bool | None, comm: MPI.Intracomm, dtype: np.dtype
 ) -> tuple[Compressor | None, bool]:
-    """Return the compressor, and whether with error feedback; raise TypeError or ValueError if that cannot be."""
+    """Return the compressor, and whether to use error feedback; raise TypeError or ValueError if they are wrong."""
     made, fed_back = feedback.chosen(given, error_feedback, dtype)
     if made is not None and not isinstance(comm, Intracomm):
         raise TypeError(f"comm: compression={given!r} needs an mpicoll.Intracomm, not {comm!r}")
@@ -71,7 +71,7 @@ def checked_compression(
 
 
 def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[list[tuple[int, ...]], np.dtype]:
-    """Return shapes and their one dtype; raise TypeError or ValueError if that cannot be."""
+    """Return the shapes and their common dtype; raise TypeError or ValueError if they are wrong."""
     if _is_array(parameters_or_shapes):
         raise TypeError("parameters_or_shapes: a list of arrays or of shapes is needed, not one array")
     items = list(parameters_or_shapes)
@@ -90,7 +90,7 @@ def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[lis
 
 
 def _is_array(item: Any) -> bool:
-    """Return whether an item is an array of any library, such as a tensor, and not a shape."""
+    """Return whether an item is an array or tensor of any library, and not a shape."""
     return hasattr(item, "shape") and hasattr(item, "dtype")
 
 
@@ -119,12 +119,12 @@ def _shape(item: Any) -> tuple[int, ...]:
 
 
 def digest(*facts: Any) -> bytes:
-    """Return 32 bytes that differ where any of the facts do."""
+    """Return a digest of the facts, 32 bytes."""
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
 def agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> None:
-    """Compare digests; raise `problem` where there is one, and on every rank if any has one or they differ."""
+    """Compare the ranks' digests, and raise on every rank if they differ or any rank has a `problem`; collective."""
     digests = _gather_digests(comm, digest)
     if problem is not None:
         raise problem
@@ -134,7 +134,7 @@ def agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> None
     if differing := _outvoted(digests):
         raise MismatchError(
             f"gradient synchronizer: rank {_listed(differing)} differs from the others in parameter shapes, dtype, "
-            f"bucket_bytes, dense_bytes, average, compression or error_feedback"
+            "bucket_bytes, dense_bytes, average, compression or error_feedback"
         )
 
 

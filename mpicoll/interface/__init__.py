@@ -1,1 +1,1 @@
-"""Collectives of the mpi4py face: blocking, nonblocking and persistent, with mpi4py's names and arguments."""
+"""Collectives with mpi4py's names and arguments: blocking, nonblocking and persistent."""

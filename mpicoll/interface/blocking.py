@@ -1,8 +1,8 @@
-"""Blocking collectives of the mpi4py face.
+"""Blocking collectives with mpi4py's names and arguments.
 
-A plain call is made by one compiled function, :func:`mpicoll.kernels.dispatch.call`; anything else takes
-the general path, :func:`mpicoll.collectives.execute.go_on`. The methods are written out: one more Python call between
-them and the compiled function would take a twentieth of the time of a short collective.
+One compiled function, :func:`mpicoll.kernels.dispatch.call`, makes plain calls; all others take the general path,
+:func:`mpicoll.collectives.execute.go_on`. The methods repeat each other on purpose: one more Python call between them
+and the compiled function would take a twentieth of the time of a short collective.
 """
 
 # mypy: disable-error-code="override"
@@ -41,9 +41,9 @@ from mpicoll.kernels.operation_words import (
 
 
 class BlockingCollectives(DerivedIntracomm):
-    """Blocking collectives, with mpi4py's names and arguments, and ``algorithm`` to choose one.
+    """Blocking collectives with mpi4py's names and arguments, and ``algorithm`` to choose one.
 
-    An operation is reduced in a fixed order, so that all ranks get equal bits, and every run the same.
+    Elements are reduced in an order that the algorithm fixes, so that all ranks get equal bits, the same in every run.
     """
 
     _scope: CallContext
@@ -62,29 +62,32 @@ class BlockingCollectives(DerivedIntracomm):
         algorithm: str | None = None,
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> None:
-        """Reduce over all ranks and give the result to all; equal bits on every rank.
+        """Reduce over all ranks; every rank gets the result, with equal bits.
 
         Parameters
         ----------
         sendbuf, recvbuf
-            Buffers as mpi4py takes them: arrays, or lists such as ``[array, count, MPI.FLOAT]``; of one element type
-            and count on all ranks. ``MPI.IN_PLACE`` as `sendbuf` takes the data from `recvbuf`.
+            Buffers as mpi4py takes them: arrays, or lists such as ``[array, count, MPI.FLOAT]``; of the same element
+            type and count on all ranks. ``MPI.IN_PLACE`` as `sendbuf` takes the data from `recvbuf`.
         op
             An operation of MPI, or of :func:`mpicoll.op`.
         algorithm
-            A name in :meth:`~mpicoll.Intracomm.algorithms`, or ``"native"`` for the MPI library; by default that of
-            the communicator.
+            ``"auto"``, ``"native"`` (the MPI library), or another name in :meth:`~mpicoll.Intracomm.algorithms`; by
+            default that of the communicator.
         compression
-            Compressor of the messages, such as ``"int8"``, for SUM of float32; between nodes only, where there are
-            several. The guide on compression says how large rounding errors are. ``"auto:int8"`` or ``"auto"``
-            compresses only if that is faster; the first call with each vector length may measure it.
+            Compressor of the messages, such as ``"int8"``, or an :class:`~mpicoll.ErrorFeedback`, for SUM of float32.
+            If there are several nodes, only messages between them are compressed. The guide on compression states the
+            rounding errors. ``"auto:int8"`` or ``"auto"`` compresses only if that is faster; the first call with a
+            vector length may measure it.
 
         Raises
         ------
         TypeError, ValueError, UnknownAlgorithm, UnknownCompressor
-            Naming the argument and its value; the other ranks get RemoteError.
+            If an argument is wrong; the message names it and its value. The other ranks raise RemoteError.
         MismatchError, CollectiveTimeout, CorruptPayload
             On every rank of the call; see :mod:`mpicoll.errors`.
+        CommunicatorBroken
+            If an earlier call has failed.
         """
         if compression is not None and not (type(compression) is str and compression in self._uncompressed):
             run(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
@@ -99,7 +102,7 @@ class BlockingCollectives(DerivedIntracomm):
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> None:
-        """Reduce over all ranks and give the result to `root`."""
+        """Reduce over all ranks to `root`; `recvbuf` is ignored on the other ranks. See :meth:`Allreduce`."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
@@ -108,7 +111,7 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Copy the root's buffer to all ranks."""
+        """Broadcast: copy `buf` of the root to `buf` of all other ranks, of the same count and element type."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
@@ -125,13 +128,17 @@ class BlockingCollectives(DerivedIntracomm):
         *,
         algorithm: str | None = None,
     ) -> None:
-        """Reduce over all ranks and give rank r the r-th part, of ``recvcounts[r]`` elements."""
+        """Reduce over all ranks and scatter the result: rank r gets the r-th part, of ``recvcounts[r]`` elements.
+
+        By default the counts are the lengths of all ranks' `recvbuf`; ``MPI.IN_PLACE`` needs `recvcounts`. See
+        :meth:`Allreduce` for the other parameters.
+        """
         run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> None:
-        """Reduce over all ranks and give rank r the r-th of equal parts."""
+        """Reduce over all ranks and scatter the result: rank r gets the r-th of `size` equal parts."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -140,7 +147,7 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give every rank the parts of all ranks, equally long."""
+        """Gather a part of equal length from every rank, in rank order, on all ranks."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -149,11 +156,11 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give every rank the parts of all ranks, of any length: ``recvbuf = [data, counts, displs, datatype]``."""
+        """Gather parts of any length on all ranks: ``recvbuf = [data, counts, displs, datatype]``."""
         run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Give the parts of all ranks, equally long, to `root`."""
+        """Gather a part of equal length from every rank, in rank order, on `root`; others' `recvbuf` is ignored."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
@@ -162,11 +169,11 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Give the parts of all ranks, of any length, to `root`: ``recvbuf = [data, counts, displs, datatype]``."""
+        """Gather parts of any length on `root`, where ``recvbuf = [data, counts, displs, datatype]``."""
         run(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Give rank r the r-th of equal parts of the root's buffer."""
+        """Scatter: rank r gets the r-th of `size` equal parts of the root's `sendbuf`; others' `sendbuf` is ignored."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table and type(root) is int and 0 <= root < self._size:
@@ -175,11 +182,11 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Give each rank its part of the root's buffer, where ``sendbuf = [data, counts, displs, datatype]``."""
+        """Scatter parts of any length of the root's buffer, where ``sendbuf = [data, counts, displs, datatype]``."""
         run(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give rank r the r-th of equal parts of every rank's buffer, in rank order."""
+        """Send the r-th of `size` equal parts of `sendbuf` to rank r; get a part from every rank, in rank order."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -188,7 +195,7 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "alltoall", sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Give each rank its part of every rank's buffer; both are ``[data, counts, displs, datatype]``."""
+        """Send a part of any length to each rank; both buffers are ``[data, counts, displs, datatype]``."""
         run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
@@ -215,7 +222,7 @@ class BlockingCollectives(DerivedIntracomm):
         self._block_exchange.alltoallw(sendbuf, recvbuf, algorithm)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
-        """Give rank r the reduction over ranks 0 to r, in rank order."""
+        """Inclusive prefix reduction: rank r gets the reduction over ranks 0 to r, in rank order."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -224,7 +231,7 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "scan", sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
-        """Give rank r the reduction over ranks 0 to r - 1, in rank order; rank 0's `recvbuf` stays as it is."""
+        """Exclusive prefix reduction over ranks 0 to r - 1, in rank order; rank 0's `recvbuf` is not written."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
@@ -233,7 +240,7 @@ class BlockingCollectives(DerivedIntracomm):
             go_on(self._scope, status, algorithm, "exscan", sendbuf, recvbuf, op)
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
-        """Wait until every rank has come."""
+        """Wait until every rank has called it."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:

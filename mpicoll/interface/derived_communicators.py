@@ -1,7 +1,7 @@
-"""Communicators made from a communicator of mpicoll are mpicoll's too.
+"""Methods that make communicators from a communicator of mpicoll; the new ones are mpicoll's too.
 
-What mpi4py's methods return decides the class: ``Create_cart`` gives a Cartcomm, ``Split`` of a Cartcomm an Intracomm,
-``Dup`` the class of the communicator itself. Settings are passed on.
+The class follows mpi4py's: ``Create_cart`` returns a Cartcomm, ``Split`` of a Cartcomm an Intracomm, ``Dup`` the class
+of the communicator itself. The new communicator has the settings of the old one.
 """
 
 # mypy: disable-error-code="override"
@@ -22,14 +22,14 @@ else:
 
 
 class Settings(NamedTuple):
-    """Settings that a communicator passes on to those that are made from it."""
+    """Settings of a communicator, inherited by those that are made from it; `timeout` in seconds."""
 
     algorithm: str = "auto"
     timeout: float = 60.0
 
 
 class Derived(_Comm):
-    """A communicator, of one group or two, that passes its kind and settings on to those that are made from it."""
+    """Base of intra- and intercommunicators whose methods return communicators of mpicoll with the same settings."""
 
     _settings = Settings()
 
@@ -47,11 +47,11 @@ class Derived(_Comm):
         return self._wrap(super().Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
-        """Split by kind as mpi4py does; see :meth:`Split`."""
+        """Split by a type such as ``MPI.COMM_TYPE_SHARED``, as mpi4py does; see :meth:`Split`."""
         return self._wrap(super().Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> Any:
-        """Make a communicator of a group; see :meth:`Split`."""
+        """Make a communicator from a group of ranks; see :meth:`Split`."""
         return self._wrap(super().Create(group))
 
     def Shrink(self) -> Any:
@@ -71,9 +71,9 @@ class Derived(_Comm):
         return self._adopt(super().Dup_with_info(info))
 
     def Idup(self, info: MPI.Info | None = None) -> Any:
-        """Start to duplicate; return the duplicate, which can be used when the request is complete, and the request.
+        """Start to duplicate; return the duplicate, which may be used once the request is complete, and the request.
 
-        The first collective call on the duplicate sets up what is private to it, and waits for all its ranks.
+        The first collective call on the duplicate makes its private channel, which is collective over its ranks.
         """
         made, request = super().Idup(info)
         return self._adopt(made, complete=False), request
@@ -84,15 +84,15 @@ class Derived(_Comm):
         return self._adopt(made, complete=False), request
 
     def Free(self) -> None:
-        """Free the communicator and everything that was cached on it; collective."""
+        """Free the communicator and the private channel that is cached on it; collective."""
         super().Free()
 
 
 class DerivedIntracomm(Derived, MPI.Intracomm):
-    """Constructors that a communicator of one group has besides."""
+    """Methods of intracommunicators that make communicators."""
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
-        """Make a communicator of a group, collective over the group only; see :meth:`Split`."""
+        """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""
         return self._wrap(super().Create_group(group, tag))
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
@@ -130,5 +130,5 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         return self._wrap(super().Create_dist_graph(sources, degrees, destinations, weights, info, reorder))
 
     def Create_intercomm(self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0) -> Any:
-        """Make a communicator of two groups, an :class:`mpicoll.Intercomm`; both groups' must be mpicoll's."""
+        """Make an :class:`mpicoll.Intercomm`; the communicators of both groups must be mpicoll's."""
         return self._wrap(super().Create_intercomm(local_leader, peer_comm, remote_leader, tag))

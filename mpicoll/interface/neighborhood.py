@@ -1,4 +1,4 @@
-"""Neighbourhood collectives of the mpi4py face, on communicators with a topology."""
+"""Neighbourhood collectives with mpi4py's names and arguments, on communicators with a topology."""
 
 # mypy: disable-error-code="override"
 # mpi4py's stubs know neither our requests nor what we return.
@@ -23,10 +23,10 @@ else:
 
 
 class NeighborhoodCollectives(_Topocomm):
-    """Collectives among neighbours: the MPI library's own, with deadline and errors as other collectives have.
+    """Neighbourhood collectives: the MPI library's, with mpicoll's deadline and exceptions.
 
-    :class:`~mpicoll.errors.CollectiveTimeout` names neighbours from which data come. A neighbour that needs nothing of
-    a rank that is missing ends the call, and may be named beside it.
+    :class:`~mpicoll.errors.CollectiveTimeout` names incoming neighbours only. It may name one that has completed the
+    call already, beside the one that is missing.
     """
 
     _scope: CallContext
@@ -41,75 +41,75 @@ class NeighborhoodCollectives(_Topocomm):
         return Neighborhood(tuple(self.inedges), doubled)
 
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send the same data to all outgoing neighbours; get those of all incoming ones."""
+        """Send `sendbuf` to all outgoing neighbours and gather that of all incoming ones, in their order."""
         run(self._scope, "neighbor_allgather", self._around, sendbuf, recvbuf)
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Do so with parts of any length: ``recvbuf = [data, counts, displs, datatype]``."""
+        """:meth:`Neighbor_allgather` of parts of any length: ``recvbuf = [data, counts, displs, datatype]``."""
         run(self._scope, "neighbor_allgatherv", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a part to each outgoing neighbour; get one from each incoming one."""
+        """Send one of equal parts to each outgoing neighbour, and get one from each incoming neighbour."""
         run(self._scope, "neighbor_alltoall", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Do so with parts of any length; both buffers are ``[data, counts, displs, datatype]``."""
+        """:meth:`Neighbor_alltoall` of parts of any length; both buffers are ``[data, counts, displs, datatype]``."""
         run(self._scope, "neighbor_alltoallv", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Do so with a datatype for each neighbour; both buffers are ``[data, counts, displs, datatypes]``."""
+        """:meth:`Neighbor_alltoall` with a datatype for each neighbour: ``[data, counts, displs, datatypes]``."""
         run(self._scope, "neighbor_alltoallw", self._around, sendbuf, recvbuf)
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_allgather`."""
+        """Start :meth:`Neighbor_allgather`; return its request."""
         return start(self._scope, "neighbor_allgather", self._around, sendbuf, recvbuf)
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_allgatherv`."""
+        """Start :meth:`Neighbor_allgatherv`; return its request."""
         return start(self._scope, "neighbor_allgatherv", self._around, sendbuf, recvbuf)
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoall`."""
+        """Start :meth:`Neighbor_alltoall`; return its request."""
         return start(self._scope, "neighbor_alltoall", self._around, sendbuf, recvbuf)
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoallv`."""
+        """Start :meth:`Neighbor_alltoallv`; return its request."""
         return start(self._scope, "neighbor_alltoallv", self._around, sendbuf, recvbuf)
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoallw`."""
+        """Start :meth:`Neighbor_alltoallw`; return its request."""
         return start(self._scope, "neighbor_alltoallw", self._around, sendbuf, recvbuf)
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
-        """Set up :meth:`Neighbor_allgather`; hints have no effect."""
+        """Set up a persistent :meth:`Neighbor_allgather`; `info` has no effect."""
         return keep(self._scope, "neighbor_allgather", self._around, sendbuf, recvbuf)
 
     def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
-        """Set up :meth:`Neighbor_allgatherv`; hints have no effect."""
+        """Set up a persistent :meth:`Neighbor_allgatherv`; `info` has no effect."""
         return keep(self._scope, "neighbor_allgatherv", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoall`; hints have no effect."""
+        """Set up a persistent :meth:`Neighbor_alltoall`; `info` has no effect."""
         return keep(self._scope, "neighbor_alltoall", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoallv`; hints have no effect."""
+        """Set up a persistent :meth:`Neighbor_alltoallv`; `info` has no effect."""
         return keep(self._scope, "neighbor_alltoallv", self._around, sendbuf, recvbuf)
 
     def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoallw`; hints have no effect."""
+        """Set up a persistent :meth:`Neighbor_alltoallw`; `info` has no effect."""
         return keep(self._scope, "neighbor_alltoallw", self._around, sendbuf, recvbuf)
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
-        """Return a list of the objects of all incoming neighbours, None for those that are no rank.
+        """Return a list of the objects of all incoming neighbours, None for ``MPI.PROC_NULL``.
 
         Raises
         ------
         RemoteError
-            If a rank has an object that cannot be pickled; that rank raises the pickler's exception.
+            If another rank's object cannot be pickled; that rank raises the pickler's exception.
         """
         return neighbors.allgather(self._scope, self._around, sendobj)
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Return a list of what each incoming neighbour has for this rank; see :meth:`neighbor_allgather`."""
+        """Return a list of objects for this rank, one of each incoming neighbour; see :meth:`neighbor_allgather`."""
         return neighbors.alltoall(self._scope, self._around, self.outdegree, sendobj)

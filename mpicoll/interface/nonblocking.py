@@ -40,55 +40,55 @@ class NonblockingCollectives(BlockingCollectives):
     def _quick(
         self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
     ) -> Request | None:
-        """Start a plain call by one compiled function; None if it is not one, and nothing has happened."""
+        """Start a plain call by one compiled function; None, having done nothing, if it is not plain."""
         if not self._nonblocking_table or algorithm is not None or type(root) is not int:
             return None
         return start_quickly(self._scope, self._nonblocking_table, collective, sendbuf, recvbuf, op, root)
 
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Barrier`."""
+        """Start :meth:`Barrier`; return its request."""
         quick = self._quick(BARRIER, None, None, algorithm)
         return quick or start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Bcast`."""
+        """Start :meth:`Bcast`; return its request."""
         quick = self._quick(BCAST, None, buf, algorithm, root=root)
         return quick or start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Gather`."""
+        """Start :meth:`Gather`; return its request."""
         quick = self._quick(GATHER, sendbuf, recvbuf, algorithm, root=root)
         return quick or start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Gatherv`."""
+        """Start :meth:`Gatherv`; return its request."""
         return start(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Scatter`."""
+        """Start :meth:`Scatter`; return its request."""
         quick = self._quick(SCATTER, sendbuf, recvbuf, algorithm, root=root)
         return quick or start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Scatterv`."""
+        """Start :meth:`Scatterv`; return its request."""
         return start(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Allgather`."""
+        """Start :meth:`Allgather`; return its request."""
         quick = self._quick(ALLGATHER, sendbuf, recvbuf, algorithm)
         return quick or start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Allgatherv`."""
+        """Start :meth:`Allgatherv`; return its request."""
         return start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Alltoall`."""
+        """Start :meth:`Alltoall`; return its request."""
         quick = self._quick(ALLTOALL, sendbuf, recvbuf, algorithm)
         return quick or start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Alltoallv`."""
+        """Start :meth:`Alltoallv`; return its request."""
         return start(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
@@ -98,7 +98,7 @@ class NonblockingCollectives(BlockingCollectives):
     def Ireduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> Request:
-        """Start :meth:`Reduce`."""
+        """Start :meth:`Reduce`; return its request."""
         quick = self._quick(REDUCE, sendbuf, recvbuf, algorithm, op, root=root)
         return quick or start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
 
@@ -111,7 +111,7 @@ class NonblockingCollectives(BlockingCollectives):
         algorithm: str | None = None,
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> Request:
-        """Start :meth:`Allreduce`; see :class:`~mpicoll.collectives.requests.Request` for when it progresses."""
+        """Start :meth:`Allreduce`; return its :class:`~mpicoll.Request`, which says when it progresses."""
         quick = self._quick(ALLREDUCE, sendbuf, recvbuf, algorithm, op) if compression is None else None
         return quick or start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
@@ -124,22 +124,22 @@ class NonblockingCollectives(BlockingCollectives):
         *,
         algorithm: str | None = None,
     ) -> Request:
-        """Start :meth:`Reduce_scatter`."""
+        """Start :meth:`Reduce_scatter`; return its request."""
         return start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
-        """Start :meth:`Reduce_scatter_block`."""
+        """Start :meth:`Reduce_scatter_block`; return its request."""
         quick = self._quick(REDUCE_SCATTER, sendbuf, recvbuf, algorithm, op)
         return quick or start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Scan`."""
+        """Start :meth:`Scan`; return its request."""
         quick = self._quick(SCAN, sendbuf, recvbuf, algorithm, op)
         return quick or start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Exscan`."""
+        """Start :meth:`Exscan`; return its request."""
         quick = self._quick(EXSCAN, sendbuf, recvbuf, algorithm, op)
         return quick or start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)

@@ -1,4 +1,4 @@
-"""Collectives of Python objects on the mpi4py face."""
+"""Collectives of Python objects with mpi4py's names and arguments."""
 
 # mypy: disable-error-code="override"
 # mpi4py's stubs know neither our operations nor what they return.
@@ -27,7 +27,7 @@ class ObjectCollectives(PersistentCollectives):
     _objects: Reductions
 
     def barrier(self) -> None:
-        """Wait until every rank has come; the same as :meth:`Barrier`."""
+        """Wait until every rank has called it; the same as :meth:`Barrier`."""
         self.Barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
@@ -53,7 +53,7 @@ class ObjectCollectives(PersistentCollectives):
         return self._objects.allgather(sendobj)
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Return a list of what each rank has for this one; `sendobj` has an object for each rank."""
+        """Return a list of the objects for this rank, one of each rank; `sendobj` has an object for each rank."""
         return self._objects.alltoall(sendobj)
 
     def reduce(self, sendobj: Any, op: AnyObjectOp = MPI.SUM, root: int = 0) -> Any | None:
@@ -66,13 +66,13 @@ class ObjectCollectives(PersistentCollectives):
         Parameters
         ----------
         op
-            An operation of MPI, which does to objects what the operator of Python does (``MPI.SUM`` is ``a + b``), or
-            a function of two objects, which must not call collectives of this communicator.
+            An operation of MPI, which applies the operator of Python to objects (``MPI.SUM`` is ``a + b``), or a
+            function of two objects, which must not call collectives of this communicator.
 
         Raises
         ------
         RemoteError
-            If another rank has failed to pickle its object or to combine objects; it raises the exception itself.
+            If another rank failed to pickle its object or to combine objects; that rank raises the exception itself.
         """
         return self._objects.allreduce(sendobj, op)
 

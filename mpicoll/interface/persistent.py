@@ -1,4 +1,4 @@
-"""Persistent collectives of the mpi4py face."""
+"""Persistent collectives with mpi4py's names and arguments."""
 
 # mypy: disable-error-code="override"
 # mpi4py's stubs know neither our keywords nor our operations and requests.
@@ -19,54 +19,54 @@ from mpicoll.interface.nonblocking import NonblockingCollectives
 
 
 class PersistentCollectives(NonblockingCollectives):
-    """Persistent collectives: operations set up once and started any number of times."""
+    """Persistent collectives: set up once, started any number of times; each method returns an inactive request."""
 
     def Barrier_init(self, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Barrier`."""
+        """Set up a persistent :meth:`Barrier`; return its request."""
         return keep(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
 
     def Bcast_init(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Bcast`."""
+        """Set up a persistent :meth:`Bcast`; return its request."""
         return keep(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Gather_init(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Gather`."""
+        """Set up a persistent :meth:`Gather`; return its request."""
         return keep(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Gatherv_init(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Gatherv`."""
+        """Set up a persistent :meth:`Gatherv`; return its request."""
         return keep(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Scatter_init(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Scatter`."""
+        """Set up a persistent :meth:`Scatter`; return its request."""
         return keep(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Scatterv_init(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Scatterv`."""
+        """Set up a persistent :meth:`Scatterv`; return its request."""
         return keep(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Allgather`."""
+        """Set up a persistent :meth:`Allgather`; return its request."""
         return keep(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Allgatherv`."""
+        """Set up a persistent :meth:`Allgatherv`; return its request."""
         return keep(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoall_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Alltoall`."""
+        """Set up a persistent :meth:`Alltoall`; return its request."""
         return keep(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> PersistentRequest:
-        """Set up :meth:`Alltoallv`."""
+        """Set up a persistent :meth:`Alltoallv`; return its request."""
         return keep(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
@@ -76,7 +76,7 @@ class PersistentCollectives(NonblockingCollectives):
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce`."""
+        """Set up a persistent :meth:`Reduce`; return its request."""
         return keep(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Allreduce_init(
@@ -88,7 +88,7 @@ class PersistentCollectives(NonblockingCollectives):
         algorithm: str | None = None,
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> PersistentRequest:
-        """Set up :meth:`Allreduce` for these buffers once; ``Start`` and ``Wait`` run it any number of times."""
+        """Set up a persistent :meth:`Allreduce` for these buffers; ``Start`` and ``Wait`` of its request run it."""
         return keep(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Reduce_scatter_init(
@@ -100,23 +100,23 @@ class PersistentCollectives(NonblockingCollectives):
         *,
         algorithm: str | None = None,
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter`."""
+        """Set up a persistent :meth:`Reduce_scatter`; return its request."""
         return keep(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter_block`."""
+        """Set up a persistent :meth:`Reduce_scatter_block`; return its request."""
         return keep(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Scan_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Scan`."""
+        """Set up a persistent :meth:`Scan`; return its request."""
         return keep(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
 
     def Exscan_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> PersistentRequest:
-        """Set up :meth:`Exscan`."""
+        """Set up a persistent :meth:`Exscan`; return its request."""
         return keep(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)

@@ -1,1 +1,1 @@
-"""Schedules over point-to-point messages, and the MPI library's own collectives."""
+"""Execution of schedules by point-to-point messages, and the MPI library's own collectives."""

@@ -1,9 +1,9 @@
-"""Plans that are bound to memory: rows for the executor, each with what does the same from Python.
+"""Plans bound to memory: rows of instructions for the executor, each with an equivalent Python function.
 
 A row waits for messages, posts messages, calls a reducer or copies. The executor (:mod:`mpicoll.kernels.executor`)
-calls `MPI_Startall` and `MPI_Testall` by address, so that a plan passes from step to step without the interpreter.
-What only Python can do, such as a compressor's call, is a row at which the executor comes back. Where the MPI library
-cannot be called by address all rows are done from Python.
+calls `MPI_Startall` and `MPI_Testall` by address, so that a plan progresses without the interpreter. At a row that
+needs Python, such as a compressor's call, the executor returns. If the MPI library cannot be called by address, all
+rows are executed from Python.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _row(what: int, **operands: int) -> list[int]:
 
 
 class Table:
-    """Rows of a plan, and how far its present run has come.
+    """Rows of a plan, and the progress of its present run.
 
     Attributes
     ----------
     steps
-        Per row what does the same from Python, holding the memory that the row refers to; it returns False if it has
-        to be called again.
+        By row, the equivalent Python function, which keeps the row's memory alive; it returns False if it has to be
+        called again.
     address
-        Of the job; 0 if the MPI library cannot be called by address.
+        Address of the job; 0 if the MPI library cannot be called by address.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Table:
     # Making ---------------------------------------------------------------------------------------------------------
 
     def wait(self, requests: list[Any], *, fixed: bool = True) -> None:
-        """Add a wait for messages; `fixed`: they are the same persistent ones each time."""
+        """Add a wait for messages; `fixed` if they are the same persistent requests in each run."""
         if not requests:
             return
         row = _row(instructions.CALL)
@@ -80,7 +80,7 @@ class Table:
         self._add(row, lambda: _testall(requests))
 
     def post(self, requests: list[Any]) -> None:
-        """Add the start of persistent messages."""
+        """Add a start of persistent requests."""
         row = _row(instructions.CALL)
         if self._functions is not None:
             row = self._message_row(instructions.STARTALL, requests, self._functions.startall)
@@ -99,7 +99,7 @@ class Table:
         self._add(row, lambda: function(*arguments))
 
     def close(self) -> None:
-        """Add the end; nothing is added after it."""
+        """Add the end of the plan; nothing may be added after it."""
         self._add(_row(instructions.END), lambda: None)
         self._at = len(self.steps)  # no run has begun
         if self._functions is None:
@@ -129,31 +129,31 @@ class Table:
 
     @property
     def at(self) -> int:
-        """The number of the row that is next; row 0 is none."""
+        """The number of the next row; rows count from 1."""
         if self._job is None:
             return self._at
         return (int(self._job[words.ROW]) - self._first) // instructions.ROW_NBYTES + 1
 
     def start(self) -> None:
-        """Begin a run."""
+        """Start a run."""
         self._at, self._status = 1, words.WAITING
         if self._job is not None:
             self._job[words.ROW], self._job[words.PLACE] = self._first, 0
             self._job[words.SPINS], self._job[words.YIELDS] = 1, 0
 
     def resume(self, status: int) -> None:
-        """Take over a run that compiled code began, with the status that it returned."""
+        """Continue a run that compiled code has started and that returned `status`."""
         self._status = status
 
     def wait_for(self, spins: int, yields: int, start_yields: int) -> None:
-        """Say how often to look for messages before :meth:`advance` returns.
+        """Set the number of polls for messages before :meth:`advance` returns.
 
         Parameters
         ----------
         spins, yields
-            Without and with giving the core away.
+            Polls without and with yielding the core.
         start_yields
-            The same as `yields` for compiled code that begins the plan again, while other threads wait.
+            As `yields`, for compiled code that starts the plan again, while other threads wait.
         """
         if self._job is not None:
             job = self._job
@@ -166,11 +166,11 @@ class Table:
 
     @property
     def begun(self) -> int:
-        """The number of the last collective that compiled code began with it."""
+        """The number of the last collective that compiled code started with this plan."""
         return 0 if self._job is None else int(self._job[words.SEEN])
 
     def advance(self) -> bool:
-        """Go on as far as messages have come; return whether the end is reached.
+        """Advance as far as messages have arrived; return whether the run is complete.
 
         Raises
         ------
@@ -193,13 +193,13 @@ class Table:
             self._job[words.ROW] += instructions.ROW_NBYTES
 
     def _go_on(self, status: int) -> Any:
-        """Do from Python what stands in the row at which the executor came back."""
+        """Execute the row at which the executor returned from Python."""
         assert self._job is not None
         if status == words.FAILED:
             raise MPI.Exception(int(self._job[words.PLACE]))
         done = self.steps[self.at]()  # a reducer that raised an exception does it again
         if status == words.RAISED:
-            raise OperationError("op: it raised an exception that it did not raise again")
+            raise OperationError("op: its function raised an exception in compiled code, but none when called again")
         return done
 
     def _advance_from_python(self) -> bool:
@@ -229,7 +229,7 @@ def _is_plain_copy(call: KernelCall) -> bool:
 
 @lru_cache(maxsize=1)
 def functions() -> Functions | None:
-    """Return the addresses of the MPI library's functions; None if it cannot be called by address."""
+    """Return the addresses of the MPI library's functions; None if they cannot be called by address."""
     if jit.DISABLED or MPI._sizeof(MPI.Request) not in _HANDLES:
         return None
     try:

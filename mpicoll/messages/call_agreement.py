@@ -1,10 +1,10 @@
-"""Make sure, before any data moves, that all ranks make the same call.
+"""Comparison of the ranks' calls before any data moves.
 
-One small allreduce of (code, -code) with MIN tells every rank whether all codes are equal, so all of them raise or
-none does, and the communicator stays usable. There are two codes: of what all ranks know of the call, and of all of it,
-which is left out by a rank that does not know it. It costs as much as an allreduce of 32 bytes. When it is done is
-decided by ``MPICOLL_CHECK``: in ``full`` mode before every call, by default only where a rank could otherwise finish
-before the others have come (bcast and reduce), and there only the first time that a call with this signature is made.
+One allreduce of (code, -code) with MIN, of 32 bytes, tells every rank whether all codes are equal. So either all ranks
+raise or none does, and the communicator stays usable. There are two codes: one of the part of the call that all ranks
+know, and one of the whole call, from which ranks that do not know it abstain. ``MPICOLL_CHECK`` decides when calls are
+compared: in mode ``full`` before every call; by default only if a rank could complete the call before the others have
+entered it (bcast and reduce), and only for the first call with a signature.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeou
 
 
 def agree(channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None) -> None:
-    """Compare `signature`, or `error`, with what the other ranks have; the communicator stays usable.
+    """Compare `signature` with those of the other ranks; the communicator stays usable. Collective.
 
     Parameters
     ----------
     error
-        What is wrong with this rank's arguments: it takes part and then raises it itself.
+        The exception of this rank, if its arguments are wrong; it is raised after the comparison.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
     RemoteError
         If another rank's arguments are wrong and this one's are not.
     CollectiveTimeout
-        If a rank never came.
+        If a rank did not enter the call in time.
     """
     text = signature.text if error is None else f"!{type(error).__name__}: {error}"
     code = Signature.of(text).code
@@ -128,15 +128,15 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
 
 
 def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:
-    """Return a tag slot for a persistent operation that no other has on any rank, the same on all ranks.
+    """Return a tag slot that is free on all ranks, the same on all, for a persistent operation; collective.
 
-    Operations are set up in the same order on all ranks, but freed at any time. The ranks therefore agree on all slots
-    that are free everywhere and take one after the other, without a word to each other until none is left.
+    Operations are set up in the same order on all ranks, but freed at any time. The ranks therefore agree on the list
+    of all slots that are free on every rank, and take slots from it without communication until it is empty.
 
     Raises
     ------
     RuntimeError
-        On every rank, if as many operations are alive as there are slots.
+        On every rank, if no slot is free on all ranks.
     MismatchError, RemoteError, CollectiveTimeout
         As for :func:`agree`.
     """
@@ -149,17 +149,17 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
         channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
     if not channel.slots:
         alive = len(channel.persistent_slots)
-        raise RuntimeError(f"persistent request: {alive} of them are alive on some rank; there is room for no more")
+        raise RuntimeError(f"persistent request: all {alive} tag slots of the communicator are in use; free requests")
     return channel.slots.popleft()
 
 
 class _Settling(InFlight):
-    """The wait for what other ranks did with a call that this one refused."""
+    """The wait of a rank that has refused a call for the other ranks' refusals."""
 
     __slots__ = ()
 
     def advance(self) -> bool:
-        """Read what the others say; return whether all have refused it."""
+        """Read control messages; return whether all other ranks have refused the call."""
         return self.channel.watchdog.all_refused(self.number)
 
     def waiting(self) -> Waiting:
@@ -168,17 +168,17 @@ class _Settling(InFlight):
         return Waiting(self.number, Signature.refusing("a call"), "until all ranks refuse it", missing)
 
     def abandon(self, error: BaseException) -> None:
-        """Break off: others are in a call that this rank does not make."""
+        """Mark the channel as broken: other ranks are in a call that this rank does not make."""
         self.channel.break_off(f"{type(error).__name__}: {error}")
 
 
 def settle(channel: Channel, timeout: float) -> None:
-    """Return if every rank refused the call that this rank refused last: then all of them can go on.
+    """Return once every rank has refused the call that this rank refused last; the communicator is then usable.
 
     Raises
     ------
     RemoteError, CollectiveTimeout
-        If another rank made the call, or has not come to it in time; the communicator is broken then.
+        If another rank made the call, or did not enter it in time; the communicator is broken then.
     """
     number, channel.refusal = channel.refusal, None
     if number is not None and channel.broken is None:

@@ -1,10 +1,10 @@
-"""Lower a schedule onto memory: chunk numbers become slices, steps become stages of waits, kernels and posts.
+"""Lowering of a schedule onto memory: chunk numbers become slices, and steps become phases of waits, kernels and posts.
 
 The vector of a rank has up to two places in memory: the *source* (sendbuf), which is only read, and the *target*
 (recvbuf, or a working buffer). Every chunk starts in the source if there is one, and moves to the target with the
-first write. Knowing where each chunk lives saves the copy of sendbuf that an out-of-place collective would begin
-with: a first partial sum is received straight into the target and reduced there with the source. Only when a chunk
-already lives in the target is the message received into scratch memory.
+first write. Tracking the place of each chunk avoids the initial copy of sendbuf in an out-of-place collective: a first
+partial sum is received directly into the target and reduced there with the source. Only if a chunk is in the target
+already, the message is received into scratch memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mpicoll.schedules.collective_table import Where
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 MAX_MESSAGE_NBYTES = 1 << 30
-"""Longer messages are split: MPI libraries count bytes of a message in 32 bits somewhere."""
+"""Longer messages are split, since MPI libraries count the bytes of a message in 32 bits."""
 
 
 class Message(NamedTuple):
     """A slice of memory to send or to receive into.
 
-    What is sent may also be a function that says so when the time has come, if it depends on data; whoever receives
-    it provides for the longest.
+    `data` of a send may be a function that returns the memory when the message is posted, if its length depends on
+    data; the receiver provides memory for the longest message.
     """
 
     is_send: bool
@@ -36,7 +36,7 @@ class Message(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """A kernel with its arguments, or a copy; `reduces`: it is a reducer."""
+    """A kernel with its arguments, or a copy; `reduces` is true for a reducer."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -56,12 +56,12 @@ class Vector(NamedTuple):
 
     Attributes
     ----------
-    source
-        None in place.
+    source, target
+        Memory that is only read, None for an operation in place; memory that is written.
     bounds
         Element offsets of the chunks in `target`; chunks that are never there have length 0.
     source_bounds
-        Those in `source`, where they are others.
+        Element offsets of the chunks in `source`, if they differ from `bounds`.
     """
 
     source: np.ndarray | None
@@ -73,14 +73,14 @@ class Vector(NamedTuple):
 def lower(
     schedule: Schedule, vector: Vector, reducer: Reducer | None, scratch: Callable[[int], np.ndarray]
 ) -> tuple[Phase, ...]:
-    """Turn `schedule` into stages for one rank.
+    """Return the phases of `schedule` for one rank.
 
     Parameters
     ----------
     reducer
         The kernel; None for collectives that only move data.
     scratch
-        ``scratch(count)`` gives working memory for that many elements of the carrier type.
+        ``scratch(count)`` returns working memory for `count` elements of the carrier type.
     """
     return _Lowering(schedule, vector, reducer, scratch).stages()
 

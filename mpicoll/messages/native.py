@@ -1,8 +1,8 @@
-"""The MPI library's own collectives: the baseline, and the way for what is not written by hand.
+"""The MPI library's own collectives: the baseline, and the fallback for unsupported datatypes and operations.
 
-This is the only module that calls them on users' data. They run on the private duplicate like everything else.
-As an algorithm (``algorithm="native"``) they are called as any program would call them: blocking, without a deadline.
-As the way for foreign datatypes and operations they are started nonblocking, so that the wait has a deadline.
+This is the only module that calls them on users' data. They run on the private duplicate of the communicator. For
+``algorithm="native"`` the blocking functions are called, without a deadline. The fallback calls the nonblocking
+functions, so that its wait has a deadline.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ NEIGHBORHOOD_PERSISTENT: dict[str, Callable[..., MPI.Request]] = {
 
 
 class NativeRun(InFlight):
-    """A collective of the MPI library on its way.
+    """A collective of the MPI library in flight.
 
     Parameters
     ----------
     sources
-        The only ranks from which data come; None if the collective takes all of them.
+        The ranks from which data come; None for all ranks.
     """
 
     __slots__ = ("_request", "_sources", "signature")
@@ -108,16 +108,16 @@ class NativeRun(InFlight):
         self._request, self._sources = request, sources
 
     def advance(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the collective is complete."""
         return bool(self._request.Test())
 
     def waiting(self) -> Waiting:
-        """Describe what is waited for; only the MPI library knows more."""
+        """Return the state of the wait; the progress inside the MPI library is not known."""
         sources = self._sources
         return Waiting(self.number, self.signature, "inside the MPI library", sources or (), sources is not None)
 
     def abandon(self, error: BaseException) -> None:
-        """Give up; the request stays alive because it cannot be taken back."""
+        """Mark the channel as broken; the request stays alive because it cannot be cancelled."""
         self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
 
 

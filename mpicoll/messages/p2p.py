@@ -1,8 +1,8 @@
-"""Run schedules over mpi4py point-to-point calls.
+"""Execution of schedules by mpi4py's point-to-point calls.
 
-A :class:`Plan` is a schedule bound to memory: persistent requests and kernel calls in order, made once and started as
-often as wanted. A :class:`PlanRun` is a plan on its way. Blocking, nonblocking and persistent collectives all do the
-same: they differ only in who calls :meth:`PlanRun.advance`.
+A :class:`Plan` is a schedule bound to memory: persistent requests and kernel calls in order, made once and started any
+number of times. A :class:`PlanRun` is a run of a plan. Blocking, nonblocking and persistent collectives use the same
+plans; they differ only in who calls :meth:`PlanRun.advance`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
 
 _SPINS, _YIELDS = 50, 50
-"""How often to look for messages, without and with giving the core away, before other things are seen to. Where nobody
-wants the core, to give it away takes less than a microsecond; where somebody does, it may be who is waited for."""
+"""Number of polls for messages, without and with yielding the core, before other operations are advanced. Yielding
+takes less than a microsecond if no other process waits for the core; otherwise it may be the one that is waited for."""
 
 
 class Plan:
@@ -31,21 +31,21 @@ class Plan:
     Parameters
     ----------
     empty_tag
-        The tag of messages without elements, if it is another one: their sender need not know the element type.
+        The tag of messages without elements, whose sender need not know the element type; `tag` by default.
 
     Attributes
     ----------
     inbox, outbox
-        Where the caller's data is to be copied before a run and the result is to be copied from after it; None if
-        the plan works on the caller's memory.
+        Memory to copy the caller's data to before a run, and to copy the result from after it; None if the plan works
+        on the caller's memory.
     sent_nbytes
         Bytes of the messages that a run sends, without those whose length depends on data.
     used
-        The number of the last collective that ran it from Python.
+        The number of the last collective that ran the plan from Python.
     lanes
-        Keys of the channel's lanes that lead to it.
+        Keys of the plan in the channel's plan cache.
     table, awaited
-        Its rows, and per row the step whose messages are awaited there, or None.
+        The rows; and by row the step whose messages are awaited there, or None.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def last_use(self) -> int:
-        """The number of the last collective that ran it."""
+        """The number of the last collective that ran the plan."""
         return max(self.used, self.table.begun)
 
     def _add(self, channel: Channel, stage: Phase, tag: int) -> None:
@@ -110,7 +110,7 @@ class Plan:
         self.requests, self._receives, self._waits, self.table = [], [], [], Table()
 
     def cancel(self) -> None:
-        """Take back the receives that are still posted, so that nothing more is written to the caller's memory."""
+        """Cancel the receives that are still posted, so that nothing more is written to the caller's memory."""
         for request in self._receives:
             if not request.Test():
                 request.Cancel()
@@ -122,7 +122,7 @@ def _is_empty(message: Message) -> bool:
 
 
 def _send(channel: Channel, messages: Sequence[Message], tag: int, waits: list[MPI.Request]) -> None:
-    """Send what messages without fixed data say now; their requests stand at the end of `waits`."""
+    """Send messages whose data are known only now; their requests are the last ones of `waits`."""
     for place, message in enumerate(messages, len(waits) - len(messages)):
         data = message.data()  # type: ignore[operator]
         channel.sent_nbytes += data.nbytes
@@ -136,14 +136,14 @@ def _request(comm: MPI.Intracomm, message: Message, tag: int) -> MPI.Prequest:
 
 
 class PlanRun(InFlight):
-    """A plan on its way.
+    """A run of a plan.
 
     Parameters
     ----------
     patient
-        Whether the caller waits for it, and for nothing else.
+        Whether the caller waits for this run only.
     status
-        What compiled code returned that has begun it; None to begin it now.
+        The status that compiled code returned when it started the run; None to start it now.
     """
 
     __slots__ = ("plan",)
@@ -162,27 +162,27 @@ class PlanRun(InFlight):
             self.be_patient()
 
     def be_patient(self) -> None:
-        """Let compiled code look more often for messages before it returns."""
+        """Let compiled code poll more often for messages before it returns."""
         self.plan.table.wait_for(min(_SPINS, self.channel.polls), _YIELDS, self.channel.size)
 
     @property
     def polls(self) -> int:
-        """Number of calls of :meth:`advance` before the core is given away; compiled code has looked often enough."""
+        """Number of calls of :meth:`advance` before the core is yielded; 1 for compiled code, which polls by itself."""
         return 1 if self.plan.table.address else super().polls
 
     def advance(self) -> bool:
-        """Go on as far as messages have come, waiting some microseconds; return whether the end is reached."""
+        """Advance as far as messages have arrived, waiting some microseconds; return whether the run is complete."""
         return self.plan.table.advance()
 
     def waiting(self) -> Waiting:
-        """Describe what this run waits for."""
+        """Return the state of the wait."""
         plan, steps = self.plan, len(self.plan.requests)
         step = plan.awaited[plan.table.at] if plan.table.at < len(plan.awaited) else steps - 1
         peers = plan.peers[step] if step is not None and steps else ()
         return Waiting(self.number, plan.signature, f"step {(step or 0) + 1} of {steps}", peers)
 
     def abandon(self, error: BaseException) -> None:
-        """Take back the posted receives, keep the memory for what was sent, tell the others if they cannot know."""
+        """Cancel posted receives, keep the memory of sends alive, and tell the other ranks if they cannot know."""
         self.plan.cancel()
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
         if not isinstance(error, MpicollError) or isinstance(error, CorruptPayload):

@@ -1,1 +1,1 @@
-"""Models as rows of layers over one flat vector of parameters."""
+"""Models: sequences of layers over one flat vector of parameters."""

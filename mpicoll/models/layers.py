@@ -1,4 +1,4 @@
-"""Layers with hand-derived gradients. A layer holds no parameters: they are given to it, wherever they live."""
+"""Layers with hand-derived gradients. A layer holds no parameters: they are arguments of its methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Workspace:
     Attributes
     ----------
     x : (rows, ...) array
-        What went into the layer.
+        Input of the layer.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Layer(Protocol):
     Attributes
     ----------
     shapes
-        Of the parameter arrays.
+        Shapes of the parameter arrays.
     decays
-        For each of them whether weight decay applies.
+        For each of them, whether weight decay applies.
     output
-        The shape of a sample behind the layer.
+        Shape of the layer's output for one sample.
     waited
-        Seconds spent on messages to ranks that share the layer, so far.
+        Seconds spent so far on messages to ranks that share the layer.
     """
 
     shapes: tuple[Shape, ...]
@@ -64,19 +64,19 @@ class Layer(Protocol):
         """Draw initial parameters; `arrays` are zero."""
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
-        """Return what the layer makes of `x`, (rows, features); both may be kept in `room`."""
+        """Return the layer's output for `x` of shape (rows, features); both may be kept in `room`."""
 
     def backward(
         self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
     ) -> np.ndarray | None:
-        """Write the sum of the samples' gradients, or add it.
+        """Write the sum of the samples' gradients to `gradients`, or add it if `add`.
 
         Parameters
         ----------
-        delta : shape of what `forward` returned
-            The loss's derivative there; may be overwritten.
+        delta : array of the output's shape
+            The derivative of the loss with respect to the output; may be overwritten.
         below
-            Whether the derivative with respect to `x` is wanted, which is returned.
+            Whether to return the derivative with respect to `x`; otherwise None is returned.
         """
 
 
@@ -151,7 +151,7 @@ class Convolution:
     image
         Height, width and channels; a sample's features are its pixels in that order.
     filters
-        How many.
+        Number of filters.
     """
 
     waited = 0.0

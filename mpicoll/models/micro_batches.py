@@ -1,4 +1,4 @@
-"""Execution of a step: samples through the model."""
+"""Execution of a step: forward and backward passes over micro-batches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from mpicoll.models.sequential import Model, ParameterStore
 
 MicroBatch = tuple[Any, Any]
-"""Features, (rows, features), and labels, (rows,) of int64; for a model of the user's own what its data set gives."""
+"""Features, (rows, features), and labels, (rows,) of int64; for user-defined models as their data set returns them."""
 
 
 class GradientStore(ParameterStore, Protocol):
-    """To whom gradients are given."""
+    """Parameter store that receives gradients."""
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`~mpicoll.parallel.strategy.Strategy`."""
 
 
 class StepExecutor(Protocol):
-    """Interface of an executor that takes samples and leaves gradients with a strategy."""
+    """Interface of executors, which compute the gradients of samples and give them to a strategy."""
 
     @property
     def waited(self) -> float:
@@ -30,13 +30,13 @@ class StepExecutor(Protocol):
     def gradients(
         self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
     ) -> tuple[float, int]:
-        """Compute the gradients of all parts, which count `scale` times; return summed loss and hits of this rank.
+        """Compute the gradients of all parts, times `scale`; return summed loss and hits of this rank.
 
-        Every rank that shares the model calls it with as many parts; a part may have no rows.
+        Every rank that shares the model calls it with equally many parts; a part may have no rows.
         """
 
     def loss(self, strategy: GradientStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """Return summed loss and hits; on one of the ranks that share the model's layers, zeros on the others."""
+        """Return summed loss and hits on one of the ranks that share the model, zeros on the others."""
 
 
 class SequentialMicroBatches:

@@ -1,4 +1,4 @@
-"""Models of the user's own, seen as a row of layers with an array of parameters each."""
+"""User-defined models, treated as sequences of layers with one parameter array each."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
 
 
 class TrainableModel(Protocol):
-    """Model of the user's own: a pure function of parameters and a batch, with its derivative.
+    """User-defined model: a pure function of parameters and a batch, with its derivative.
 
-    Parameters and gradients are sequences of arrays, all of float32 or all of float64. The model holds none of them:
-    a strategy decides where they live.
+    Parameters and gradients are sequences of arrays, all float32 or all float64. The model does not store them; the
+    strategy does.
     """
 
     def initial(self, seed: int) -> Sequence[np.ndarray]:
-        """Return initial parameters that depend on nothing but `seed`."""
+        """Return initial parameters, which depend on `seed` only."""
 
     def forward(self, parameters: Sequence[np.ndarray], x: Any, y: Any) -> tuple[float, float, Any]:
-        """Return the loss and the number of hits, each summed over the batch, and what `backward` needs.
+        """Return loss and number of hits, each summed over the batch, and an object that :meth:`backward` gets.
 
-        ``x`` and ``y`` are what the data set's ``batch`` returned, or rows of it. Where there is nothing to count, the
-        number of hits is 0.
+        Parameters
+        ----------
+        x, y
+            Features and targets as returned by the data set's ``batch``, or some rows of them.
+
+        Returns
+        -------
+        tuple
+            The loss (float); the number of correct predictions, 0 if there is no such count; and any object.
         """
 
     def backward(self, parameters: Sequence[np.ndarray], saved: Any) -> Sequence[np.ndarray]:
-        """Return the gradients of the summed loss, shaped like the parameters."""
+        """Return the gradients of the summed loss, with shapes and dtype of the parameters."""
 
 
 class _Parameter:
@@ -45,7 +52,7 @@ class _Parameter:
 
 
 class OwnModel(Model):
-    """A :class:`TrainableModel` as strategies and loops see models.
+    """Adapter of a :class:`TrainableModel` to the :class:`Model` interface of strategies and loops.
 
     Weight decay applies to arrays of two and more dimensions.
 

@@ -1,8 +1,8 @@
-"""Models: layers in a row with softmax cross entropy behind the last, over one flat vector of parameters.
+"""Sequential models: layers followed by softmax cross entropy, over one flat vector of parameters.
 
-The vector holds layer after layer, in each the weights before the biases. Where it lives is a :class:`ParameterStore`'s
-business: in one piece on every rank, or gathered layer by layer. A model tells it which layer it is about to use, and
-which layer's gradients are complete, so that they can be sent while those of the layers below are computed.
+The vector contains the layers in order, in each the weights before the biases. A :class:`ParameterStore` holds it: the
+whole vector on every rank, or chunks that are gathered layer by layer. A model tells the store which layer it uses
+next, and which layer's gradients are ready, so that they can be sent while those of the layers below are computed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class ParameterStore(Protocol):
     """Parameter store of a model; layers are numbered from 0."""
 
     def parameters(self, layer: int) -> Arrays:
-        """Return the parameter arrays of a layer, good until `release`."""
+        """Return the parameter arrays of a layer, valid until :meth:`release`."""
 
     def release(self, layer: int) -> None:
-        """Take note that the layer's parameters are not needed for now."""
+        """Release the layer's parameters, which are not used for now."""
 
     def gradients(self, layer: int) -> Arrays:
         """Return arrays for the gradients of a layer."""
 
     def complete(self, layer: int) -> None:
-        """Take note that they have been written."""
+        """Mark the layer's gradients as ready."""
 
 
 class ParameterLayout:
@@ -41,10 +41,10 @@ class ParameterLayout:
 
     Attributes
     ----------
-    spans : list of list of Span
-        For each layer, for each of its arrays.
+    spans : list of list of ParameterSpan
+        By layer, the spans of its arrays.
     bounds : list of int
-        Where layers begin, and the length of the vector.
+        First element of each layer, and the length of the vector.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -101,27 +101,27 @@ class FlatParameters:
 
 
 Tape = list[Workspace]
-"""What forward leaves for backward, a workspace a layer; micro-batches under way at once need a tape each."""
+"""State between forward and backward pass, a workspace for each layer; each micro-batch in flight needs its own."""
 
 
 class Model:
-    """Layers in a row.
+    """Sequence of layers.
 
     Parameters
     ----------
     layers
-        The last one's outputs are logits.
+        The layers; the output of the last one are logits.
     dtype
-        Of parameters, gradients and features: float32 or float64.
+        Type of parameters, gradients and features: float32 or float64.
 
     Attributes
     ----------
     parameter_count : int
         Length of the flat vector.
     shapes : list of tuple of int
-        Of the arrays in it, in order.
-    layout : Layout
-        What stands where in it.
+        Shapes of the parameter arrays in the vector, in order.
+    layout : ParameterLayout
+        Offsets of the arrays in the vector.
     """
 
     def __init__(self, layers: Sequence[Layer], dtype: np.dtype | type | str) -> None:

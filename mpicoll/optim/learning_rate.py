@@ -15,7 +15,7 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, schedule: str
     peak
         The highest rate.
     warmup
-        The rate rises linearly and reaches `peak` after so many steps.
+        Number of steps over which the rate rises linearly to `peak`.
     schedule
         ``"constant"``; ``"cosine"``, falling to 0 at the end of the run; or ``"step"``, a tenth from one half of the
         run on and a hundredth from three quarters on.

@@ -10,14 +10,14 @@ from mpicoll.optim.optimizers import ParameterSpan
 
 
 class LocalMomentum:
-    """Momentum kept apart on each rank, for gradients that lose much to compression.
+    """Momentum with a velocity on each rank, for gradients with error feedback.
 
-    A step is ``own = local(own gradient)``, the sum of that over ranks, ``step(sum)``. Momentum is linear: without
-    losses this is :class:`~mpicoll.optim.optimizers.Momentum`. But what is compressed is then the velocity, the very
-    step that is to be taken. Behind the sum, momentum would repeat residuals of many steps that come all at
-    once, ten times over at 0.9: with signs and error feedback training diverges. (Momentum correction: Lin et al.,
-    "Deep gradient compression", ICLR 2018; Zheng et al., "Communication-efficient distributed blockwise momentum SGD
-    with error-feedback", NeurIPS 2019.)
+    A step is ``own = local(own gradient)``, the sum of that over the ranks, and ``step(sum)``. Momentum is linear:
+    without compression this is :class:`~mpicoll.optim.optimizers.Momentum`. With compression, the velocities are
+    compressed, and their sum is the step. If momentum were applied after the sum, it would repeat residuals of many
+    steps that arrive at once, ten times at 0.9: training with ``"sign"`` and error feedback diverges. (Momentum
+    correction: Lin et al., "Deep gradient compression", ICLR 2018; Zheng et al., "Communication-efficient distributed
+    blockwise momentum SGD with error-feedback", NeurIPS 2019.)
 
     The velocity of weight decay, which all ranks know, is not sent. Parameters as for
     :class:`~mpicoll.optim.optimizers.Momentum`.
@@ -45,11 +45,11 @@ class LocalMomentum:
         self._push(self.velocity[start : start + gradient.size], gradient)
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return what is the same on all ranks, besides the parameters; the arrays in use."""
+        """Return the arrays of the state, not copies, that are equal on all ranks, besides the parameters."""
         return {"decay_velocity": self._decay_velocity}
 
     def own_state(self) -> dict[str, np.ndarray]:
-        """Return what is this rank's alone; the arrays in use."""
+        """Return the arrays of the state, not copies, of this rank alone."""
         return {"velocity": self.velocity}
 
     @property

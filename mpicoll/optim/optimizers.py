@@ -28,17 +28,17 @@ class Optimizer(ABC):
     parameters : (count,) of float32 or float64
         Updated in place by :meth:`apply`.
     settings
-        Values of names in `defaults`, which stand for those that are missing.
+        Settings by name; missing ones have the values of `defaults`.
     weight_decay
-        ``weight_decay * parameters`` is added to the gradient (L2 penalty); :class:`AdamW` takes it off the parameters.
+        Factor of the parameters that is added to the gradient (L2 penalty); for decoupled decay see :class:`AdamW`.
     spans
-        Spans that make up the vector, in order; only those that say so decay. None: all of it does. Biases are left
-        alone as a rule, because keeping them small regularises nothing.
+        Spans that make up the vector, in order, each with or without weight decay; None decays the whole vector.
+        Biases are usually not decayed.
 
     Attributes
     ----------
     state : dict of (count,) arrays
-        Vectors that the rule keeps, zeros at first. With :attr:`steps` they are all that there is to save.
+        State vectors of the rule, zeros at first. Together with :attr:`steps` they are the whole state.
     """
 
     defaults: ClassVar[Mapping[str, float]] = {}
@@ -62,9 +62,12 @@ class Optimizer(ABC):
         self._spans = [ParameterSpan(0, parameters.size, True)] if spans is None or not weight_decay else list(spans)
 
     def apply(self, gradient: np.ndarray, rate: float, first: int = 0, *, scale: float = 1.0) -> None:
-        """Take a step along ``scale * gradient``, by the elements from `first` on of which there is a gradient.
+        """Update the parameters from `first` on with learning rate `rate` and gradient ``scale * gradient``.
 
-        The gradient, of the parameters' dtype, is left as it is; so are all other elements and their state.
+        Parameters
+        ----------
+        gradient : (n,) of the parameters' dtype
+            Gradient of elements ``first`` to ``first + n - 1``; it is not changed, nor are other elements' states.
         """
         self.steps += 1
         last = first + gradient.size
@@ -85,11 +88,11 @@ class Optimizer(ABC):
         self._steps[0] = steps
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return what replicas of the parameters have in common; the arrays in use."""
+        """Return the arrays of the state, not copies, that are equal on all replicas."""
         return self.state | ({"optimizer_steps": self._steps} if self.depends_on_steps else {})
 
     def own_state(self) -> dict[str, np.ndarray]:
-        """Return what is this rank's alone: nothing."""
+        """Return an empty dict: no state belongs to one rank alone."""
         return {}
 
     @property
@@ -121,9 +124,9 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """Gradient descent with momentum, perhaps Nesterov's: :func:`mpicoll.kernels.optimizer_updates.momentum`.
+    """Gradient descent with momentum, or Nesterov's: :func:`mpicoll.kernels.optimizer_updates.momentum`.
 
-    On a parameter server late gradients act like momentum of their own; less is needed there.
+    On a parameter server stale gradients act like momentum, so that a smaller value suffices.
     """
 
     defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9, "nesterov": 0.0}
@@ -151,7 +154,7 @@ class Adagrad(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam: :func:`mpicoll.kernels.optimizer_updates.adam`, corrected for moments that began as zeros."""
+    """Adam with bias correction: :func:`mpicoll.kernels.optimizer_updates.adam`."""
 
     defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
     slots = ("mean", "square")
@@ -191,9 +194,13 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def checked_settings(optimizer: str, given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Return all of an optimizer's settings, sorted; raise TypeError or ValueError if it has none of that name.
+    """Return all settings of an optimizer, sorted by name, with defaults for those not given.
 
-    Decays are in [0, 1), an epsilon is positive, `nesterov` is a bool.
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no such setting, or its value is wrong: decays are in [0, 1), an epsilon is positive, `nesterov` is
+        a bool.
     """
     defaults = OPTIMIZERS[optimizer].defaults
     for name, value in given.items():

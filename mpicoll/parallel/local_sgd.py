@@ -1,4 +1,4 @@
-"""Local steps: every rank trains a replica of its own, and now and then they are averaged."""
+"""Local SGD: every rank trains its own replica, and the replicas are averaged periodically."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from mpicoll.parallel.strategy import FlatVectorStrategy, Squares, clipping, nor
 from mpicoll.train.config import TrainConfig
 
 _ELASTICITY = 0.9
-"""How far the centre goes towards the mean of the replicas."""
+"""Fraction of the distance to the mean of the replicas that the centre moves at each averaging."""
 
 
 class LocalSteps(FlatVectorStrategy):
-    """Each rank takes steps of its own; a :class:`~mpicoll.parallel.strategy.Strategy`.
+    """Local SGD: each rank takes steps of its own; a :class:`~mpicoll.parallel.strategy.Strategy`.
 
-    After every ``--sync-every`` steps the ranks send how far they have come from the point that all of them know, the
-    centre, which moves by the mean of that. *Periodic* averaging lets every replica go on from there. (McMahan et al.,
-    "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; Stich, "Local SGD
-    converges fast and communicates little", ICLR 2019.) *Elastic* averaging draws each replica towards the centre by a
-    part of its way, ``0.9 / size``, and the centre by the same part of the sum of their ways, so that they may explore.
-    (Zhang et al., "Deep learning with elastic averaging SGD", NIPS 2015, its synchronous form.)
+    After every ``--sync-every`` steps the ranks send the difference between their replica and the *centre*, a point
+    that is equal on all ranks; the centre moves by the mean difference. *Periodic* averaging sets every replica to the
+    centre. (McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017;
+    Stich, "Local SGD converges fast and communicates little", ICLR 2019.) *Elastic* averaging moves each replica
+    towards the centre by the fraction ``0.9 / size`` of its difference, and the centre by the same fraction of the sum
+    of the differences, so that replicas may differ. (Zhang et al., "Deep learning with elastic averaging SGD", NIPS
+    2015, the synchronous form.)
 
-    At the end of an epoch all replicas go on from the centre, so that there is one model to look at. Velocities are
+    At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. Velocities are
     never averaged. Parameters as for :class:`~mpicoll.parallel.strategy.Replicated`.
     """
 
@@ -50,14 +51,14 @@ class LocalSteps(FlatVectorStrategy):
         self._steps = np.zeros(1, np.int64)
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
-        """Take the mean over this rank's samples, which are as many as those of the others, or one fewer."""
+        """See :class:`Strategy`; gradients are means over this rank's samples only."""
         self._scale, self._compress = scale * self._size, compress
 
     def reduce(self) -> None:
-        """Send nothing: that comes behind the update."""
+        """Do nothing: replicas are averaged after the update."""
 
     def update(self, rate: float, clip: float | None) -> float:
-        """Take a step of this rank alone, then perhaps meet the others; see :class:`Strategy`."""
+        """Take a step of this rank alone, then average the replicas if it is time; see :class:`Strategy`."""
         norm = self._scale * norm_of(self._squares([(0, self._gradient)])) if clip is not None else math.nan
         self._optimizer.apply(self._gradient, rate, scale=self._scale * clipping(norm, clip))
         self._steps += 1
@@ -66,7 +67,7 @@ class LocalSteps(FlatVectorStrategy):
         return norm
 
     def meet(self) -> None:
-        """Let every replica go on from the centre."""
+        """Set every replica to the centre."""
         if self._steps[0]:
             self._average()
         self._vector[:] = self._center
@@ -88,7 +89,7 @@ class LocalSteps(FlatVectorStrategy):
         return hashlib.sha256(self._center.data).digest()
 
     def tensors(self) -> Tensors:
-        """See :class:`Strategy`: the centre, from which another number of ranks goes on."""
+        """See :class:`Strategy`; returns the centre, from which any number of ranks can continue."""
         return {"parameters": Whole(self._center)}
 
     def own_state(self) -> dict[str, np.ndarray]:
@@ -105,7 +106,7 @@ class LocalSteps(FlatVectorStrategy):
         return self._load_residuals(state)
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
-        """See :class:`Strategy`: all replicas go on from the centre, with the mean of the optimizers' vectors."""
+        """See :class:`Strategy`; replicas continue from the centre, with the mean of the optimizers' vectors."""
         for name, vector in self._optimizer.state.items():
             vector[:] = sum(states[name], np.zeros_like(vector))
             self.sync.comm.Allreduce(MPI.IN_PLACE, vector, MPI.SUM)

@@ -1,6 +1,6 @@
-"""Device mesh: ranks that share a model's layers, ranks that share each layer, and replicas.
+"""Device mesh of ranks: pipeline stages, tensor-parallel ranks of each stage, and replicas.
 
-Ranks that share a layer are neighbours, since they talk most; 8 ranks with ``tensor=2, pipeline=2``::
+Ranks that share a layer have neighbouring numbers, since they communicate most; 8 ranks with ``tensor=2, pipeline=2``::
 
     replica 0   stage 0: 0 1   stage 1: 2 3
     replica 1   stage 0: 4 5   stage 1: 6 7
@@ -18,7 +18,7 @@ from mpicoll.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place, and its communicators; None where there would be one rank only.
+    """One rank's place in the mesh, and its communicators; None for a communicator of one rank.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Mesh:
     data
         The ranks that hold the same part of the model, one of each replica.
     replica, replicas
-        Number of this rank's replica, and how many there are.
+        Number of this rank's replica, and the number of replicas.
     tensor
         The ranks that share this rank's layers.
     pipeline
@@ -43,7 +43,7 @@ class Mesh:
 
     @property
     def speaks(self) -> bool:
-        """True if this rank is the one of its replica that reports loss and hits: the first that has the last layer."""
+        """True if this rank reports loss and hits of its replica: the first rank of its last stage."""
         first = self.tensor is None or self.tensor.Get_rank() == 0
         return first and (self.pipeline is None or self.pipeline.Get_rank() == self.pipeline.Get_size() - 1)
 
@@ -54,7 +54,7 @@ def make_mesh(comm: MPI.Intracomm, config: TrainConfig) -> Mesh:
     Raises
     ------
     UsageError
-        If the ranks cannot be divided so.
+        If the number of ranks is not a multiple of ``tensor * pipeline``.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
     tensor, pipeline = config.tensor, config.pipeline

@@ -1,4 +1,4 @@
-"""One rank's portion of a model: some of the layers, and of these some columns or rows."""
+"""Model shard: one rank's part of a model, which is some of the layers, and of these some columns or rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpicoll.parallel.tensor import divide
 
 
 class ModelShard:
-    """Model shard of a rank of the mesh; all of it where there are replicas only.
+    """Model shard of a rank of the mesh; the whole model if there are replicas only.
 
     Parameters
     ----------
@@ -26,12 +26,12 @@ class ModelShard:
     model : Model
         This rank's layers.
     inputs : int
-        Features that go into the first of them.
+        Number of input features of the first of them.
 
     Raises
     ------
     UsageError
-        On every rank, if there are too few layers, or too narrow ones.
+        On every rank, if there are too few layers, or layers that are too narrow.
     """
 
     def __init__(self, whole: Model, mesh: Mesh, inputs: int) -> None:
@@ -62,7 +62,7 @@ class ModelShard:
         return cuts[comm.Get_rank()], cuts[comm.Get_rank() + 1]
 
     def cut(self, vector: np.ndarray) -> np.ndarray:
-        """Return this rank's share of a vector of the whole model, (parameter_count,) of its dtype; a copy."""
+        """Return a copy of this rank's part of a vector of the whole model, (parameter_count,) of its dtype."""
         own = np.empty(self.model.parameter_count, vector.dtype)
         there, here = FlatParameters(self._whole.layout, vector), FlatParameters(self.model.layout, own)
         for number, (_, cuts, _) in enumerate(self._divided):

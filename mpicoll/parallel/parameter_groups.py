@@ -1,4 +1,4 @@
-"""Division of a flat parameter vector among ranks: units of whole layers, and of each unit a chunk a rank."""
+"""Division of a flat parameter vector among ranks: groups (*units*) of whole layers, a chunk for each rank."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mpicoll.parallel.strategy import CommunicationStatistics
 
 
 class ParameterGroup(NamedTuple):
-    """Layers whose parameters travel together: elements ``start`` to ``stop - 1`` of the flat vector.
+    """A parameter group: layers whose parameters are communicated together, elements ``start`` to ``stop - 1``.
 
-    `block` elements go to each rank in turn, fewer to the last ones: equal blocks make Allgather and
-    Reduce_scatter_block of them out of calls with counts, for at most ``size - 1`` elements more in a buffer.
+    Each rank owns a chunk of `block` elements, the last ranks fewer. With equal blocks, Allgather and
+    Reduce_scatter_block take the place of calls with counts, for at most ``size - 1`` elements more in a buffer.
     """
 
     layers: range
@@ -33,7 +33,7 @@ class ParameterGroup(NamedTuple):
         return self.stop - self.start
 
     def chunk(self, rank: int) -> slice:
-        """Return the elements of the flat vector that belong to `rank`; none may be left for the last ranks."""
+        """Return the elements of the flat vector that belong to `rank`; the last ranks may have none."""
         return slice(*(min(self.start + number * self.block, self.stop) for number in (rank, rank + 1)))
 
 
@@ -43,9 +43,9 @@ def cut(bounds: Sequence[int], least: int, size: int) -> list[ParameterGroup]:
     Parameters
     ----------
     bounds
-        Where layers begin, and the length of the vector.
+        The first element of each layer, and the length of the vector.
     size
-        How many ranks share each unit.
+        Number of ranks that share each unit.
     """
     units, first = [], 0
     for after in range(1, len(bounds)):
@@ -57,14 +57,14 @@ def cut(bounds: Sequence[int], least: int, size: int) -> list[ParameterGroup]:
 
 
 class Meter:
-    """Bytes sent and time taken so far."""
+    """Counter of bytes sent and of communication time."""
 
     def __init__(self) -> None:
         self._sent, self._under_way, self._waited = 0.0, 0.0, 0.0
 
     @contextmanager
     def waiting(self, sent: float = 0.0, unit: int = -1) -> Iterator[None]:
-        """Count the time of the body, in which nothing is computed, and bytes; with `unit`, a trace has it."""
+        """Count the time of the ``with`` body as waiting, and `sent` bytes; with `unit`, record a span in the trace."""
         began = time.perf_counter()
         try:
             yield
@@ -78,22 +78,22 @@ class Meter:
             self._sent += sent
 
     def beside(self, since: float, unit: int) -> None:
-        """Count the time from `since` to now, in which a unit was under way while other things were done."""
+        """Count the time from `since` to now, in which a unit was communicated during computation."""
         now = time.perf_counter()
         self._under_way += now - since
         tracing.note("bucket", since, now, unit)
 
     def traffic(self, dense: float) -> CommunicationStatistics:
-        """Return it all, beside the bytes of plain allreduces."""
+        """Return the statistics; `dense` are the bytes of plain allreduces."""
         return CommunicationStatistics(self._sent, dense, self._under_way, self._waited)
 
 
 class ParameterGroups:
-    """Ownership of a model's flat vector by ranks, and the means to move it. Collective where it says so.
+    """Ownership of a model's flat vector by ranks.
 
     Attributes
     ----------
-    units : list of Unit
+    units : list of ParameterGroup
     own : list of slice
         This rank's chunk of each unit, in the flat vector.
     """
@@ -111,23 +111,23 @@ class ParameterGroups:
         return self._unit_of[layer]
 
     def counts(self, unit: ParameterGroup) -> list[int]:
-        """Return how many elements of a unit each rank owns."""
+        """Return the number of elements of a unit that each rank owns."""
         chunks = [unit.chunk(rank) for rank in range(self.size)]
         return [chunk.stop - chunk.start for chunk in chunks]
 
     def padded(self, unit: ParameterGroup) -> int:
-        """Return how many elements a unit has with a whole block for every rank."""
+        """Return the length of a unit padded to whole blocks."""
         return unit.block * self.size
 
     def views(self, layer: int, data: np.ndarray) -> list[np.ndarray]:
-        """Return a layer's arrays as views into `data`, which begins with its unit's elements."""
+        """Return a layer's arrays as views of `data`, which has its unit's elements."""
         bounds, start = self.layout.bounds, self.units[self._unit_of[layer]].start
         return self.layout.views(layer, data[bounds[layer] - start : bounds[layer + 1] - start])
 
     def zeros(self, count: int) -> np.ndarray:
-        """Return a new vector, in memory that ranks of a node share if there is any."""
+        """Return a new vector of zeros, in shared memory if possible."""
         return self.comm.zeros(count, self.dtype) if isinstance(self.comm, Intracomm) else np.zeros(count, self.dtype)
 
     def sent_nbytes(self, unit: ParameterGroup) -> int:
-        """Return what a rank sends when a unit is gathered, or its gradients are added up and scattered."""
+        """Return the bytes that a rank sends in an allgather or reduce_scatter of a unit."""
         return (self.size - 1) * unit.block * self.dtype.itemsize

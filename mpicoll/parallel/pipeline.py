@@ -1,17 +1,17 @@
-"""A pipeline: every stage has some of the layers, and micro-batches go through one after the other.
+"""Pipeline parallelism: every stage has some of the layers, and micro-batches pass through the stages in order.
 
-Forward (0, 1, ...) and backward (a, b, ...) of 6 micro-batches on 4 stages, one-forward-one-backward, a backward pass
-drawn as long as a forward one::
+Forward (0, 1, ...) and backward (a, b, ...) passes of 6 micro-batches on 4 stages, one-forward-one-backward; both are
+drawn with equal length::
 
     stage 0   0 1 2 3       a 4 b 5 c   d   e   f
     stage 1     0 1 2     a 3 b 4 c 5 d   e   f
     stage 2       0 1   a 2 b 3 c 4 d 5 e   f
     stage 3         0 a 1 b 2 c 3 d 4 e 5 f
 
-Stage s begins with as many forward passes as there are stages behind it, then takes a forward and a backward one in
-turn, so that no more than ``stages - s`` micro-batches are under way in it. Fill-drain takes all forward passes, then
-all backward ones: as long, but all micro-batches are under way at once. Both idle ``stages - 1`` of
-``micro-batches + stages - 1`` turns, and both take the backward passes in order, so that sums of gradients are the same
+Stage s starts with as many forward passes as there are stages after it, then alternates forward and backward passes, so
+that at most ``stages - s`` micro-batches are in flight in it. Fill-drain makes all forward passes, then all backward
+ones; it takes as long, but all micro-batches are in flight at once. Both are idle in ``stages - 1`` of
+``micro-batches + stages - 1`` passes, and both make the backward passes in order, so that sums of gradients are equal
 bit for bit.
 
 (Fill-drain: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline parallelism", NeurIPS
@@ -43,12 +43,12 @@ _FORWARD, _BACKWARD = 1, 2
 
 
 def stage_bounds(counts: Sequence[int], stages: int) -> list[int]:
-    """Return where stages begin, and the number of layers: the largest stage is as small as can be.
+    """Return the first layer of each stage, and the number of layers; the largest stage is as small as possible.
 
     Parameters
     ----------
     counts
-        Parameters of each layer; at least as many as `stages`, since each gets one layer at least.
+        Number of parameters of each layer; there are at least `stages` layers.
     """
     ends = list(itertools.accumulate(counts, initial=0))
     # Of the first layers, their number the key, in so many stages: the size of the largest, and where they begin.
@@ -63,7 +63,7 @@ def stage_bounds(counts: Sequence[int], stages: int) -> list[int]:
 
 
 def turns(schedule: str, stage: int, stages: int, count: int) -> Iterator[tuple[bool, int]]:
-    """Yield what a stage does with `count` micro-batches: whether it is a forward pass, and of which micro-batch.
+    """Yield the passes of a stage over `count` micro-batches: whether it is a forward pass, and of which micro-batch.
 
     Parameters
     ----------
@@ -79,12 +79,12 @@ def turns(schedule: str, stage: int, stages: int, count: int) -> Iterator[tuple[
 
 
 def most_in_flight(schedule: str, stage: int, stages: int, count: int) -> int:
-    """Return of how many micro-batches at most a stage has taken the forward and not the backward pass."""
+    """Return the largest number of micro-batches of which a stage has made the forward but not the backward pass."""
     return count if schedule == "gpipe" else min(stages - stage, count)
 
 
 class _Sent(NamedTuple):
-    """A message on its way, and to whom."""
+    """A message in flight, and its destination."""
 
     request: MPI.Request
     peer: int
@@ -120,7 +120,7 @@ class _Link:
         def look(waited: float) -> float:
             if waited >= self._timeout:
                 here = self._comm.Get_rank()
-                raise CollectiveTimeout(f"stage {here} waited {waited:.3g} s {what}, in vain", (peer,))
+                raise CollectiveTimeout(f"stage {here} waited {waited:.3g} s {what}, without success", (peer,))
             return min(waited + LOOK_AFTER_SECONDS, self._timeout)
 
         began = time.perf_counter()
@@ -138,19 +138,20 @@ class _Slot:
 
 
 class PipelineStage:
-    """Some of the layers on this rank, run over micro-batches: :class:`~mpicoll.models.micro_batches.StepExecutor`.
+    """One stage of a pipeline; a :class:`~mpicoll.models.micro_batches.StepExecutor`.
 
-    Collective over `comm`: construction and every method, with parts of as many rows on all stages; features are taken
-    from the first stage's, labels from the last one's. Loss and hits are the last stage's; the others return zeros.
+    The constructor and every method are collective over `comm`, with micro-batches of equally many rows on all stages.
+    The first stage uses the features, the last stage the labels. The last stage returns loss and hits, the others
+    zeros.
 
     Parameters
     ----------
     model
         This stage's layers.
     inputs
-        Features that go into the first of them.
+        Number of input features of the first of them.
     comm
-        The stages; their ranks are their numbers.
+        A communicator with one rank for each stage, in their order.
     schedule
         ``"1f1b"`` or ``"gpipe"``.
     timeout
@@ -159,7 +160,7 @@ class PipelineStage:
     Raises
     ------
     CollectiveTimeout
-        By the methods, naming both stages; the engine is of no use afterwards.
+        By the methods, if a message does not arrive in time; it names both stages. The stage cannot be used afterwards.
     """
 
     def __init__(self, model: Model, inputs: int, comm: MPI.Intracomm, schedule: str, timeout: float) -> None:

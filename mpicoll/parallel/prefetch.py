@@ -1,4 +1,4 @@
-"""Units of parameters, gathered from all ranks' chunks into a few buffers."""
+"""Prefetch of parameter groups (*units*), which are gathered from all ranks' chunks into a few buffers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mpicoll import Intracomm
 from mpicoll.parallel.parameter_groups import ParameterGroups
 
 _MOST_PERSISTENT = 32
-"""More units would take too many of a communicator's persistent operations; they are started anew each time."""
+"""Up to this number, units use persistent operations, of which a communicator has a limited number."""
 
 
 class GroupPrefetch:
-    """The last units that were used or prepared, at most one a buffer. Collective: construction and every method.
+    """Buffers with the units that were used or prepared last. The constructor and every method are collective.
 
     Parameters
     ----------
     blocks : list of (unit.block,) arrays
         This rank's chunk of each unit, padded.
     buffers
-        How many units can be there at a time, 1 or 2.
+        Number of buffers, 1 or 2, each for one unit.
     """
 
     def __init__(self, division: ParameterGroups, blocks: list[np.ndarray], buffers: int) -> None:
@@ -36,7 +36,7 @@ class GroupPrefetch:
         self._persistent: dict[int, Any] = {}
 
     def use(self, number: int) -> np.ndarray:
-        """Return the elements of a unit, good until another one needs its buffer."""
+        """Return the elements of a unit, valid until another unit uses its buffer."""
         place, division = number % len(self._buffers), self._division
         if self._held[place] != number:
             self._finish(place)
@@ -47,7 +47,7 @@ class GroupPrefetch:
         return self._targets[number][: division.units[number].length]
 
     def prepare(self, number: int) -> None:
-        """Begin to gather a unit, if there is one of that number, so that `use` need not wait as long."""
+        """Start to gather a unit, if there is one of that number, so that :meth:`use` waits less."""
         place, division = number % len(self._buffers), self._division
         if not 0 <= number < len(self._blocks) or self._held[place] == number:
             return
@@ -66,7 +66,7 @@ class GroupPrefetch:
         return self._persistent[number]
 
     def _finish(self, place: int) -> None:
-        """Wait for what is on its way into a buffer."""
+        """Wait for the unit that is being gathered into a buffer."""
         if (flight := self._under_way[place]) is not None:
             request, since = flight
             self._division.meter.beside(since, self._held[place] or 0)
@@ -75,7 +75,7 @@ class GroupPrefetch:
             self._under_way[place] = None
 
     def forget(self) -> None:
-        """Hold nothing: the chunks are about to change."""
+        """Invalidate all buffers, before the chunks change."""
         for place in range(len(self._held)):
             self._finish(place)
             self._held[place] = None

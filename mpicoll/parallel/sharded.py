@@ -1,4 +1,4 @@
-"""Strategies in which the ranks share the optimiser's state, then gradients, then parameters.
+"""Sharded data parallelism: the ranks divide optimizer state, gradients and parameters among them.
 
 The stages of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC20,
 section 5); the third is known as fully sharded data parallelism too (Zhao et al., "PyTorch FSDP", VLDB 2023).
@@ -29,10 +29,10 @@ from mpicoll.train.config import TrainConfig
 
 
 class Sharded:
-    """Each rank updates its chunk of every unit of layers; a :class:`~mpicoll.parallel.strategy.Strategy`.
+    """Each rank updates its chunk of every parameter group; a :class:`~mpicoll.parallel.strategy.Strategy`.
 
-    Layers are grouped into units of at least ``config.bucket_bytes``, the last one apart. With Psi parameters of K
-    bytes, P ranks and U parameters in the largest unit a rank holds at most, in bytes,
+    Layers form parameter groups (*units*) of at least ``config.bucket_bytes`` bytes; the last one may be shorter. With
+    Psi parameters of K bytes, P ranks and U parameters in the largest unit, a rank holds at most, in bytes,
 
     ==============  ============  ================  ==========
     config.shard    parameters    gradients         optimizer
@@ -43,26 +43,26 @@ class Sharded:
     ``parameters``  K(Psi/P+2U)   K (Psi / P + U)   K Psi / P
     ==============  ============  ================  ==========
 
-    and up to P - 1 elements a unit more, since blocks are equally long; U in place of 2U without overlap. Beside that,
-    collectives take memory while they run: K U / P for ``optimizer`` on one node, some units with overlap or by
-    messages.
+    and up to P - 1 further elements for each unit, since blocks have equal lengths; without overlap U in place of 2U.
+    In addition collectives need memory while they run: K U / P for ``optimizer`` on one node, some units with overlap
+    or by messages.
 
-    A rank sends ``2 (P - 1) / P`` of the bytes of the gradients a step, as an allreduce does; with ``parameters`` up to
-    ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
-    are still there. With accumulation, chunked gradients are added up after each part, and chunked parameters gathered
-    for each.
+    In a step a rank sends ``2 (P - 1) / P`` of the bytes of the gradients, as in an allreduce; with ``parameters`` up
+    to ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
+    are still in their buffers. With gradient accumulation, sharded gradients are reduced after each part of the batch,
+    and sharded parameters are gathered for each.
 
     Parameters
     ----------
     parameters : (model.parameter_count,) of model.dtype
-        The same on all ranks of `comm`; copied.
+        Initial parameters, equal on all ranks of `comm`; copied.
     config
-        Its `shard` is not ``"none"``.
+        Options; `shard` is not ``"none"``.
     overlap
-        With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether a unit
-        comes while the one before is used.
+        With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether the next
+        unit is gathered while one is used.
     squares
-        What the norm for clipping is made of.
+        Function that computes the squared norm for clipping.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Sharded:
     # ---- Strategy ---------------------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """See :class:`~mpicoll.parallel.strategy.Strategy`: nobody else changes the parameters."""
+        """Do nothing: no other rank changes the parameters."""
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`~mpicoll.parallel.strategy.Strategy`; nothing is compressed."""
@@ -143,10 +143,10 @@ class Sharded:
         return self._scale * norm_of(float(squares[0]))
 
     def meet(self) -> None:
-        """See :class:`Strategy`: nothing is held twice."""
+        """Do nothing: there is one copy of the parameters."""
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the parameters, as every other strategy does; chunks are gathered for that."""
+        """Return the SHA-256 of the parameters, for which chunks are gathered."""
         return self._parameters.digest()
 
     def tensors(self) -> Tensors:
@@ -160,18 +160,18 @@ class Sharded:
         return {"parameters": self._parameters.entry(), **state, **steps}
 
     def own_state(self) -> dict[str, np.ndarray]:
-        """Return nothing: all state is shared."""
+        """Return an empty dict: all state is in :meth:`tensors`."""
         return {}
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
-        """Take nothing."""
+        """Do nothing; return True."""
         return True
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
         """Take nothing."""
 
     def clear_residuals(self) -> None:
-        """See :class:`~mpicoll.parallel.strategy.Strategy`: nothing is compressed."""
+        """Do nothing: there are no residuals."""
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.parallel.strategy.Strategy`; peak values, as in the table above."""
@@ -182,7 +182,7 @@ class Sharded:
         }
 
     def traffic(self) -> CommunicationStatistics:
-        """See :class:`~mpicoll.parallel.strategy.Strategy`; evaluation, which gathers parameters too, included."""
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; includes evaluation, which also gathers parameters."""
         division = self._division
         dense = 2 * (division.size - 1) / division.size * division.count * division.dtype.itemsize * self._steps
         return division.meter.traffic(dense)

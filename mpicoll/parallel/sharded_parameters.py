@@ -1,4 +1,4 @@
-"""Storage of parameters and gradients that ranks share: whole on every rank, or in chunks. See ``sharded``."""
+"""Storage of parameters and gradients for sharded training: whole on every rank, or in chunks. See ``sharded``."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Parameters(Protocol):
         """Return a layer's arrays; collective."""
 
     def before_update(self) -> None:
-        """Take note that chunks are about to change; collective."""
+        """Prepare for an update of the chunks; collective."""
 
     def after_update(self) -> None:
-        """Take note that all chunks have changed; collective."""
+        """Make updated chunks available on all ranks; collective."""
 
     def digest(self) -> bytes:
-        """Return 32 bytes that are the same on all ranks if all is well; collective."""
+        """Return a digest of 32 bytes, which is equal on all ranks unless their parameters differ; collective."""
 
     def entry(self) -> Whole | list[Piece]:
-        """Return them for a checkpoint, or to be filled from one."""
+        """Return the parameters as an entry of a checkpoint, to be saved or restored."""
 
     @property
     def nbytes(self) -> int:
@@ -63,13 +63,13 @@ class Gradients(Protocol):
         """Return arrays for a layer's gradients."""
 
     def complete(self, layer: int, *, last: bool) -> None:
-        """Take note that they have been written; with `last` they are complete for this step; collective."""
+        """Mark the layer's gradients as ready; `last` if they are complete for this step. Collective."""
 
     def finish(self) -> None:
-        """Have everything added up; collective."""
+        """Wait until all gradients are summed over the ranks; collective."""
 
     def forget(self) -> None:
-        """Begin a new step."""
+        """Start a new step."""
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +124,7 @@ class WholeParameters:
 class WholeGradients:
     """All of them on every rank until the end of the step, then Reduce_scatter in place; :class:`Gradients`.
 
-    With `overlap` a unit is on its way while the gradients of lower layers are computed.
+    With `overlap` a unit is reduced while the gradients of lower layers are computed.
     """
 
     def __init__(self, division: ParameterGroups, *, overlap: bool) -> None:
@@ -184,7 +184,7 @@ class WholeGradients:
 class ChunkedParameters:
     """Each rank holds its chunks; units are gathered when they are used; :class:`Parameters`.
 
-    With `ahead` the unit that comes next is on its way meanwhile, in a buffer of its own.
+    With `ahead` the next unit is gathered meanwhile, in a buffer of its own.
     """
 
     def __init__(self, division: ParameterGroups, initial: np.ndarray, *, ahead: bool) -> None:
@@ -236,10 +236,10 @@ class ChunkedParameters:
 
 
 class ChunkedGradients:
-    """A buffer for the unit at hand, and the sums of this rank's chunks; :class:`Gradients`.
+    """A buffer for the present unit, and the sums of this rank's chunks; :class:`Gradients`.
 
-    A unit is added up as soon as it is complete, after every part of the samples: that sends more than doing so once a
-    step, but the sums of the parts take no more than the chunks.
+    A unit is reduced as soon as it is complete, for every part of the batch. That sends more than reducing once a step,
+    but sums of the parts need memory for the chunks only.
     """
 
     def __init__(self, division: ParameterGroups) -> None:

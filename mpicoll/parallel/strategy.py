@@ -1,7 +1,7 @@
 """Strategy interface: where parameters, gradients and optimizer state live and when they are synchronised.
 
-A step is: the gradients of the batch, of which each rank takes some samples, in one part or several; their sum over the
-ranks; an update. A strategy says where parameters, gradients and the optimiser's state live, and when they are sent.
+A step consists of the gradients of the batch, of which each rank computes some samples, in one or several parts; their
+sum over the ranks; and the update of the parameters.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer, ParameterSpan
 from mpicoll.train.config import FEEDBACK, TrainConfig
 
 RESIDUAL = "residual."
-"""Begins the names of residuals among a rank's own state."""
+"""Prefix of the names of residuals in a rank's own state."""
 
 
 class CommunicationStatistics(NamedTuple):
-    """Communication statistics of a rank: bytes sent so far, and seconds that this took.
+    """Communication statistics of a rank so far.
 
     Attributes
     ----------
     sent, dense
-        Bytes sent, and those of plain allreduces of the same gradients.
+        Bytes sent, and bytes that uncompressed allreduces of the same gradients would have sent.
     under_way, waited
-        From the first message of a step to the last, and the part of it in which nothing was computed.
+        Seconds from the first message of a step to the last, and seconds of these without computation.
     """
 
     sent: float = 0.0
@@ -44,79 +44,89 @@ class CommunicationStatistics(NamedTuple):
 
 
 Gradients = Sequence[tuple[int, np.ndarray]]
-"""Pieces of a vector of gradients, each with the number of its first element."""
+"""Parts of a vector of gradients, each with the index of its first element."""
 Squares = Callable[[Gradients], float]
-"""Adds up the squares of all gradients of the model, given this rank's; collective over the ranks that share a replica.
+"""Returns the sum of squares of all gradients of the model, from this rank's; collective over the ranks of a replica.
 
 What several of these ranks hold is counted once.
 """
 
 
 class Strategy(ParameterStore, Protocol):
-    """One rank's part; the model uses it as its :class:`~mpicoll.models.sequential.ParameterStore`.
+    """Strategy of one rank; the model uses it as its :class:`~mpicoll.models.sequential.ParameterStore`.
 
-    Where ranks take every step together, construction and every method but `nbytes` and `traffic` are collective over
-    the ranks that hold the same model between them.
+    In synchronous training, the constructor and every method but :meth:`nbytes` and :meth:`traffic` are collective over
+    the data-parallel ranks.
     """
 
     def fetch(self) -> None:
-        """Bring the parameters up to date for the next step, where others change them meanwhile."""
+        """Read the newest parameters for the next step, if other ranks change them."""
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
-        """Say that the gradients of a part of the step's samples come; they count `scale` times.
+        """Start the gradients of a part of the step's samples.
 
-        With `last` they complete the step's own ones and may be sent, compressed or as they are.
+        Parameters
+        ----------
+        scale
+            Factor of the part's gradients.
+        last
+            Whether this is the last part of the step, whose gradients may be sent as soon as they are ready.
+        compress
+            Whether gradients are compressed in this step.
         """
 
     def reduce(self) -> None:
-        """Add the gradients up over the ranks, or wait until that is done."""
+        """Sum the gradients over the ranks, or wait until they are summed."""
 
     def update(self, rate: float, clip: float | None) -> float:
-        """Take the step; return the norm of all gradients.
+        """Update the parameters with learning rate `rate`; return the norm of all gradients.
 
         Parameters
         ----------
         clip
-            Gradients whose norm is larger are scaled down to it; None leaves them, and the norm may then be NaN.
+            Largest norm, to which larger gradients are scaled down; None for no clipping, the norm may then be NaN.
         """
 
     def meet(self) -> None:
-        """Bring replicas that may have gone apart together again, before they are looked at."""
+        """Make all replicas equal, before an evaluation or checkpoint."""
 
     def digest(self) -> bytes:
-        """Return 32 bytes that are the same on all ranks if all is well."""
+        """Return a digest of 32 bytes, which is equal on all ranks unless their parameters differ."""
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes that this rank holds for ``"parameters"``, ``"gradients"``, ``"optimizer"`` and others."""
 
     def traffic(self) -> CommunicationStatistics:
-        """Return what was sent so far."""
+        """Return the communication statistics so far."""
 
 
 class SynchronousStrategy(Strategy, Protocol):
-    """Strategy of ranks that take every step together, whose state all of them save."""
+    """Strategy of synchronous training, in which all ranks save the state together."""
 
     def tensors(self) -> Tensors:
-        """Return the state, for a checkpoint or to be filled from one: the arrays in use."""
+        """Return the arrays of the state, not copies, for a checkpoint to save or restore."""
 
     def own_state(self) -> dict[str, np.ndarray]:
-        """Return what belongs to this rank alone, such as residuals; copies."""
+        """Return copies of the state of this rank alone, such as residuals."""
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
-        """Go on from what `own_state` returned; return False if the residuals do not fit, and are left as they are."""
+        """Restore what :meth:`own_state` returned; return False, without residuals restored, if they do not fit."""
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
-        """Go on from what so many other ranks had of their own: this rank takes the place of some of them, or of none.
+        """Restore from the own states of another number of ranks, `ranks`; residuals are not restored.
 
-        Residuals are not taken over.
+        Parameters
+        ----------
+        states
+            By name, the arrays of the former ranks that this rank replaces, of which there may be none.
         """
 
     def clear_residuals(self) -> None:
-        """Let residuals begin anew."""
+        """Clear the residuals."""
 
 
 def norm_of(squares: float) -> float:
-    """Return the square root; inf and NaN stay what they are."""
+    """Return the square root of a sum of squares; NaN if it is negative or NaN."""
     return math.sqrt(squares) if squares >= 0 else math.nan
 
 
@@ -126,17 +136,17 @@ def sum_of_squares(x: np.ndarray) -> float:
 
 
 def squares_of(own: Gradients) -> float:
-    """Return the sum of squares: :data:`Squares` where nobody shares the model."""
+    """Return the sum of squares of the rank's gradients: :data:`Squares` of replicas that are not divided."""
     return sum(sum_of_squares(piece) for _, piece in own)
 
 
 def clipping(norm: float, clip: float | None) -> float:
-    """Return the factor that brings gradients of that norm down to `clip`; 1 if they are below it, or not finite."""
+    """Return the factor that scales gradients of norm `norm` down to `clip`; 1 if it is smaller or not finite."""
     return clip / norm if clip is not None and clip < norm < math.inf else 1.0
 
 
 def optimizer_for(config: TrainConfig, parameters: np.ndarray, spans: Sequence[ParameterSpan]) -> Optimizer:
-    """Return the optimizer that the options name, for parameters of which `spans` are the parts."""
+    """Return the optimizer of the options for a vector of parameters that consists of `spans`."""
     kind = OPTIMIZERS[config.optimizer]
     return kind(parameters, config.optimizer_settings, weight_decay=config.weight_decay, spans=spans)
 
@@ -147,7 +157,7 @@ class FlatVectorStrategy:
     Attributes
     ----------
     sync
-        Adds up a vector over the ranks, or takes its mean.
+        The GradientSynchronizer, which sums or averages a vector over the ranks.
     """
 
     def __init__(
@@ -181,7 +191,7 @@ class FlatVectorStrategy:
         """See :class:`~mpicoll.models.sequential.ParameterStore`."""
 
     def fetch(self) -> None:
-        """See :class:`Strategy`: nobody else changes the parameters."""
+        """Do nothing: no other rank changes the parameters."""
 
     def _residuals(self) -> dict[str, np.ndarray]:
         return {RESIDUAL + name: array for name, array in self.sync.state().items()}
@@ -206,21 +216,21 @@ class FlatVectorStrategy:
 
 
 class Replicated(FlatVectorStrategy):
-    """Every rank holds everything; gradients are added up in buckets by Allreduce; a :class:`Strategy`.
+    """Replicated data parallelism: gradients are summed in buckets by Allreduce; a :class:`Strategy`.
 
-    With ``overlap`` a bucket is on its way while the gradients of lower layers are computed. Where compression loses
-    much and the optimizer is momentum, each rank's velocity is sent in place of its gradients
-    (:class:`~mpicoll.optim.local_momentum.LocalMomentum`), which are then clipped before, each rank's own at ``clip /
+    With ``overlap`` a bucket is summed while the gradients of lower layers are computed. With error feedback and the
+    optimizer momentum, each rank's velocity is sent in place of its gradients
+    (:class:`~mpicoll.optim.local_momentum.LocalMomentum`). Each rank's gradients are then clipped before, at ``clip /
     sqrt(size)``. (Lin et al., "Deep gradient compression", ICLR 2018, section 3.2.)
 
     Parameters
     ----------
     parameters : (model.parameter_count,) of model.dtype
-        The same on all ranks of `comm`; updated in place.
+        Initial parameters, equal on all ranks of `comm`; updated in place.
     overlap
         Whether gradients are sent while others are computed.
     squares
-        What the norm for clipping is made of.
+        Function that computes the squared norm for clipping.
     """
 
     def __init__(
@@ -256,7 +266,7 @@ class Replicated(FlatVectorStrategy):
     # ---- Storage ----------------------------------------------------------------------------------------------------
 
     def complete(self, layer: int) -> None:
-        """Send what is complete now, if this is the time."""
+        """See :class:`~mpicoll.models.sequential.ParameterStore`; with overlap, starts buckets that are complete."""
         if self._overlap and self._last:
             start, stop = self._bounds[layer], self._bounds[layer + 1]
             self._take_velocity(start, stop)
@@ -295,7 +305,7 @@ class Replicated(FlatVectorStrategy):
         return norm
 
     def meet(self) -> None:
-        """See :class:`Strategy`: they never go apart."""
+        """Do nothing: replicas are always equal."""
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the parameters."""
@@ -318,7 +328,7 @@ class Replicated(FlatVectorStrategy):
         return self._load_residuals(state)
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
-        """See :class:`Strategy`; what counts of velocities is their sum over the ranks, and that stays the same."""
+        """See :class:`Strategy`; the sum of the velocities over the ranks stays the same."""
         for name, array in self._optimizer.own_state().items():
             array[...] = sum(states[f"optimizer.{name}"], np.zeros_like(array))
 

@@ -1,15 +1,15 @@
-"""Layers that several ranks share, each with some of the columns or rows of the weights.
+"""Tensor parallelism: dense layers of which each rank has some of the columns or rows of the weights.
 
-Dense layers go in pairs: of the first every rank has some columns, which give it some of the outputs, whole, so that
-ReLU needs nobody else; of the second it has the rows that take these, which give it a part of every output's sum. One
-Allreduce adds them up on the way forward, and one on the way back, of the derivative that leaves the pair below::
+Dense layers form pairs. Of the first layer every rank has some columns, which give some complete outputs, so that ReLU
+needs no communication. Of the second layer it has the rows for these outputs, which give a partial sum of every output.
+One Allreduce sums them in the forward pass, and one in the backward pass sums the gradient of the pair's input::
 
     forward   x -> x @ W1[:, mine] + b1[mine] -> ReLU -> h @ W2[mine] -> ALLREDUCE -> + b2 -> ReLU
     backward  ALLREDUCE <- (.) @ W1[:, mine].T <- ReLU' <- (.) @ W2[mine].T <- ReLU' <- delta
 
-A last layer that finds no partner is held whole by every rank, and so is the second layer's bias: the same numbers go
-through the same operations everywhere, so that gradients, and after any number of steps parameters, are equal bit for
-bit, provided that the ranks' matrix products are (processors of one kind, one library).
+A last layer without a partner is replicated on every rank, and so is the second layer's bias. All ranks apply the same
+operations to the same numbers, so that their gradients, and after any number of steps their parameters, are equal bit
+for bit, provided that the ranks' matrix products are (processors of one kind, one library).
 
 (Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019,
 section 3.)
@@ -33,16 +33,16 @@ _ALL: Index = (slice(None),)
 
 
 class Divided(NamedTuple):
-    """One rank's share of a layer.
+    """One rank's part of a layer.
 
     Attributes
     ----------
     layer
-        What the rank computes.
+        The layer that the rank computes.
     cuts
-        For each parameter array of the whole layer, what this rank holds of it.
+        For each parameter array of the whole layer, the index of this rank's part.
     common
-        For each, whether all ranks that share the layer hold the same of it.
+        For each, whether all ranks that share the layer have the same part.
     """
 
     layer: Layer
@@ -51,7 +51,7 @@ class Divided(NamedTuple):
 
 
 class _Shared:
-    """Base of both kinds of sharded layer: a smaller dense layer, and the others that have the rest."""
+    """Base of both kinds of divided layer: a smaller dense layer, and the communicator of the ranks with the rest."""
 
     def __init__(self, dense: Dense, comm: MPI.Intracomm) -> None:
         self._dense, self._comm, self.waited = dense, comm, 0.0
@@ -60,8 +60,8 @@ class _Shared:
         self.output: Shape = dense.output
 
     def initial(self, random: np.random.Generator, arrays: Arrays) -> None:
-        """Refuse: a share's parameters are cut out of those of the whole layer."""
-        raise NotImplementedError("the parameters of a shared layer are cut out of those of the whole layer")
+        """Raise NotImplementedError: the parameters are parts of those of the whole layer."""
+        raise NotImplementedError("the initial parameters of a divided layer are parts of those of the whole layer")
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`~mpicoll.models.layers.Layer`."""
@@ -82,7 +82,7 @@ class _Shared:
 class ColumnDense(_Shared):
     """Some of the columns of a dense layer: some outputs of all inputs; a :class:`~mpicoll.models.layers.Layer`.
 
-    Collective over `comm`: `backward`, where the derivative with respect to `x` is wanted.
+    :meth:`backward` is collective over `comm` if the derivative with respect to `x` is wanted.
     """
 
     def backward(
@@ -96,9 +96,9 @@ class ColumnDense(_Shared):
 
 
 class RowDense(_Shared):
-    """Some of the rows of a dense layer, and its bias: all outputs, of some inputs each; a `Layer`.
+    """Some of the rows of a dense layer, and its bias: all outputs, from some inputs; a `Layer`.
 
-    Collective over `comm`: `forward`.
+    :meth:`forward` is collective over `comm`.
     """
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
@@ -109,19 +109,19 @@ class RowDense(_Shared):
 
 
 def divide(layers: Sequence[Layer], comm: MPI.Intracomm | None) -> list[Divided]:
-    """Return this rank's share of each layer, a pair after the other.
+    """Return this rank's part of each layer, which are divided in pairs.
 
     Parameters
     ----------
     layers
-        Of the whole model; all dense, unless `comm` is None.
+        The layers of the whole model; all dense, unless `comm` is None.
     comm
-        The ranks that share them; None leaves them as they are.
+        The ranks that share them; None does not divide them.
 
     Raises
     ------
     UsageError
-        If a width is too small to give each rank some of it, or a layer is of another kind.
+        If a layer has fewer columns than there are ranks, or is not dense.
     """
     if comm is None:
         return [_undivided(layer, common=False) for layer in layers]
@@ -138,7 +138,7 @@ def _undivided(layer: Layer, *, common: bool) -> Divided:
 def _pair(first: Layer, second: Layer, comm: MPI.Intracomm) -> list[Divided]:
     size, rank = comm.Get_size(), comm.Get_rank()
     if not isinstance(first, Dense) or not isinstance(second, Dense):
-        raise UsageError(f"--tensor {size} can share dense layers only")
+        raise UsageError(f"--tensor {size} can divide dense layers only")
     (inputs, width), (_, outputs) = first.shapes[0], second.shapes[0]
     if width < size:
         raise UsageError(f"--tensor {size}: a layer of width {width} cannot be shared by {size} ranks")

@@ -1,4 +1,4 @@
-"""Asynchronous training: parameters on servers, pulled and pushed to by workers through one-sided MPI."""
+"""Parameter server on one-sided MPI: workers pull parameters from servers and push gradients to them."""
 
 from mpicoll.parameter_server.client import ParameterServer
 

@@ -1,4 +1,4 @@
-"""The public face: what a program gives and gets."""
+"""Client interface of the parameter server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TIMEOUT = 60.0
 
 
 class ParameterServer(Lifecycle):
-    """Parameters held by some ranks (servers); the others (workers) pull them and push gradients at their own pace.
+    """Parameter server: some ranks (servers) hold the parameters; the others (workers) pull them and push gradients.
 
-    The last `servers` ranks of `comm` are servers, the others workers. Each server holds a shard;
-    shards are of nearly equal size. Making one is collective over `comm`, and so is leaving the block:
+    The last `servers` ranks of `comm` are servers, the others workers. Each server holds a shard; shards have nearly
+    equal lengths. The constructor and the end of the ``with`` block are collective over `comm`:
 
     >>> with mpicoll.ParameterServer(initial, comm=comm, lr=0.1) as ps:
     ...     if ps.is_server:
@@ -32,77 +32,77 @@ class ParameterServer(Lifecycle):
     Parameters
     ----------
     initial : (count,) float32 or float64
-        The first parameters, of the same count and dtype on all ranks. Each server begins with its own
-        values of its shard.
+        The initial parameters, of the same count and dtype on all ranks. Each server takes its shard from its own
+        array.
     comm
         An intracommunicator with at least two ranks.
     servers
         Number of servers.
     optimizer
-        ``"sgd"``, ``"momentum"``, ``"adagrad"`` or ``"adam"``; their settings are keywords: ``momentum``,
+        ``"sgd"``, ``"momentum"``, ``"adagrad"`` or ``"adam"``. Its settings are further keywords: ``momentum``,
         ``nesterov``, ``epsilon``, ``beta1``, ``beta2``.
     lr
-        Learning rate of pushes that come without one.
+        Learning rate of pushes without `rate`.
     staleness
-        A worker that is more than so many steps (pushes) ahead of the slowest waits, and its pull includes every
-        step older than that. With 0 this is synchronous training: the servers take each step with the
-        sum of all workers' gradients, added up in the order of ranks, and the result is the same to the bit in every
-        run. None: nobody waits.
+        Bound on staleness in steps (pushes): a worker that is more steps ahead of the slowest one waits, and its pull
+        includes all older steps. 0 is synchronous training: the servers take each step with the sum of all workers'
+        gradients, added in rank order, and the result is the same to the bit in every run. None is no bound: workers
+        never wait for each other.
     backup
-        With ``staleness=0``: so many workers, those that come last, are not waited for in each step, and what they send
-        for it is left out; with error feedback it becomes part of the residual, and comes with their next gradients.
-        (Chen et al., "Revisiting distributed synchronous SGD", 2016.)
+        Number of backup workers, with ``staleness=0``: the gradients of that many workers, which arrive last, are left
+        out of each step. With error feedback they become part of the residual. (Chen et al., "Revisiting distributed
+        synchronous SGD", 2016.)
     damping
-        Whether the learning rate of a gradient that is more than one update of each worker late is divided by the
-        number of updates. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
+        Whether the learning rate of a gradient whose staleness is larger than the number of workers is multiplied by
+        ``workers / staleness``. (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016.)
     read_own
-        Whether a pull waits for the effect of this worker's own pushes, as bounded staleness is defined in the paper
-        below. Without it, a worker can run ahead of a busy server by one mailbox of gradients, and gradients are
-        staler by that.
+        Whether a pull waits until this worker's own pushes are applied, as the definition of bounded staleness in Ho
+        et al. requires. Otherwise a worker can be ahead of a busy server by one mailbox of gradients.
     compression, error_feedback
-        How gradients are sent: a compressor or its name, for float32; with feedback of what was lost, kept by the
-        worker for each shard, where the compressor needs it or `error_feedback` says so.
+        Compressor of float32 gradients, or its specification; and whether to use error feedback, with a residual on
+        the worker for each shard (None: if the compressor needs it).
     push
-        ``"mailbox"``: gradients go to rings in the server's memory, and the server applies them. ``"direct"``: workers
-        add ``-lr * gradient`` to the parameters themselves, without work of the server; only plain SGD.
+        ``"mailbox"``: workers write gradients to mailboxes in the server's memory, and the server applies them.
+        ``"direct"``: workers add ``-lr * gradient`` to the parameters, without the server; only for ``"sgd"``.
     slots
-        Gradients that fit into each mailbox.
+        Number of gradients that fit into each mailbox.
     timeout
-        Seconds that a rank waits for one that shows no sign of life before it raises
+        Seconds without any sign of life of a rank after which ranks that wait for it raise
         :class:`~mpicoll.errors.CollectiveTimeout`.
     lease, on_silence
-        Each call of a worker renews its lease of so many seconds (by default `timeout`). With ``"raise"`` one whose
-        lease has run out is named by a warning, and goes on with its next call; if another rank waits for it, for a
-        step or at the end, the job ends by an error that names it. With ``"drop"`` it is dropped at once: nobody waits
-        for it, and its next call raises CollectiveTimeout. A worker that computes for longer calls :meth:`beat` now
-        and then. A server that has a single worker waits for it without limit.
+        Each call of a worker renews its lease of `lease` seconds (`timeout` by default). With ``"raise"``, an expired
+        lease is reported by a warning, and the worker may continue with its next call; but if another rank waits for
+        it, for a step or at the end, the job ends with an error that names it. With ``"drop"``, the worker is dropped:
+        no rank waits for it, and its next call raises CollectiveTimeout. In longer computations a worker calls
+        :meth:`beat`. A server with a single worker waits for it without limit.
     state
-        What :meth:`state` returned, of this optimizer and any number of servers, to go on from in place of `initial`.
+        A state of :meth:`state`, of the same optimizer and any number of servers, to continue from in place of
+        `initial`.
 
     Attributes
     ----------
     rank, size : int
-        In the communicator.
+        This rank, and the number of ranks.
     workers, servers : int
-        Workers are ranks 0 to workers - 1, the others servers.
+        Their numbers; workers are ranks 0 to workers - 1, the others servers.
     count, dtype
         Number and type of the parameters.
     is_server : bool
-        Whether this rank is one.
+        Whether this rank is a server.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument; RemoteError on the ranks whose arguments are right, MismatchError if the ranks differ.
-        Nothing has been allocated then.
+        If an argument is wrong; the message names it. The other ranks raise RemoteError. Nothing is allocated.
+    MismatchError
+        If the arguments differ between ranks.
 
     Notes
     -----
-    Parameters and mailboxes lie in windows of ``MPI_Win_allocate``, one for each shard, and are reached by one-sided
-    operations: by accumulates, which are atomic for each element. A server is busy with nothing else and is always in
-    MPI. One MPI call of a rank that waits for a server on another node has no deadline of its own, nor has one that
-    waits for a rank of its own node which was stopped inside a lock of the MPI library; if a rank dies, the launcher
-    ends the job.
+    Parameters and mailboxes lie in windows of ``MPI_Win_allocate``, one for each shard. Ranks access them by one-sided
+    accumulates, which are atomic for each element. A server does nothing else and is always inside MPI. A single MPI
+    call has no deadline: neither one that waits for a server on another node, nor one that waits for a rank of the same
+    node that was stopped inside a lock of the MPI library. If a rank dies, the launcher ends the job.
 
     Staleness is counted in updates: versions of the first shard between pull and push. (Li et al., "Scaling distributed
     machine learning with the parameter server", OSDI 2014; Ho et al., "More effective distributed ML via a stale
@@ -157,41 +157,42 @@ class ParameterServer(Lifecycle):
 
     @property
     def version(self) -> int:
-        """On a worker what the last :meth:`pull` returned, on a server how many pushes it has applied."""
+        """On a worker, the version that the last :meth:`pull` returned; on a server, the number of pushes applied."""
         return self._version if self._server is None else self._server.version
 
     @property
     def parameters(self) -> np.ndarray:
-        """Array that :meth:`pull` without `out` fills with the parameters, on workers."""
+        """The array that :meth:`pull` without `out` writes to, on workers."""
         if self._parameters is None:
             self._parameters = np.zeros(self.count, self.dtype)
         return self._parameters
 
     @property
     def staleness(self) -> np.ndarray:
-        """Histogram of the staleness of all workers' pushes, in updates; the last element counts all that were later.
+        """Histogram of the staleness of all workers' pushes, int64 of shape (1024,), on all ranks.
 
-        Of shape (1024,), int64, on all ranks; known when the block has ended.
+        Element i counts the pushes with a staleness of i updates, the last one also those with more. Known after the
+        end of the block; before that, or if some rank did not reach it, RuntimeError is raised.
         """
         if self._session.staleness is None:
-            raise RuntimeError("staleness: it is known when all ranks have left the block, and all of them well")
+            raise RuntimeError("staleness: known only after all ranks have left the block without an error")
         return self._session.staleness
 
     @property
     def late(self) -> int:
-        """Number of pushes that the first server left out (`backup`), as far as this worker has learnt of them."""
+        """Number of pushes that the first server left out (`backup`), on all ranks; known as :attr:`staleness` is."""
         if self._session.late is None:
-            raise RuntimeError("late: it is known when all ranks have left the block, and all of them well")
+            raise RuntimeError("late: known only after all ranks have left the block without an error")
         return self._session.late
 
     @property
     def is_dropped(self) -> bool:
-        """True if this is a worker that was silent for longer than its lease, as far as it knows."""
+        """True if this rank is a worker that is known to have been dropped, since its lease had expired."""
         return not self.is_server and bool(self._control.dropped[self.rank])
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that did not come to the end of the block; known when it has ended."""
+        """Ranks that did not reach the end of the block; known after the end of the block."""
         return self._session.missing
 
     @property
@@ -210,37 +211,37 @@ class ParameterServer(Lifecycle):
         return 0 if self._server is None else self._server.held_nbytes
 
     def pull(self, out: np.ndarray | None = None, *, first: int | None = None, snapshot: bool = False) -> int:
-        """Read the newest parameters, once the bound on staleness lets this worker begin its next step.
+        """Read the newest parameters, after the bound on staleness allows this worker's next step.
 
-        Each element is one that was current at some time during the call, and all of them together may mix versions;
-        with `snapshot` those of a shard are of one and the same version.
+        Each element has a value that it had at some time during the call. Different elements may be of different
+        versions; with `snapshot` all elements of a shard are of the same version.
 
         Parameters
         ----------
         out : (count,) of `dtype`
             Overwritten; by default :attr:`parameters`.
         first
-            Read as many parameters as `out` is long, from this one on.
+            Index of the first parameter to read; `out` then has the length of the part.
         snapshot
-            Not with direct pushes, where no moment is known at which all elements are of one version.
+            Whether to read all elements of a shard at the same version. Not possible with direct pushes.
 
         Returns
         -------
         int
-            The version: so many pushes, or more, are in each element.
+            The version: each element includes at least this number of pushes.
 
         Raises
         ------
         TypeError, ValueError
-            If `out` is not such a vector, or there can be no snapshot. Nothing has been read.
+            If an argument is wrong. Nothing is read then.
         CollectiveTimeout
-            Naming the slowest workers if they stay silent, or the server.
+            If the slowest workers, or a server, show no sign of life; the message names them.
         RemoteError
             If a server failed.
         """
         worker = self._as_worker("pull")
         if snapshot and self._settings.direct:
-            raise ValueError("snapshot: True needs push='mailbox', where only the server changes the parameters")
+            raise ValueError("snapshot: True needs push='mailbox'")
         found = self.parameters if out is None else out
         begin = arguments.checked_part("out", found, first, self.count, self.dtype)
         arguments.checked_vector("out", found, found.size, self.dtype, writable=True)
@@ -250,28 +251,28 @@ class ParameterServer(Lifecycle):
         return self._version
 
     def push(self, gradient: np.ndarray, rate: float | None = None, *, first: int | None = None) -> int:
-        """Send a gradient, and count one step of this worker; the gradient may be changed when this returns.
+        """Send a gradient, and count one step of this worker; the gradient may be changed after the call.
 
         Parameters
         ----------
         gradient : (count,) of `dtype`
-            Left as it is. NaN and inf are passed on.
+            The gradient, which is not changed. NaN and inf are sent as they are.
         rate
             The learning rate, by default `lr`; in synchronous training that of the lowest rank counts.
         first
-            The gradient is of as many parameters as it is long, from this one on; all others stay as they are, and what
-            the optimizer keeps of them. Not with compression.
+            Index of the first parameter of a gradient for a part of the parameters; the others, and the optimizer's
+            state for them, do not change. Not possible with compression.
 
         Returns
         -------
         int
-            Its staleness: updates of the first shard that this worker knows of since its last pull, when it is sent.
-            More may come before the server applies it; :attr:`staleness` counts those, too.
+            The staleness of the gradient when it is sent: the number of updates of the first shard since this worker's
+            last pull that it knows of. :attr:`staleness` also counts updates before the server applies the gradient.
 
         Raises
         ------
         TypeError, ValueError
-            If it is not such a vector. Nothing has been written.
+            If an argument is wrong. Nothing is sent then.
         RuntimeError
             After :meth:`settle` or :meth:`finish`, or on a server.
         CollectiveTimeout, RemoteError
@@ -282,13 +283,13 @@ class ParameterServer(Lifecycle):
             raise RuntimeError(f"push: this worker has {'finished' if worker.finished else 'called settle'}")
         begin = arguments.checked_part("gradient", gradient, first, self.count, self.dtype)
         if first is not None and self._settings.compressor is not None:
-            raise ValueError(f"first: {first} needs gradients that are not compressed")
+            raise ValueError(f"first: {first} is not possible with compression; push whole gradients")
         found = self._settings.lr if rate is None else arguments.checked_number("rate", rate)
         worker.enter()
         return worker.push(gradient, begin, found)
 
     def result(self, out: np.ndarray | None = None) -> int:
-        """Finish, wait until all workers have finished, and read the last parameters; arguments as for :meth:`pull`.
+        """:meth:`finish`, wait until all workers have finished, and read the last parameters, as :meth:`pull` does.
 
         Returns
         -------
@@ -303,10 +304,10 @@ class ParameterServer(Lifecycle):
         return self.pull(out)
 
     def settle(self) -> None:
-        """Push nothing more; wait until all other workers have finished and all pushes are in the parameters.
+        """Wait until all other workers have finished and all pushes are applied; this worker pushes nothing afterwards.
 
-        One worker may call it, to read the last :meth:`state` before it finishes. Others may be at any step: one that
-        they have begun is taken without this worker.
+        One worker may call it, to read the last :meth:`state` before it finishes. A synchronous step that other workers
+        have started is taken without this worker.
 
         Raises
         ------
@@ -316,9 +317,9 @@ class ParameterServer(Lifecycle):
         self._as_worker("settle").settle()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return parameters and the servers' optimizers, to be saved; the others go on meanwhile.
+        """Return the parameters and the state of the servers' optimizers, for a checkpoint; other workers continue.
 
-        Each shard is saved at a single version, but for direct pushes, where it may mix versions as :meth:`pull` does.
+        Each shard is of a single version; with direct pushes it may mix versions as :meth:`pull` does.
 
         Returns
         -------
@@ -335,5 +336,5 @@ class ParameterServer(Lifecycle):
         """
         worker = self._as_worker("state")
         if worker.finished:
-            raise RuntimeError("state: this worker has finished; servers need not be there any more")
+            raise RuntimeError("state: this worker has finished, and servers may have ended")
         return worker.state()

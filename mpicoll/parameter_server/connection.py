@@ -12,16 +12,16 @@ from mpicoll.parameter_server.shard_memory import Places, ShardHeader, bits_of, 
 
 
 class ShardConnection:
-    """One worker's way to one shard.
+    """One worker's access to one shard.
 
     Attributes
     ----------
     part
-        Its elements.
-    pulled
-        The version of the last pull, and ``seen`` the newest that this worker knows of.
+        The shard's elements, a slice of all parameters.
+    pulled, seen
+        The version of the last pull, and the newest version that this worker knows of.
     sent_nbytes
-        Bytes of the gradients that were sent.
+        Bytes of gradients sent so far.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ShardConnection:
         self._compile()
 
     def _compile(self) -> None:
-        """Have everything compiled before anybody waits for it."""
+        """Compile the kernels before other ranks wait for this one."""
         optimizer_updates.checksum(np.empty(0, np.uint32), np.uint64(0))
         if self._settings.direct:
             optimizer_updates.scaled_into(self._scratch[:0], self._scratch[:0], self._scratch.dtype.type(0))
@@ -51,13 +51,13 @@ class ShardConnection:
             self._compressor.decompress(payload, self._scratch)
 
     def read_words(self) -> np.ndarray:
-        """Return the shard's words; the memory is used again."""
+        """Read and return the shard's words; later calls overwrite the array."""
         self._region.read(0, self._words)
         self.seen = int(self._words[Places.VERSION])
         return self._words
 
     def within(self, first: int, vector: np.ndarray) -> tuple[int, np.ndarray]:
-        """Return where the shard's part of a vector from parameter `first` on begins in the shard, and that part."""
+        """Return the part of a vector, from parameter `first` on, that belongs to the shard, after its offset there."""
         start, stop = max(self.part.start, first), min(self.part.stop, first + vector.size)
         if start >= stop:
             return 0, vector[:0]
@@ -68,13 +68,13 @@ class ShardConnection:
             self._region.read(self._places.parameters + at * out.itemsize, out)
 
     def pull(self, at: int, out: np.ndarray) -> int:
-        """Read parameters from `at` on, each of which has the effect of at least the returned number of pushes."""
+        """Read parameters from element `at` on; return a version: each includes at least that number of pushes."""
         self.read_words()
         self._read(at, out)
         return self.seen
 
     def try_snapshot(self, at: int, out: np.ndarray) -> bool:
-        """Read parameters; say whether all are of version `seen`."""
+        """Read parameters; return whether all are of version `seen`."""
         before = self.read_words()[Places.SEQUENCE]
         if before % 2:
             return False
@@ -84,35 +84,35 @@ class ShardConnection:
         return bool(after[0] == before)
 
     def hold(self, on: bool) -> None:
-        """Ask the server to leave the parameters as they are, or tell it that it may go on."""
+        """Ask the server to keep the parameters unchanged, or release it."""
         self._region.replace(word_at(self._places.holds + self._worker), np.array([on], np.int64))
 
     def is_applied(self, step: int) -> bool:
-        """Return whether the parameters have every worker's first `step` pushes, or all of one that made fewer."""
+        """Return whether the parameters include every worker's first `step` pushes, or all pushes of one with fewer."""
         words, workers = self.read_words(), self._places.workers
         heads, tails = words[self._places.heads :][:workers], words[self._places.tails :][:workers]
         return bool((tails >= np.minimum(heads, step)).all())
 
     def is_past_pulled(self) -> bool:
-        """Return whether there is a newer version than the one that was pulled last."""
+        """Return whether a newer version than the last one pulled is known."""
         self.read_words()
         return self.seen > self.pulled
 
     def ask(self) -> None:
-        """Ask the server for the whole state of the shard."""
+        """Request the whole state of the shard from the server."""
         self._asked += 1
         self._region.replace(word_at(self._places.asks + self._worker), np.array([self._asked], np.int64))
 
     def is_own_applied(self) -> bool:
-        """Return whether the parameters have all that this worker has sent."""
+        """Return whether the parameters include all gradients that this worker has sent."""
         return int(self.read_words()[self._places.tails + self._worker]) == self.sent
 
     def has_room(self) -> bool:
-        """Return whether another message fits into the mailbox; look at the version, too."""
+        """Return whether another message fits into the mailbox; updates `seen`."""
         return self.sent - int(self.read_words()[self._places.tails + self._worker]) < self._places.slots
 
     def send(self, at: int, gradient: np.ndarray, rate: float) -> None:
-        """Put the gradient of the parameters from `at` on into the mailbox, where there is room."""
+        """Write the gradient of the parameters from `at` on to the mailbox, which must have a free slot."""
         payload = self._encoded(gradient)
         header = ShardHeader(self.sent, payload.size, self.sent, self.pulled, self._codec, at, bits_of(rate)).sealed(
             payload
@@ -123,7 +123,7 @@ class ShardConnection:
         self._region.replace(word_at(self._places.heads + self._worker), np.array([self.sent], np.int64))
 
     def take_back(self) -> None:
-        """Owe again what the last message had, if the server has left it out; it must have been taken."""
+        """Return the last message to the residual, if the server has left it out; the server must have read it."""
         left_out = int(self.read_words()[self._places.left_out + self._worker])
         if left_out > self._left_out and self._feedback is not None:
             self._feedback.update(np.negative(self._scratch, out=self._scratch))
@@ -141,7 +141,7 @@ class ShardConnection:
         return payload
 
     def add(self, at: int, gradient: np.ndarray, rate: float) -> int:
-        """Add the step along a gradient to the parameters; return how many versions came since the last pull."""
+        """Add ``-rate * gradient`` to the parameters; return the number of versions since the last pull."""
         if gradient.size:
             scaled = self._scratch[: gradient.size]
             optimizer_updates.scaled_into(scaled, gradient, gradient.dtype.type(-rate))

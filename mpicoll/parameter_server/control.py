@@ -1,8 +1,8 @@
-"""Shared state of the ranks of a parameter server: clocks, signs of life, who has finished or failed.
+"""Shared state of the ranks of a parameter server: clocks, signs of life, finished and failed ranks.
 
-All of it is words in one region of the first server. Each word has one kind of writer: to clocks, beats and the
-histogram ranks add, of states and of whom it waits for each rank replaces its own, who is dropped is for the first
-server to write, and how it ends is for the first to write who knows.
+It consists of words in one region of the first server. Each word is written in one way: ranks add to clocks, beats and
+the histogram; each rank replaces its own state and the number of the worker that it waits for; the first server writes
+which workers are dropped; and the first rank that knows how the session ends writes that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mpicoll.parameter_server.partition import Partition
 from mpicoll.parameter_server.remote_memory import Window, word_at
 
 NEVER = 1 << 62
-"""The clock of a worker that will not come again; nobody waits for it."""
+"""The clock of a worker that has finished or was dropped, for which no rank waits."""
 BINS = 1024
-"""The last counts whatever is staler."""
+"""Number of elements of the histogram of staleness; the last one also counts all larger values."""
 _YIELDS = 5
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
@@ -45,11 +45,11 @@ class Pause:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, since something has come."""
+        """Start again with yielding, since there was progress."""
         self._yields, self._seconds = _YIELDS, _FIRST_SLEEP
 
     def rest(self) -> None:
-        """Do it."""
+        """Yield or sleep once."""
         if self._yields:
             self._yields -= 1
             os.sched_yield()
@@ -59,22 +59,22 @@ class Pause:
 
 
 class Control:
-    """One rank's view of the others.
+    """One rank's view of the state of all ranks.
 
     Parameters
     ----------
     comm
-        Of these ranks alone.
+        A communicator of these ranks.
     timeout
-        Seconds of silence of a rank after which those who wait for it give up.
+        Seconds without a sign of life of a rank after which ranks that wait for it raise CollectiveTimeout.
     owner
-        The rank that has the memory.
+        The rank that owns the memory.
 
     Attributes
     ----------
     clocks, states, dropped : arrays of int64
-        What the last :meth:`look` found: steps that each worker has taken, :class:`State` of each rank, and whether
-        each worker has been dropped.
+        As of the last :meth:`look`: steps of each worker, :class:`State` of each rank, and whether each worker has been
+        dropped.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Partition, timeout: float, owner: int) -> None:
@@ -99,7 +99,7 @@ class Control:
         self._own = self._waits_for = 0
 
     def look(self) -> None:
-        """Read everything, and say that this rank is alive."""
+        """Read the state of all ranks, and give a sign of life."""
         now = time.monotonic()
         if now - self._beaten > _LOOK_EVERY / 2:
             self._beaten = now
@@ -110,16 +110,16 @@ class Control:
         self._seen[fresh] = self._beats[fresh]
 
     def silent(self, ranks: Sequence[int], seconds: float) -> list[int]:
-        """Return those of the ranks from which nothing has come for so long, as far as this rank has looked."""
+        """Return those of `ranks` without a sign of life for more than `seconds` seconds, as of the last looks."""
         now = time.monotonic()
         return [rank for rank in ranks if now - self._heard[rank] > seconds]
 
     def is_awaited(self, worker: int) -> bool:
-        """Return whether another rank waits for a worker, as far as this rank has looked."""
+        """Return whether another rank waits for a worker, as of the last :meth:`look`."""
         return bool((self._awaited == 1 + worker).any())
 
     def _tell_awaited(self, ranks: Sequence[int]) -> None:
-        """Say for which worker this rank waits: of these the one that was heard of least recently, or none."""
+        """Write the worker that this rank waits for: of `ranks` the one with the oldest sign of life, or none."""
         workers = [rank for rank in ranks if rank < self._layout.workers and rank != self._rank]
         found = 1 + min(workers, key=self._heard.__getitem__) if workers else 0
         if found != self._waits_for:
@@ -127,23 +127,23 @@ class Control:
             self._region.replace(word_at(self._waits + self._rank), np.array([found], np.int64))
 
     def tick(self) -> None:
-        """Note that this worker has taken a step."""
+        """Count a step of this worker."""
         self._region.add(word_at(self._clock + self._rank), np.ones(1, np.int64))
 
     def retire(self, worker: int) -> None:
-        """Let nobody wait for a worker any more; its clock may not move meanwhile, but by less than a lifetime."""
+        """Retire a worker: raise its clock to :data:`NEVER`. A concurrent :meth:`tick` raises it by one more."""
         clock = np.empty(1, np.int64)
         self._region.read(word_at(self._clock + worker), clock)
         if clock[0] < NEVER // 2:
             self._region.add(word_at(self._clock + worker), NEVER - clock)
 
     def drop(self, worker: int) -> None:
-        """Retire a worker that has fallen silent. For the first server."""
+        """Drop and retire a worker that gives no sign of life; for the first server."""
         self._region.replace(word_at(self._dropped + worker), np.ones(1, np.int64))
         self.retire(worker)
 
     def enter(self, state: State) -> None:
-        """Say what has become of this rank, besides what it has said before."""
+        """Add a flag to the state of this rank."""
         self._own |= state
         self._region.replace(word_at(self._state + self._rank), np.array([self._own], np.int64))
 
@@ -152,41 +152,43 @@ class Control:
         self._region.add(word_at(self._bins), np.append(histogram, late))
 
     def counted(self) -> tuple[np.ndarray, int]:
-        """Return how many pushes were so many updates late, and how many were left out."""
+        """Return the histogram of staleness, and the number of pushes that were left out."""
         found = np.empty(BINS + 1, np.int64)
         self._region.read(word_at(self._bins), found)
         return found[:BINS], int(found[BINS])
 
     def all_free(self, come: bool) -> bool:
-        """Return whether all ranks free their memory, or none does: the first to call this says whether all `come`."""
+        """Return whether the ranks free their memory, all of them or none; the first call decides by its `come`."""
         return self._region.decide(word_at(self._end), _FREE if come else _KEEP) == _FREE
 
     def raise_failures(self) -> None:
         """Raise RemoteError if a server has failed."""
         rank = self.failed_server()
         if rank is not None:
-            raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own error says why")
+            raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own exception has the reason")
 
     def failed_server(self) -> int | None:
-        """Return the rank of a server that has failed, as far as this rank has looked."""
+        """Return the rank of a server that has failed, as of the last :meth:`look`; else None."""
         return next((rank for rank in self._layout.server_ranks if self.states[rank] & State.FAILED), None)
 
     def wait(
         self, done: Callable[[], bool], missing: Callable[[], Sequence[int]], what: str, *, failures: bool = True
     ) -> None:
-        """Call `done`, less and less often, until it is true.
+        """Call `done` with polling back-off until it returns True.
 
         Parameters
         ----------
         missing
-            Returns the ranks that this rank waits for, as :meth:`look` has found them.
+            Returns the ranks that this rank waits for, as of the last :meth:`look`.
+        what
+            What is waited for, for the message.
         failures
             Whether the failure of a server ends the wait.
 
         Raises
         ------
         CollectiveTimeout
-            If one of those is silent for longer than the timeout; names all such.
+            If one of these ranks gives no sign of life for the timeout; the message names all such ranks.
         RemoteError
             If a server has failed.
         """
@@ -208,7 +210,7 @@ class Control:
             self._tell_awaited([])
 
     def wait_at_most(self, done: Callable[[], bool], rank: int, what: str) -> None:
-        """Wait for what a rank that is not stuck does at once: however alive it is, for no longer than the timeout.
+        """Wait until `done` returns True, at most for the timeout, even if `rank` gives signs of life.
 
         Raises
         ------

@@ -17,7 +17,7 @@ _Self = TypeVar("_Self", bound="Lifecycle")
 
 
 class Lifecycle:
-    """A session from its beginning to its end; the attributes are those of :class:`~mpicoll.ParameterServer`."""
+    """Base class with the life cycle of a parameter server; attributes as in :class:`~mpicoll.ParameterServer`."""
 
     def __init__(self, session: ServerWindows, layout: Partition, settings: Settings) -> None:
         self._session, self._settings, self._control = session, settings, session.control
@@ -28,7 +28,7 @@ class Lifecycle:
         self._worker: Worker | None = None
 
     def _begin(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> None:
-        """Take up the role; return when all have."""
+        """Start this rank's role, and return when all ranks have started."""
         if self.is_server:
             self._server = self._session.server(initial, state)
         else:
@@ -36,24 +36,27 @@ class Lifecycle:
         self._session.begin()
 
     def beat(self) -> None:
-        """Show that this rank is alive, in a computation that takes long."""
+        """Give a sign of life, which renews this worker's lease, in a long computation."""
         self._ensure_open("beat")
         self._control.look()
 
     def finish(self) -> None:
-        """Stop taking part: nobody waits for this worker any more. The end of the block does it, too."""
+        """End this worker's part: it pushes nothing more, and no rank waits for it; implied by the end of the block."""
         self._as_worker("finish").finish()
 
     def serve(self) -> None:
-        """Do a server's work until all workers have finished; the end of the block does it where nobody called it.
+        """Serve until all workers have finished; the end of the block does so if the program has not.
 
         Raises
         ------
         RuntimeError
             On a worker.
-        CollectiveTimeout, CorruptPayload, RemoteError
-            If a worker for which others wait was silent for longer than its lease, a message is damaged, another
-            server failed.
+        CollectiveTimeout
+            If the lease of a worker that other ranks wait for has expired.
+        CorruptPayload
+            If a message is damaged.
+        RemoteError
+            If another server failed.
         """
         self._ensure_open("serve")
         if self._server is None:
@@ -83,7 +86,7 @@ class Lifecycle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop taking part, or serve to the end; then wait until all ranks are here, and free everything.
+        """Finish (workers) or serve to the end (servers), wait for all ranks, and free the windows; collective.
 
         An exception raised in the block is re-raised.
         """
@@ -107,5 +110,5 @@ class Lifecycle:
             self._control.enter(State.FAILED)
 
     def close(self) -> None:
-        """Do what the end of the block does; collective."""
+        """End the session as the end of the block does; collective."""
         self.__exit__(None, None, None)

@@ -23,7 +23,7 @@ _DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Partition:
-    """The first ranks are workers, the last are servers, each with a shard of `count` elements, as equal as can be."""
+    """Roles of `size` ranks: workers first, then servers, each with a shard of the `count` parameters."""
 
     size: int
     servers: int
@@ -31,7 +31,7 @@ class Partition:
 
     @property
     def workers(self) -> int:
-        """Their number; they are ranks 0 to workers - 1."""
+        """Number of workers, which are ranks 0 to workers - 1."""
         return self.size - self.servers
 
     @property
@@ -40,15 +40,15 @@ class Partition:
         return range(self.workers, self.size)
 
     def server_rank(self, shard: int) -> int:
-        """Return whose it is."""
+        """Return the rank of a shard's server."""
         return self.workers + shard
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """Return its first element and the one after its last."""
+        """Return the index of a shard's first element and of the one after its last."""
         return shard * self.count // self.servers, (shard + 1) * self.count // self.servers
 
     def role(self, rank: int) -> str:
-        """Return what a rank is, for messages."""
+        """Return ``"a worker"`` or ``"a server"``."""
         return "a worker" if rank < self.workers else "a server"
 
 
@@ -85,7 +85,7 @@ class Settings:
 
 
 def checked_initial(initial: Any) -> np.ndarray:
-    """Return it; raise TypeError or ValueError unless it is a vector that can be served."""
+    """Return `initial`; raise TypeError unless it is a vector of float32 or float64 in native byte order."""
     if not isinstance(initial, np.ndarray) or initial.ndim != 1:
         raise TypeError(f"initial: a one-dimensional array is needed, not {_described(initial)}")
     if initial.dtype.name not in _DTYPES or not initial.dtype.isnative:
@@ -94,7 +94,7 @@ def checked_initial(initial: Any) -> np.ndarray:
 
 
 def checked_layout(count: int, servers: int, comm: Any) -> Partition:
-    """Return the layout; raise TypeError or ValueError if there is none."""
+    """Return the roles of the ranks; raise TypeError or ValueError if `servers` or `count` is wrong."""
     servers = checked_whole("servers", servers, 1)
     if servers >= comm.size:
         raise ValueError(f"servers: {servers} of {comm.size} ranks leaves no worker")
@@ -122,22 +122,22 @@ def checked(
     lease: float | None,
     on_silence: str,
 ) -> Settings:
-    """Return the settings; raise TypeError or ValueError, naming the argument, if one of them cannot be."""
+    """Return the settings; raise TypeError or ValueError if an argument is wrong; the message names it."""
     _one_of("optimizer", optimizer, _OPTIMIZERS)
     _one_of("push", push, _PUSHES)
     _one_of("on_silence", on_silence, _SILENCES)
     seconds = checked_number("timeout", timeout, positive=True)
     made, fed_back = _checked_compression(compression, error_feedback, dtype)
     if push == "direct" and optimizer != "sgd":
-        raise ValueError(f"optimizer: {optimizer!r} needs push='mailbox'; workers themselves can only do 'sgd'")
+        raise ValueError(f"optimizer: {optimizer!r} needs push='mailbox'; push='direct' is for 'sgd' only")
     if push == "direct" and made is not None:
         raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
     if push == "direct" and staleness == 0:
-        raise ValueError("staleness: 0 promises a fixed order, which push='direct' has not; use push='mailbox'")
+        raise ValueError("staleness: 0 needs push='mailbox'; push='direct' adds gradients in no fixed order")
     if push == "direct" and damping:
-        raise ValueError("damping: True needs push='mailbox', where the server knows how late a gradient is")
+        raise ValueError("damping: True needs push='mailbox', where the server knows the staleness of a gradient")
     if checked_whole("backup", backup, 0) and staleness != 0:
-        raise ValueError(f"backup: {backup} needs staleness=0; otherwise nobody waits for the last of each step")
+        raise ValueError(f"backup: {backup} needs staleness=0; other modes do not wait for all workers in each step")
     if backup >= workers:
         raise ValueError(f"backup: {backup} of {workers} workers leaves none whose gradients count")
     return Settings(
@@ -163,15 +163,15 @@ def _checked_compression(
     given: str | Compressor | ErrorFeedback | None, error_feedback: bool | None, dtype: np.dtype[Any]
 ) -> tuple[Compressor | None, bool]:
     if isinstance(given, ErrorFeedback):
-        raise TypeError("compression: give the compressor; error_feedback=True makes a memory for each shard")
+        raise TypeError("compression: give the compressor, not an ErrorFeedback; use error_feedback=True")
     made, fed_back = feedback.chosen(given, error_feedback, dtype)
     if isinstance(made, AggregatableCompressor):
-        raise ValueError(f"compression: {given!r} adds up what all ranks send at a time; pushes come one by one")
+        raise ValueError(f"compression: {given!r} is for allreduce only; the server decodes each push by itself")
     return made, fed_back
 
 
 def checked_whole(name: str, value: Any, least: int) -> int:
-    """Return a whole number; raise TypeError or ValueError unless it is one of at least `least`."""
+    """Return `value` as an int; raise TypeError or ValueError unless it is a whole number of at least `least`."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -182,7 +182,7 @@ def checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def checked_state(state: Any, count: int, settings: Settings) -> dict[str, np.ndarray] | None:
-    """Return what :meth:`~mpicoll.ParameterServer.state` returned; raise TypeError or ValueError if it did not."""
+    """Return `state`; raise TypeError or ValueError unless it is one of :meth:`~mpicoll.ParameterServer.state`."""
     if state is None:
         return None
     vectors = ("parameters", *(() if settings.direct else OPTIMIZERS[settings.optimizer].slots))
@@ -202,7 +202,7 @@ def _names(state: Any) -> str:
 
 
 def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
-    """Return a finite number; raise TypeError or ValueError unless it is one, and positive if asked for."""
+    """Return `value` as a float; raise TypeError or ValueError unless it is finite, and positive if asked for."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -213,9 +213,9 @@ def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
 
 
 def checked_part(name: str, vector: Any, first: int | None, count: int, dtype: np.dtype[Any]) -> int:
-    """Return the first of `count` parameters that a vector has: all of them, or from `first` on as many as it is long.
+    """Return the index of the first parameter of a vector: 0 if it has all `count` parameters, else `first`.
 
-    Raise TypeError or ValueError if they are not there.
+    Raise TypeError or ValueError if the vector is not a part of the parameters.
     """
     if first is None:
         checked_vector(name, vector, count, dtype)
@@ -229,7 +229,7 @@ def checked_part(name: str, vector: Any, first: int | None, count: int, dtype: n
 
 
 def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, writable: bool = False) -> np.ndarray:
-    """Return it; raise TypeError or ValueError unless it has this count and dtype, contiguous."""
+    """Return `vector`; raise TypeError or ValueError unless it is a contiguous array of this count and dtype."""
     if not isinstance(vector, np.ndarray) or vector.dtype != dtype or not vector.dtype.isnative:
         raise TypeError(f"{name}: {dtype} of shape ({count},) is needed, not {_described(vector)}")
     if vector.shape != (count,) or not vector.flags.c_contiguous:
@@ -240,7 +240,7 @@ def checked_vector(name: str, vector: Any, count: int, dtype: np.dtype[Any], *, 
 
 
 def checked_comm(comm: Any) -> MPI.Intracomm:
-    """Return the plain communicator; raise TypeError or ValueError unless it is one."""
+    """Return `comm` as an ``MPI.Intracomm``; raise TypeError or ValueError unless it is an intracommunicator."""
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm: {comm!r} is not an intracommunicator")
     if comm == MPI.COMM_NULL:

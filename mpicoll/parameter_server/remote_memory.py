@@ -1,12 +1,12 @@
-"""Memory of one rank that others read and write: the interface, and one-sided MPI behind it.
+"""Remote memory: the interface of memory of one rank that others read and write, and its implementation by MPI windows.
 
-Every 8-byte word and every vector is touched in one way only, because MPI promises no more (MPI 4.1, section 12.7):
-either ranks add to it, or one rank replaces it, by accumulates, and everybody reads it by accumulates that do nothing.
-Those are atomic for each element, never for a vector. Only `put` writes plainly, to memory that its owner looks at
-after it has read of it in a word, and that nobody else touches.
+Each 8-byte word and each vector is accessed in one way only, because MPI guarantees no more (MPI 4.1, section 12.7):
+either ranks add to it, or one rank replaces it, by accumulates; all ranks read it by accumulates with MPI_NO_OP. These
+are atomic for each element, not for a vector. Only `put` writes by MPI_Put, to memory that its owner reads only after a
+word has announced the data, and that no other rank accesses.
 
-What a call has written is there when it returns. It may be any time before that: a word that announces others has to be
-written by a later call.
+The data of a call are written when it returns, and may be visible at any time before: a word that announces data has to
+be written by a later call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpi4py import MPI
 from mpicoll.errors import MpicollError
 
 CHUNK_NBYTES = 1 << 18
-"""MPI libraries hold a lock of the window while they do an accumulate: others wait no longer than for this."""
+"""Largest accumulate in bytes: MPI libraries hold a lock of the window during an accumulate, and other ranks wait."""
 SHARED_MEMORY = Path("/dev/shm")
 _ALIGNMENT = 64
 _WORD = 8
@@ -34,7 +34,7 @@ _KINDS: dict[np.dtype[Any], MPI.Datatype] = {
 
 
 class Region(ABC):
-    """Memory that belongs to one rank, its `owner`, and that all ranks of a communicator can reach.
+    """Memory of one rank, its `owner`, that all ranks of a communicator can access.
 
     Offsets are in bytes; vectors are contiguous int64, float32 or float64.
 
@@ -48,7 +48,7 @@ class Region(ABC):
 
     @abstractmethod
     def read(self, offset: int, out: np.ndarray) -> None:
-        """Read a vector; each element is one that was there at some time during the call."""
+        """Read a vector; each element has a value that it had at some time during the call."""
 
     @abstractmethod
     def replace(self, offset: int, values: np.ndarray) -> None:
@@ -60,35 +60,35 @@ class Region(ABC):
 
     @abstractmethod
     def fetch_add(self, offset: int, value: int) -> int:
-        """Add to a word and return what it was."""
+        """Add to a word and return its old value."""
 
     @abstractmethod
     def decide(self, offset: int, value: int) -> int:
-        """Make a word that is 0 this value; return what it is then. Nothing else may be done with that word."""
+        """Set a word to `value` if it is 0, and return the word; it may be accessed by this method only."""
 
     @abstractmethod
     def put(self, offset: int, *parts: np.ndarray) -> None:
-        """Write contiguous arrays, one behind the other; nobody reads them before a word says so."""
+        """Write contiguous arrays one after the other; no rank reads them before a word announces them."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Let the owner's loads from `local` see what was put before the words that it has read."""
+        """Make data that were put before the words that the owner has read visible to its loads from `local`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free it; collective."""
+        """Free the memory; collective."""
 
 
 class Window(Region):
-    """A region by one-sided MPI: a window from ``MPI_Win_allocate``, in one passive epoch from beginning to end.
+    """A region by one-sided MPI: a window of ``MPI_Win_allocate``, in one passive epoch for its whole life.
 
-    Memory that MPI allocates lets both libraries that we test go through shared memory on a node; windows on memory of
-    ours, or dynamic ones, would need the owner inside MPI for every access. Collective over `comm`.
+    MPICH and Open MPI access memory that they have allocated through shared memory on a node; windows on other memory,
+    or dynamic ones, would need the owner inside MPI for every access. The constructor is collective over `comm`.
 
     Raises
     ------
     MpicollError
-        If the window's memory model is not unified: then nobody could look at `local` without closing the epoch.
+        If the window's memory model is not unified: `local` could then not be read within the epoch.
     """
 
     def __init__(self, comm: MPI.Intracomm, owner: int, nbytes: int) -> None:
@@ -176,7 +176,7 @@ def _chunks(vector: np.ndarray) -> Any:
 
 
 def free_nbytes() -> int | None:
-    """Return how much of the memory is free in which MPI libraries have windows on a node; None if that is unknown."""
+    """Return the free bytes of the file system in which MPI libraries allocate windows; None if that is unknown."""
     if not SHARED_MEMORY.is_dir():
         return None
     state = os.statvfs(SHARED_MEMORY)
@@ -189,5 +189,5 @@ def word_at(number: int) -> int:
 
 
 def aligned(nbytes: int) -> int:
-    """Return the next length at which something else may begin."""
+    """Return `nbytes` rounded up to a multiple of 64."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,4 +1,4 @@
-"""A server's side: take gradients from the mailboxes, apply them, show the result."""
+"""Server of a shard: it takes gradients from the mailboxes, applies them, and publishes the parameters."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, Places, ShardHe
 from mpicoll.parameter_server.synchronous_rounds import SynchronousRound
 
 _HOLD_SECONDS = 0.25
-"""So long the parameters stay as they are for those who want to read a snapshot; then the next version comes."""
+"""Longest time for which the parameters are kept unchanged for workers that read a snapshot."""
 _LOOK_EVERY = 0.1
 
 
 class Server:
-    """One server: the parameters of its shard and the state of its optimiser.
+    """One server: the parameters of its shard and the state of its optimizer.
 
-    It works on parameters of its own and replaces those that others read after each round over the mailboxes, by
-    accumulates: loads and stores of memory that others read at the same time are nothing that MPI promises.
+    It updates a private copy of the parameters and, after each round over the mailboxes, replaces those that workers
+    read by accumulates: MPI does not allow plain stores to memory that other ranks read at the same time.
 
     Attributes
     ----------
     version
-        Pushes that have been applied.
+        Number of pushes that have been applied.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Server:
 
     @property
     def late(self) -> int:
-        """Pushes that came behind their step, and were left out."""
+        """Number of pushes that arrived after their step and were left out."""
         return int(self._left_out.sum())
 
     @property
@@ -65,7 +65,7 @@ class Server:
         return self._places.nbytes + own
 
     def begin(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> None:
-        """Take the shard's elements of the first parameters, or of the whole state; nobody reads or writes them yet."""
+        """Set the shard's parameters from `initial` or a state, before other ranks access them."""
         start, stop = self._bounds
         if state is not None:
             initial = state["parameters"]
@@ -90,18 +90,18 @@ class Server:
         self._compile(initial.dtype)
 
     def _compile(self, dtype: np.dtype) -> None:
-        """Have everything compiled before anybody waits for it."""
+        """Compile the kernels before other ranks wait for this one."""
         nothing = np.empty(0, dtype)
         optimizer_updates.checksum(np.empty(0, np.uint32), np.uint64(0))
         OPTIMIZERS[self._settings.optimizer](nothing, dict(self._settings.hyper)).apply(nothing, 0.0)
 
     def serve(self) -> None:
-        """Work until all workers have finished or been dropped, and everything they sent is applied.
+        """Serve until all workers have finished or been dropped, and all their gradients are applied.
 
         Raises
         ------
         CollectiveTimeout
-            If a worker falls silent for longer than its lease and is not to be dropped.
+            If the lease of a worker that other ranks wait for expires, and it is not to be dropped.
         CorruptPayload
             If a message is damaged.
         RemoteError
@@ -126,14 +126,14 @@ class Server:
         self._control.enter(State.FINISHED)
 
     def _is_drained(self) -> bool:
-        """Return whether nothing is left, as of a reading of the words after all workers were over."""
+        """Return whether all messages are applied and published, by words read after all workers have ended."""
         return self._shown == self.version and bool((self._taken == self._heads()).all())
 
     def _heads(self) -> np.ndarray:
         return self._words[self._places.heads :][: self._layout.workers]
 
     def _look(self) -> None:
-        """Find out who pushes nothing more, who has finished and who has fallen silent."""
+        """Read which workers have settled or finished, and check leases."""
         self._control.look()
         self._control.raise_failures()
         workers = self._layout.workers
@@ -153,12 +153,12 @@ class Server:
                 raise CollectiveTimeout(text, [worker])
             if worker not in self._warned:
                 self._warned.add(worker)
-                warnings.warn(f"{text}; nobody waits for it so far", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{text}; no rank waits for it so far", RuntimeWarning, stacklevel=2)
 
     def _round(self) -> bool:
-        """Take what the mailboxes have, at most one message of each; return whether there was any, or is to be shown.
+        """Apply at most one message of each mailbox; return whether there was one, or parameters to be published.
 
-        Where the bound on staleness is 0, only whole steps are shown.
+        With a bound of 0 on staleness, only whole steps are published.
         """
         over = self._over.copy()  # of those nothing comes after the following reading
         self._region.read(0, self._words)
@@ -181,7 +181,7 @@ class Server:
         return shows or int(self._taken.sum()) > before
 
     def _take_together(self, step: SynchronousRound, waiting: list[bool], over: list[bool]) -> None:
-        """Go on with the step of all workers; take it when it is complete."""
+        """Add messages to the synchronous step, and apply it when it is complete."""
         for worker in step.due(waiting, over):
             header, gradient = self._open(worker)
             if self._settings.backup and header.version < self._shown:
@@ -195,7 +195,7 @@ class Server:
             step.reset()
 
     def _open(self, worker: int) -> tuple[ShardHeader, np.ndarray]:
-        """Take the next message of a worker out of its mailbox; the gradient is good until the next one."""
+        """Return the next message of a worker; its gradient is valid until the next call."""
         number, most = int(self._taken[worker]), self._places.payload_nbytes
         self._region.refresh()
         slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
@@ -214,14 +214,14 @@ class Server:
         self._histogram[min(self._staleness(header), BINS - 1)] += 1
 
     def _rate_of(self, header: ShardHeader) -> float:
-        """Return the learning rate; less, if it shall be, for what is more than one update of every worker late."""
+        """Return the learning rate; with `damping`, times ``min(1, workers / staleness)``."""
         rate = header.learning_rate
         if not self._settings.damping:
             return rate
         return rate * min(1.0, self._layout.workers / max(self._staleness(header), 1))
 
     def _is_held(self) -> bool:
-        """Return whether somebody reads a snapshot, and may still do so."""
+        """Return whether a worker reads a snapshot within :data:`_HOLD_SECONDS`."""
         if not self._words[self._places.holds : self._places.asks].any():
             self._held_since = None
             return False
@@ -234,7 +234,7 @@ class Server:
         return False
 
     def _show(self) -> None:
-        """Replace the parameters that others read, then give the slots back."""
+        """Publish the parameters, then free the slots of the messages."""
         self._mark()
         self._region.replace(self._places.parameters, self._parameters)
         self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
@@ -243,7 +243,7 @@ class Server:
         self._shown = self.version
 
     def _give_back(self) -> None:
-        """Give slots back; a worker whose tail has moved can see whether its message was left out."""
+        """Free slots by moving tails; a worker can then see whether its message was left out."""
         if self._settings.backup:
             self._region.replace(word_at(self._places.left_out), self._left_out)
         self._region.replace(word_at(self._places.tails), self._taken)

@@ -1,6 +1,6 @@
-"""The whole state of a parameter server: what a server sends to a worker that asks, and how it begins from it.
+"""State of a parameter server: the messages by which servers send it to a worker, and its restoration.
 
-A message has two words, version and steps, then the parameters and each vector that the optimiser keeps.
+A message has two words, version and steps, then the parameters and each vector of the optimizer's state.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Answers:
 
     @property
     def receivers(self) -> list[int]:
-        """Those who have not taken everything yet."""
+        """Workers that have not received all messages yet."""
         return [worker for worker, _, _ in self._under_way]
 
     def give(self, asks: np.ndarray, message: Callable[[], np.ndarray]) -> None:
-        """Send to each worker that has asked again, by the numbers of times that they have."""
+        """Send a message to each worker whose number of requests in `asks` has grown."""
         due = asks[: self._given.size] > self._given
         if due.any():
             found = message()
@@ -46,24 +46,24 @@ class Answers:
             self.are_sent()
 
     def are_sent(self) -> bool:
-        """Return whether all has arrived."""
+        """Return whether all messages have been sent."""
         self._under_way = [each for each in self._under_way if not each[1].Test()]
         return not self._under_way
 
 
 def message_nbytes(optimizer: str, count: int, itemsize: int) -> int:
-    """Return the length of a message about a shard of `count` elements."""
+    """Return the bytes of a message for a shard of `count` elements."""
     return 8 * _WORDS + (1 + len(OPTIMIZERS[optimizer].slots)) * count * itemsize
 
 
 def packed(optimizer: Optimizer, version: int) -> np.ndarray:
-    """Return a message; a copy."""
+    """Return a message with copies of an optimizer's parameters and state."""
     words = np.array([version, optimizer.steps], np.int64)
     return np.concatenate([part.view(np.uint8) for part in (words, optimizer.parameters, *optimizer.state.values())])
 
 
 def unpacked(message: np.ndarray, optimizer: str, dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Return what a message says, by name; views."""
+    """Return the arrays of a message by name, as views."""
     version, steps = message[: 8 * _WORDS].view(np.int64)[:, np.newaxis]
     names = ("parameters", *OPTIMIZERS[optimizer].slots)
     vectors = message[8 * _WORDS :].view(dtype).reshape(len(names), -1)
@@ -71,7 +71,7 @@ def unpacked(message: np.ndarray, optimizer: str, dtype: np.dtype) -> dict[str, 
 
 
 def part_of(state: Mapping[str, np.ndarray], start: int, stop: int, optimizer: Optimizer) -> None:
-    """Let an optimizer of elements ``start`` to ``stop - 1`` go on from a state of all elements."""
+    """Restore an optimizer of elements ``start`` to ``stop - 1`` from a state of all elements."""
     optimizer.parameters[:] = state["parameters"][start:stop]
     optimizer.steps = int(state["steps"].min())
     for name, vector in optimizer.state.items():

@@ -35,17 +35,17 @@ class ShardHeader(NamedTuple):
     Attributes
     ----------
     number
-        Of the message in its mailbox, from 0.
+        Number of the message in its mailbox, from 0.
     nbytes
-        Of the payload.
+        Bytes of the payload.
     step, version
-        Of the worker when it wrote this: pushes before this one, and the version that it had pulled from this shard.
+        Number of the worker's earlier pushes, and the version that it had last pulled from this shard.
     codec
-        Which compressor; see :func:`codec_of`.
+        Number of the compressor; see :func:`codec_of`.
     first
-        The payload's first element in the shard; 0 where it is compressed.
+        Index in the shard of the payload's first element; 0 if it is compressed.
     rate
-        The learning rate, or what else a number is needed for: the bits of a float64.
+        The learning rate, or another number, as the bits of a float64.
     checksum
         See :meth:`sealed`.
     """
@@ -65,13 +65,13 @@ class ShardHeader(NamedTuple):
         return float(np.int64(self.rate).view(np.float64))
 
     def sealed(self, payload: np.ndarray) -> ShardHeader:
-        """Return it with the checksum of itself and a payload, whose bytes are a multiple of 4."""
+        """Return the header with the checksum of itself and a payload, whose bytes are a multiple of 4."""
         text = np.array(self[:-1], np.int64).tobytes()
         seed = np.uint64(zlib.crc32(text) | self.number % (1 << 31) << 32)
         return self._replace(checksum=int(optimizer_updates.checksum(payload.view(np.uint32), seed)))
 
     def words(self) -> np.ndarray:
-        """Return it as it is sent."""
+        """Return the header as it is sent, int64 of shape (8,)."""
         found = np.zeros(HEADER_WORDS, np.int64)
         found[: len(self)] = self
         return found
@@ -85,7 +85,7 @@ class Places:
     count, itemsize
         Elements of the shard, and bytes of each.
     slots, payload_nbytes
-        Slots of each worker's mailbox, and the most bytes in one; 0 slots where nothing is sent.
+        Number of slots of each worker's mailbox, 0 with direct pushes, and the largest payload of one in bytes.
     """
 
     SEQUENCE, VERSION, FIRST = 0, 1, 2
@@ -101,43 +101,43 @@ class Places:
         self.nbytes = self._mail + workers * slots * self._slot_nbytes
 
     def slot(self, worker: int, number: int) -> int:
-        """Return where a message of a worker lies."""
+        """Return the offset of a worker's message `number`."""
         return self._mail + (worker * self.slots + number % self.slots) * self._slot_nbytes
 
 
 def bits_of(rate: float) -> int:
-    """Return a number as a header has it."""
+    """Return the bits of a float64 as an int."""
     return int(np.float64(rate).view(np.int64))
 
 
 def payload_nbytes(compressor: Compressor | None, count: int, itemsize: int) -> int:
-    """Return the most bytes that a gradient becomes."""
+    """Return the largest payload of a gradient of `count` elements, in bytes."""
     return count * itemsize if compressor is None else compressor.wire_nbytes(count)
 
 
 def codec_of(compressor: Compressor | None, start: int, stop: int) -> int:
-    """Return a number for how elements ``start`` to ``stop - 1`` are written; 0 is as they are."""
+    """Return the number of the encoding of elements ``start`` to ``stop - 1``; 0 for none."""
     return 0 if compressor is None else 1 + zlib.crc32(repr((compressor, start, stop)).encode())
 
 
 def opened(
     slot: np.ndarray, worker: int, number: int, codec: int, most: int, itemsize: int
 ) -> tuple[ShardHeader, np.ndarray]:
-    """Return header and payload of the message that has to be in a slot.
+    """Return header and payload of message `number`, which has to be in a slot.
 
     Parameters
     ----------
     slot : (nbytes,) uint8
-        Memory from the slot's beginning on, for at least the longest payload.
+        Memory from the slot's beginning on.
     most
-        The bytes of that.
+        The largest payload in bytes.
     itemsize
-        Bytes of an element, of which a message may have some only; 0 where it always has all of them.
+        Bytes of an element, if the message may be for a part of the shard; 0 if it is always for all of it.
 
     Raises
     ------
     CorruptPayload
-        If it is not that message, whole and by that codec.
+        If the slot does not contain that message, undamaged and in that encoding.
     """
     header = ShardHeader(*slot[:HEADER_NBYTES].view(np.int64)[: len(ShardHeader._fields)].tolist())
     wrong = _problem(header, number, codec, most, itemsize)

@@ -1,4 +1,4 @@
-"""Synchronous steps on a server: whose gradients make one up, and their sum."""
+"""Synchronous steps on a server: the gradients of a step, and their sum."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 class SynchronousRound:
-    """The gradients of one step, added up.
+    """The sum of the gradients of one step.
 
-    Without backup workers those of all workers, in the order of their ranks: then the sum is the same to the bit in
-    every run. With ``backup`` of them, those that come first, and the step does not wait for so many.
+    Without backup workers the gradients of all workers are added in rank order, so that the sum is the same to the bit
+    in every run. With backup workers the step is complete when all but `backup` gradients have arrived.
     (Chen et al., "Revisiting distributed synchronous SGD", ICLR workshop 2016.)
 
     Attributes
@@ -19,9 +19,9 @@ class SynchronousRound:
     total : (count,)
         The sum so far.
     rate
-        Learning rate of the first gradient in it.
+        Learning rate of the first gradient in the sum.
     given
-        How many there are.
+        Number of gradients in the sum.
     """
 
     def __init__(self, workers: int, backup: int, count: int, dtype: np.dtype) -> None:
@@ -30,17 +30,17 @@ class SynchronousRound:
         self.reset()
 
     def reset(self) -> None:
-        """Begin the next step."""
+        """Start the next step."""
         self.given, self.rate, self._turn = 0, 0.0, 0
         self._gave = [False] * self._workers
 
     def due(self, waiting: Sequence[bool], over: Sequence[bool]) -> Iterator[int]:
-        """Yield the workers whose next message is to be taken now.
+        """Yield the workers whose next message is to be added now.
 
         Parameters
         ----------
         waiting, over
-            Who has sent one, and who will send no more.
+            By worker, whether it has a message in its mailbox, and whether it will send no more.
         """
         if self._backup:
             yield from (worker for worker in range(self._workers) if waiting[worker] and not self.is_complete(over))
@@ -53,7 +53,7 @@ class SynchronousRound:
             self._turn += 1
 
     def add(self, worker: int, gradient: np.ndarray, rate: float, first: int = 0) -> None:
-        """Take a gradient of the elements from `first` on."""
+        """Add a gradient of the elements from `first` on."""
         part = self.total[first : first + gradient.size]
         if self.given == 0:
             self.rate = rate
@@ -66,7 +66,7 @@ class SynchronousRound:
         self._gave[worker] = True
 
     def is_complete(self, over: Sequence[bool]) -> bool:
-        """Return whether the step can be taken: some gradients, and nobody left to wait for."""
+        """Return whether the step can be applied: it has gradients, and no worker is left to wait for."""
         if self._backup:
             enough = self.given >= self._workers - self._backup
             return enough or (self.given > 0 and all(a or b for a, b in zip(self._gave, over, strict=True)))

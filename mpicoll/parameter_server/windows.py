@@ -21,18 +21,18 @@ from mpicoll.parameter_server.worker import Worker
 from mpicoll.progress.call_signature import Signature
 
 _kept: list[Any] = []
-"""Windows that were not freed: memory that others may still use."""
+"""Windows that are leaked on purpose, since other ranks may still use their memory."""
 
 
 class ServerWindows:
-    """The memory that the ranks have in common, and its end. Making one is collective over `comm`.
+    """The windows that the ranks share. The constructor is collective over `comm`.
 
     Attributes
     ----------
     staleness, late
-        The histogram, and how many pushes were left out, once all have left.
+        The histogram of staleness, and the number of pushes that were left out, after all ranks have ended.
     missing
-        The ranks that did not come to the end.
+        The ranks that did not reach the end.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Partition, settings: Settings, places: Sequence[Places]) -> None:
@@ -48,7 +48,7 @@ class ServerWindows:
         self._worker: Worker | None = None
 
     def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
-        """Return what this rank does as a server of its part of `initial`."""
+        """Return the server of this rank's part of `initial`."""
         shard = self.rank - self._layout.workers
         region, places = self._regions[shard], self._places[shard]
         server = Server(region, places, self.control, self._layout, self._settings, self.rank)
@@ -56,7 +56,7 @@ class ServerWindows:
         return server
 
     def worker(self) -> Worker:
-        """Return what this rank does as a worker."""
+        """Return the worker of this rank."""
         links = [
             ShardConnection(region, places, self.rank, self._layout.bounds(shard), self._settings)
             for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True))
@@ -65,21 +65,21 @@ class ServerWindows:
         return self._worker
 
     def begin(self) -> None:
-        """Wait until all memory is ready."""
+        """Wait until the memory of all servers is initialised."""
         self._comm.Barrier()
 
     def close(self, quiet: bool) -> None:
-        """Wait until all ranks are here and free everything; or nothing, where one gave up waiting or a server failed.
+        """Free the windows collectively if every rank arrives and no server has failed; otherwise leak them on purpose.
 
         Parameters
         ----------
         quiet
-            Whether an exception is on its way that must not be replaced.
+            Whether an exception is being handled that must not be replaced.
 
         Raises
         ------
         CollectiveTimeout
-            Naming the ranks that did not come, unless they have been dropped.
+            If ranks did not arrive and have not been dropped; the message names them.
         """
         self.control.enter(State.CLOSING)
         late = self._meet()
@@ -97,7 +97,7 @@ class ServerWindows:
             raise late
 
     def _meet(self) -> CollectiveTimeout | None:
-        """Wait for all ranks to leave the block; return what is to be raised where some do not come."""
+        """Wait for all ranks to leave the block; return the exception to raise if some do not arrive."""
         control, everybody = self.control, self._comm.Ibarrier()
 
         def missing() -> list[int]:
@@ -123,7 +123,7 @@ class ServerWindows:
 
 
 def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
-    """Return where things lie in each shard; raise ValueError on a server that has not so much shared memory."""
+    """Return the layout of each shard; raise ValueError on a server without enough shared memory."""
     found = []
     for shard in range(layout.servers):
         start, stop = layout.bounds(shard)

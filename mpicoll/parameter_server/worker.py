@@ -1,4 +1,4 @@
-"""A worker's side: read shards, send gradients to them, keep the bound on staleness."""
+"""Worker: it reads shards, sends gradients to them, and keeps the bound on staleness."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mpicoll.parameter_server.server_state import TAG, message_nbytes, unpacked
 
 _LOOK_EVERY = 0.05
 _FREE_TRIES = 2
-"""A snapshot that so often met a new version asks the server to hold still."""
+"""Number of attempts at a snapshot after which the server is asked to keep the parameters unchanged."""
 
 
 class Worker:
-    """One worker: its links to all shards, its clock."""
+    """One worker: its connections to all shards, and its clock."""
 
     def __init__(
         self, links: Sequence[ShardConnection], control: Control, layout: Partition, settings: Settings, rank: int
@@ -34,12 +34,12 @@ class Worker:
         self.finished = self.settling = False
 
     def enter(self) -> None:
-        """Wait until this worker may begin its next step; at once, when it has begun it already.
+        """Wait until this worker may start its next step; return at once if it has started it already.
 
         Raises
         ------
         CollectiveTimeout
-            If a worker that is too far behind stays silent, or this one has been dropped.
+            If a worker that is too far behind gives no sign of life, or this one has been dropped.
         RemoteError
             If a server has failed.
         """
@@ -55,7 +55,7 @@ class Worker:
         self._entered = self.steps
 
     def _look_again(self) -> None:
-        """Look where that is long ago: it takes as long as pulling a short vector."""
+        """Read the shared state, unless that was done recently: it takes as long as pulling a short vector."""
         if time.monotonic() - self._looked > _LOOK_EVERY:
             self._looked = time.monotonic()
             self._look()
@@ -68,7 +68,7 @@ class Worker:
             raise CollectiveTimeout(text, [self._rank])
 
     def _keep_bound(self, least: int) -> None:
-        """Wait until nobody's clock is below `least`, and the parameters have what those clocks say."""
+        """Wait until no clock is below `least`, and the parameters include the steps that the clocks count."""
 
         def behind() -> list[int]:
             return np.flatnonzero(self._control.clocks < least).tolist()
@@ -82,13 +82,13 @@ class Worker:
             return
         for shard, link in enumerate(self._links):
             rank = self._layout.server_rank(shard)
-            what = f"the effect of everybody's first {least} pushes"
+            what = f"all workers' first {least} pushes to be applied"
             self._control.wait_at_most(functools.partial(link.is_applied, least), rank, what)
 
     def _await_next(self) -> None:
-        """Wait until the step that this worker's last gradient was for has been taken, with that gradient or without.
+        """Wait until the step of this worker's last gradient has been applied, with that gradient or without.
 
-        Where it has been taken before the gradient came, this is at once: so a slow worker comes up with the others.
+        If it was applied before the gradient arrived, there is no wait, so that a slow worker catches up.
         """
         self._look_again()
 
@@ -100,7 +100,7 @@ class Worker:
             self._control.wait(link.is_past_pulled, behind, "the next step")
 
     def pull(self, out: np.ndarray, first: int, snapshot: bool) -> int:
-        """Read parameters from `first` on; return the lowest version of a shard."""
+        """Read parameters from `first` on; return the lowest version of the shards."""
         for shard, link in enumerate(self._links):
             if self._settings.read_own and not self._settings.direct:
                 rank = self._layout.server_rank(shard)
@@ -123,9 +123,9 @@ class Worker:
             link.hold(False)
 
     def push(self, gradient: np.ndarray, first: int, rate: float) -> int:
-        """Send a gradient of the parameters from `first` on to all shards, of which some may get nothing.
+        """Send a gradient of the parameters from `first` on to all shards that it has elements of.
 
-        Return how many updates the first one has seen since the last pull.
+        Return the number of updates of the first shard since the last pull.
         """
         staleness = (self._add if self._settings.direct else self._send)(gradient, first, rate)
         self._control.tick()
@@ -149,7 +149,7 @@ class Worker:
         return self._links[0].seen - self._links[0].pulled
 
     def finish(self) -> None:
-        """Stop taking part; nothing is pushed after this."""
+        """End this worker's part; it pushes nothing afterwards."""
         if self.finished:
             return
         self.finished = True
@@ -159,7 +159,7 @@ class Worker:
         self._control.retire(self._rank)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the whole state; what is of one shard is of one version."""
+        """Return the whole state; each shard is of one version."""
         if self._settings.direct:
             return self._state_of_direct()
         messages = [self._ask(shard, link) for shard, link in enumerate(self._links)]
@@ -187,7 +187,7 @@ class Worker:
         return message
 
     def forget_answers(self) -> None:
-        """Give up those that have not come; the servers have sent all that they will."""
+        """Cancel the receives of messages that have not arrived; the servers send no more."""
         for request, _ in self._answers.values():
             if not request.Test():
                 request.Cancel()
@@ -199,10 +199,9 @@ class Worker:
         return sum(link.sent_nbytes for link in self._links)
 
     def settle(self) -> None:
-        """Push nothing more; wait until the other workers have finished and all pushes are in the parameters.
+        """Wait until the other workers have finished and all pushes are applied; push nothing afterwards.
 
-        A step of which another worker has pushed its part already is taken without this one, and nobody waits for
-        this one's clock.
+        A synchronous step that other workers have started is taken without this one, and no rank waits for its clock.
         """
         if not self.settling:
             self.settling = True
@@ -225,7 +224,7 @@ class Worker:
             self._control.wait_at_most(done, rank, "the last gradients")
 
     def wait_for_all(self) -> None:
-        """Wait until every worker has finished and every push is in the parameters."""
+        """Wait until every worker has finished and all pushes are applied."""
 
         def missing() -> list[int]:
             working = np.flatnonzero(self._control.states & ~State.SETTLING == 0)

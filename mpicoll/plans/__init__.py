@@ -1,4 +1,4 @@
-"""Plans of collectives: what each rank does, as tables of instructions; see :mod:`mpicoll.kernels.instructions`."""
+"""Plans of collectives: each rank's table of instructions; see :mod:`mpicoll.kernels.instructions`."""
 
 from mpicoll.plans.render_plan import draw
 from mpicoll.plans.shared_memory_plans import COLLECTIVES, make

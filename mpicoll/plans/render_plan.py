@@ -1,4 +1,4 @@
-"""Plans as text: a rank's instructions one below the other, with the ranges and places that they name."""
+"""Rendering of plans as text: a rank's instructions, with their ranges and operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INSTRUCTIONS = {
 }
 _MEANINGS = {
     words.STARTED: "publish the record, and what was copied",
-    words.RESOLVE: "find out how each published buffer is reached",
+    words.RESOLVE: "find out how each published buffer is accessed",
     words.DONE: "publish that this rank's part is done",
     words.SEGMENTS: "the same with the next segment, if the vector passes through stages",
     words.END: "",
@@ -34,7 +34,7 @@ _CONDITIONS = {
     words.INPUT_IS_STAGED: "the own sendbuf is private",
     words.OUTPUT_IS_STAGED: "the own recvbuf is private",
     words.OTHERS_ARE_STAGED: "the recvbuf of another rank is private",
-    words.OUTPUT_IS_REMOTE: "only the system reaches the recvbuf of rank {rank}",
+    words.OUTPUT_IS_REMOTE: "only the system can access the recvbuf of rank {rank}",
     words.NOT_AHEAD: "this is the last segment, or results pass through stages",
 }
 _SPACES = {
@@ -56,14 +56,18 @@ _STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGE
 def draw(
     collective: str, size: int, rank: int, *, root: int = 0, long: bool = False, single_copy: bool = False
 ) -> list[str]:
-    """Return a rank's plan as lines of text.
+    """Return a rank's plan on shared memory as lines of text.
 
     Parameters
     ----------
+    collective
+        A collective in lower case, such as ``"allreduce"``.
+    size, rank, root
+        Number of ranks; the rank whose plan is drawn; the root of rooted collectives.
     long
         Whether the vector is longer than a slot.
     single_copy
-        Whether private memory is copied between processes, so that nothing passes through stages.
+        Whether the system copies private memory between processes, so that nothing passes through stages.
     """
     header, *rows = make(collective, size, rank, root=root, long=long)
     facts = list(_facts(PlanHeader._make(header))) if long else []
@@ -71,7 +75,7 @@ def draw(
 
 
 def _hidden(rows: list[Row]) -> set[int]:
-    """Return the rows that say nothing where nothing passes through stages."""
+    """Return the rows that have no effect if nothing passes through stages."""
     hidden = {number for number, row in enumerate(rows) if row[words.OPERATION] == words.SEGMENTS}
     for number, row in enumerate(rows):
         if row[words.OPERATION] == words.IF and row[words.FIRST] in _STAGED:
@@ -123,7 +127,7 @@ def _operands(row: Row, own: int) -> str:
 
 def _meeting(what: int, rank: int, own: int) -> str:
     if what == words.MEET and rank == own:
-        return "wait for nobody, unless this call has not been compared before"
+        return "do not wait, unless this call has not been compared before"
     who = _who(rank)
     return {
         words.MEET: f"wait until {who} {'have' if rank == words.ALL else 'has'} started; compare the calls",

@@ -1,8 +1,8 @@
-"""Plans of collectives in memory that all ranks share.
+"""Plans of collectives on shared memory.
 
-A plan is a pure function of integers. A *short* vector, one that fits into a slot, is copied to the rank's own slot,
-and every rank makes its result from all slots. A *long* one is divided: each rank makes one chunk (or its part) of the
-result, from all sendbufs for all recvbufs, and passes through stages segment by segment where buffers are private.
+A plan is a function of integers only. A *short* vector, which fits into a slot, is copied to the rank's own slot, and
+every rank computes its result from all slots. A *long* one is divided: each rank computes one chunk (or its part) of
+the result, from all sendbufs for all recvbufs. Private buffers pass through stages, segment by segment.
 
 A long allreduce on 4 ranks, rank 1's plan::
 
@@ -77,7 +77,7 @@ class PlanHeader(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """Memory of a rank that holds this chunk, or this part."""
+    """Memory of a rank that holds a chunk, or a part."""
 
     space: int
     rank: int = 0
@@ -116,7 +116,7 @@ class _Ranks(NamedTuple):
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, beginning with the next one, so that not all ranks begin with the same."""
+        """The other ranks, starting with the next one, so that not all ranks start with the same."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     @property
@@ -129,22 +129,22 @@ class _Ranks(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A rank's part in a long operation, between the steps that all of them have.
+    """A rank's part in a long operation, without the rows that all operations have.
 
     Attributes
     ----------
     stages
-        Rows that copy the rank's private sendbuf to where others read it.
+        Rows that copy the rank's private sendbuf to its stage.
     meets
         The rank whose record is needed, or ALL.
     uses
         The rank whose buffers are used, ALL or NONE.
     rows
-        What is done then.
+        Rows that copy and reduce.
     waits
         The rank that must be done before this rank may leave, ALL or NONE.
     collects
-        Rows that copy results from the others' stages to a private recvbuf.
+        Rows that copy results from the other ranks' stages to a private recvbuf.
     """
 
     stages: list[Row]
@@ -192,7 +192,7 @@ def _barrier(ranks: _Ranks, long: bool) -> list[Row]:
 
 
 def _stage_chunks(ranks: _Ranks, kind: int) -> list[Row]:
-    """Stage what others reduce; the own chunk is not among it."""
+    """Copy the chunks that other ranks reduce to the rank's stage."""
     return [
         _copy(Operand(STAGED_INPUT, ranks.rank, owner), Operand(SEND, 0, owner), kind) for owner in sorted(ranks.others)
     ]
@@ -302,7 +302,7 @@ def _alltoall(ranks: _Ranks, long: bool) -> list[Row]:
 
 
 def _prefix(ranks: _Ranks, long: bool, last: int) -> list[Row]:
-    """Every rank reduces the vectors of ranks 0 to `last` by itself."""
+    """Return the plan of a rank that reduces the vectors of ranks 0 to `last` by itself."""
     space, kind = (INPUT, TILE) if long else (SLOT, SEGMENT)
     rows = [_reduce(Operand(RECV), space, range(last + 1), kind)] if last > 0 else []
     if last == 0:
@@ -340,11 +340,11 @@ COLLECTIVES = tuple(_MAKE)
 
 
 def make(collective: str, size: int, rank: int, *, root: int = 0, long: bool = False) -> tuple[Row, ...]:
-    """Return a rank's plan.
+    """Return a rank's plan, a row for each instruction.
 
     Parameters
     ----------
     long
-        Whether the vector is longer than a slot; all ranks agree on that.
+        Whether the vector is longer than a slot; equal on all ranks.
     """
     return tuple(_MAKE[collective](_Ranks(size, rank, root), long))

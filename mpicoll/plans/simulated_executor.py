@@ -1,4 +1,4 @@
-"""The executor and its plans on simulated memory: the same functions that Numba compiles, as Python."""
+"""The executor and its plans on simulated memory: the functions that Numba compiles, run as Python."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mpicoll.schedules import COLLECTIVES as ROWS
 from mpicoll.schedules.collective_table import Where
 
 Edits = dict[str, tuple[str, str]] | None
-"""Per module a text of its source and what stands in its place: errors planted to see them found."""
+"""By module, a text of its source and its replacement: errors that the proof has to find."""
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
-"""Lengths of a buffer, and of all plans of a rank."""
+"""Bytes of a buffer, and of all plans of a rank."""
 BY_PARTS = tuple(name for name in COLLECTIVES if ROWS[name].by_parts)
 _MODULES = (
     "operation_words",
@@ -90,7 +90,7 @@ def _load(package: str, name: str, edit: tuple[str, str]) -> types.ModuleType:
 
 
 def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
-    """Let the one function that waits for a flag tell the memory for which value."""
+    """Make the function that waits for a flag report the value to the memory."""
     has_come, record_of = modules.call_records.has_come, modules.operation_words.record_of
 
     def noted(job: int, rank: int, sequence: int, stage: int) -> bool:
@@ -104,12 +104,16 @@ def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
 
 @dataclass
 class SimulatedOperation:
-    """One call; `places` says for each rank in which of its buffers, of which the first half lie in its segment.
+    """One call of a collective.
 
     Attributes
     ----------
-    values
-        Of all ranks, shape (size, count).
+    kind, count, root
+        The collective, the number of elements, and the root.
+    places
+        By rank, the numbers of its sendbuf and recvbuf among its buffers, of which the first half lie in its segment.
+    values : (size, count)
+        Input of all ranks.
     raises
         The rank on which the reducer raises an exception, -1 for none.
     """
@@ -129,12 +133,12 @@ class Processes:
     Parameters
     ----------
     lanes
-        How many groups of ranks use them; each has stages of its own in every segment.
+        Number of operation lanes; each has stages of its own in every segment.
 
     Attributes
     ----------
     buffers
-        Per process and lane four buffers in its segment, and four in private memory.
+        By process and lane, four buffers in its segment, and four in private memory.
     """
 
     def __init__(self, memory: Memory, size: int, method: str = "STAGE", edits: Edits = None, lanes: int = 1) -> None:
@@ -156,20 +160,20 @@ class Processes:
 
 
 class Ranks:
-    """Ranks of one communicator with one lane of operations.
+    """Ranks of one communicator with one operation lane.
 
     Parameters
     ----------
     method
-        How private memory is reached: ``"STAGE"`` or ``"TRANSFER"``.
+        The method of access to private memory: ``"STAGE"`` or ``"TRANSFER"``.
     processes
-        Where they run; by default in processes of their own.
+        The processes of the ranks; by default new ones.
     members
         The process of each rank.
     lane
-        Which of the stages are theirs.
+        The number of the lane, whose stages they use.
     scratch
-        Per process the scratch memory of this lane; by default the first one of the process.
+        By process, the scratch memory of this lane; by default the first one of the process.
     buffers
         The lane whose buffers they use.
     """
@@ -209,7 +213,7 @@ class Ranks:
                 self.put(rank, word, value)
 
     def _peers(self) -> int:
-        """Return a table of what the ranks know of each other, in their own order."""
+        """Return the address of the table of the ranks' processes and segments."""
         nbytes = 8 * self.words.PEER_WORDS
         peers = self.memory.private(nbytes * self.size)
         for rank, process in enumerate(self.members):
@@ -234,7 +238,7 @@ class Ranks:
         return self._plans[key]
 
     def start(self, rank: int, operation: SimulatedOperation) -> int:
-        """Write this rank's input and begin; return the status."""
+        """Write this rank's input and start the operation; return the status."""
         words, kind, count = self.words, operation.kind, operation.count
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         if operation.in_place or kind == "bcast":
@@ -257,7 +261,7 @@ class Ranks:
         return int(self.executor.begin(self.jobs[rank]))
 
     def _give(self, rank: int, operation: SimulatedOperation, send: int) -> None:
-        """Write what a rank gives to its sendbuf."""
+        """Write a rank's input to its sendbuf."""
         kind, given = operation.kind, operation.values[rank]
         if ROWS[kind].begins is Where.OWNER and kind != "alltoall":
             given = given[: operation.count // self.size]
@@ -265,11 +269,17 @@ class Ranks:
             self.memory.write(send, given)
 
     def advance(self, rank: int) -> int:
-        """Go on with a rank's operation; return the status."""
+        """Advance a rank's operation; return the status."""
         return int(self.executor.advance(self.jobs[rank]))
 
     def check(self, rank: int, operation: SimulatedOperation) -> None:
-        """Compare the result, and use the buffers for something else, as the caller may from now on."""
+        """Check the result, and overwrite the buffers, as the caller may after the operation.
+
+        Raises
+        ------
+        AssertionError
+            If the result is wrong.
+        """
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         expected = self._expected(rank, operation)
         if expected is not None:
@@ -281,7 +291,7 @@ class Ranks:
         self.memory.write(recv, junk)
 
     def _expected(self, rank: int, operation: SimulatedOperation) -> np.ndarray | None:
-        """Return what a rank must get; None if nothing."""
+        """Return the right result of a rank; None if it has none."""
         values, root, part = operation.values, operation.root, operation.count // self.size
         total, own = values.sum(axis=0), slice(rank * part, (rank + 1) * part)
         expected: dict[str, np.ndarray | None] = {

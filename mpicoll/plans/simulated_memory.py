@@ -1,12 +1,12 @@
-"""Simulated memory of several ranks that reports every data race of what they do.
+"""Simulated memory of several ranks that reports all data races.
 
-Two accesses to common bytes, one of them a write, must be ordered by a store-release and the wait that it ended
+Two accesses to the same bytes, one of them a write, must be ordered by a store-release and the wait that it ended
 (vector clocks, as in FastTrack: Flanagan and Freund, PLDI 2009). Flags only grow, and each wait is for one value of one
 flag, so that a rank makes the same accesses in the same order in every interleaving. A wait is therefore ordered after
-the *first* release of that value or a greater one: what this leaves unordered is a race in some interleaving, and one
-run decides for all of them.
+the *first* release of that value or a greater one. Accesses that remain unordered race in some interleaving, so that
+one run decides for all interleavings.
 
-Addresses are plain integers; 0 is never handed out.
+Addresses are plain integers; no allocation has address 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 class Race(AssertionError):
-    """Two accesses that nothing orders."""
+    """Data race: two unordered accesses to the same bytes, one of them a write."""
 
 
 def _behind(address: int, nbytes: int, end: int) -> int:
@@ -29,21 +29,21 @@ def _behind(address: int, nbytes: int, end: int) -> int:
 
 
 class Memory:
-    """Memory of some ranks, and who has seen what of it.
+    """Memory of some ranks, with the vector clocks of their accesses.
 
     Parameters
     ----------
     size
-        Number of ranks: of threads that do things one after another.
+        Number of ranks, each of which is one thread.
     nbytes
-        Length of the memory; a third of it is for :meth:`private`.
+        Bytes of memory; a third of it is for :meth:`private`.
 
     Attributes
     ----------
     rank
-        The rank whose turn it is; -1 outside of all ranks, when nothing is checked.
+        The rank that runs; -1 outside of all ranks, when accesses are not checked.
     made
-        Per rank what it did to shared memory: accesses with address and length, releases with address and value.
+        By rank, its accesses to shared memory with address and length, and its releases with address and value.
     """
 
     def __init__(self, size: int, nbytes: int) -> None:
@@ -62,13 +62,13 @@ class Memory:
     # Allocation -----------------------------------------------------------------------------------------------------
 
     def private(self, nbytes: int) -> int:
-        """Return memory that one rank uses alone, and that is not checked."""
+        """Allocate memory that one rank uses alone, without checks; return its address."""
         address = self._private_free
         self._private_free = _behind(address, nbytes, self._private_end)
         return address
 
     def shared(self, nbytes: int) -> int:
-        """Return memory whose accesses are checked."""
+        """Allocate memory whose accesses are checked; return its address."""
         address = self._free
         self._free = _behind(address, nbytes, self.memory.size)
         return address
@@ -90,12 +90,12 @@ class Memory:
         self._put(address, int(value).to_bytes(8, "little", signed=True))
 
     def load_acquire(self, address: int) -> int:
-        """Return the word at `address`; what it orders is noted when a wait for it ends."""
+        """Return the word at `address`; :meth:`waited` records the order when a wait for it ends."""
         self._interleave()
         return int.from_bytes(self._see(address, 8), "little", signed=True)
 
     def store_release(self, address: int, value: int) -> None:
-        """Write a word after everything that the rank did before."""
+        """Write a word, ordered after all earlier accesses of the rank."""
         self._interleave()
         clock = self._clocks[self.rank].copy()
         self._clocks[self.rank, self.rank] += 1
@@ -104,11 +104,11 @@ class Memory:
         self._history.setdefault(address, []).append((value, clock))
 
     def waited(self, address: int, value: int) -> None:
-        """Note the end of a wait until the word at `address` is at least `value`."""
+        """Record the end of a wait until the word at `address` is at least `value`."""
         self._join(next(clock for reached, clock in self._history[address] if reached >= value))
 
     def fence(self) -> None:
-        """Order nothing: withdrawals, which need it, are not simulated here."""
+        """Do nothing: only withdrawals need fences, and they are not simulated."""
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy bytes."""
@@ -161,7 +161,7 @@ class Memory:
     # Memory as it is; a subclass may delay stores and change turns ----------------------------------------------------
 
     def _interleave(self) -> None:
-        """Come before every access to shared memory."""
+        """Do nothing; called before every access to shared memory, for subclasses that switch ranks."""
 
     def _put(self, address: int, data: bytes, clock: Array | None = None) -> None:
         self.memory[address : address + len(data)] = np.frombuffer(data, np.uint8)
@@ -175,7 +175,7 @@ class Memory:
         np.maximum(self._clocks[self.rank], clock, out=self._clocks[self.rank])
 
     def _after_writes(self, does: str, address: int, nbytes: int) -> tuple[slice, Array]:
-        """See that what was written there happened before this access; return the bytes and this rank's clock."""
+        """Check that earlier writes happened before this access; return the range and this rank's clock."""
         part, me = slice(address, address + nbytes), self._clocks[self.rank]
         unordered = me[self._writer[part]] < self._written[part]
         if unordered.any():
@@ -204,6 +204,6 @@ class Memory:
     def _report(self, does: str, address: int, where: Array, others: Array, did: str = "written") -> None:
         first = int(where.argmax())
         raise Race(
-            f"rank {self.rank} {does} byte {address + first} that rank {others[first]} has {did}, and nothing says in "
-            "which order"
+            f"rank {self.rank} {does} byte {address + first} that rank {others[first]} has {did}, and nothing orders "
+            "the two"
         )

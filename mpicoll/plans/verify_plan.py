@@ -1,8 +1,8 @@
-"""Proof that plans on shared memory are right in every interleaving.
+"""Proof that plans on shared memory are correct in every interleaving.
 
 The plans of all ranks are run once on simulated memory (see :mod:`mpicoll.plans.simulated_memory`), each rank until it
-has to wait. That decides for all interleavings and all processors: no two accesses race, nobody waits for ever, and
-every rank has the right result, in buffers that it may use for something else from then on.
+has to wait. This run decides for all interleavings and all processors: no two accesses race, no rank deadlocks, every
+rank gets the right result, and its buffers may be reused after the operation.
 """
 
 from __future__ import annotations
@@ -21,20 +21,30 @@ from mpicoll.plans.simulated_memory import Memory
 from mpicoll.schedules import COLLECTIVES as ROWS
 
 SHORT, SLOT, ONE_SEGMENT, SEGMENTS = 1, 30, 60, 200
-"""Elements that lie in a record, in a slot, and in one segment and several of what passes through stages."""
+"""Numbers of elements that fit into a record, a slot, one segment of a stage, and several segments."""
 METHODS = ("STAGE", "TRANSFER")
 _MEMORY_NBYTES = PLANS_NBYTES + (3 << 18)
 _MOST_TURNS = 200_000
 
 
 class Refuted(MpicollError, AssertionError):
-    """A sequence of operations goes wrong in some interleaving."""
+    """A sequence of operations has a data race, a deadlock or a wrong result in some interleaving."""
 
 
 def operation(
     size: int, kind: str, count: int, root: int = 0, memory: str = "private", in_place: bool = False
 ) -> SimulatedOperation:
-    """Return an operation in which all ranks use the same kind of memory: ``"private"`` or ``"shared"``."""
+    """Return an operation in which the buffers of all ranks are ``"private"`` or ``"shared"`` memory.
+
+    Parameters
+    ----------
+    size
+        Number of ranks.
+    kind
+        The collective in lower case, such as ``"allreduce"``.
+    count
+        Number of int64 elements.
+    """
     if kind in BY_PARTS:
         count = -(-count // size) * size
     place = {"private": 4, "shared": 0}[memory]
@@ -43,7 +53,7 @@ def operation(
 
 
 def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[SimulatedOperation]:
-    """Yield every kind, length and kind of memory; the first root and the last."""
+    """Yield operations of every collective, length and kind of memory, with the first root and the last."""
     for kind, count in itertools.product(kinds, (SHORT, SLOT, ONE_SEGMENT, SEGMENTS)):
         if kind == "barrier" and count > SHORT:
             continue
@@ -55,12 +65,21 @@ def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[S
 
 
 def prove(size: int, sequence: Sequence[SimulatedOperation], method: str = "STAGE", edits: Edits = None) -> None:
-    """Prove a sequence of operations for `size` ranks.
+    """Prove that a sequence of operations is correct for `size` ranks.
+
+    Parameters
+    ----------
+    sequence
+        Operations that all ranks make one after the other, see :func:`operation`.
+    method
+        The method of access to private memory: ``"STAGE"`` or ``"TRANSFER"``.
+    edits
+        Changes to the executor's source, by module, for tests of the proof.
 
     Raises
     ------
     Refuted
-        Naming the operations and the first thing that is wrong.
+        If it is not correct; the message names the operations and the first error.
     """
     ranks = Ranks(memory_for(size, size), method, edits)
     with _refuting(f"{size} ranks, {method}: {_text(sequence)}"):
@@ -75,15 +94,17 @@ def prove_lanes(
     *,
     one_scratch: bool = False,
 ) -> None:
-    """Prove sequences that are on their way at the same time, each in a lane of one communicator.
+    """Prove that concurrent sequences are correct, each in an operation lane of one communicator.
 
-    A rank drives its lanes in any order, and so may threads: each lane of a rank is a thread of its own here, which
-    nothing orders with the others. The program uses other buffers in each.
+    A rank may advance its lanes in any order, from any thread: here each lane of a rank is a thread of its own. Each
+    lane uses other buffers of the program.
 
     Parameters
     ----------
+    sequences
+        The operations of each lane; further parameters are those of :func:`prove`.
     one_scratch
-        Whether all lanes of a rank use the same scratch memory, which is an error that has to be found.
+        Whether all lanes of a rank use the same scratch memory, which is an error that the proof has to find.
 
     Raises
     ------
@@ -114,14 +135,14 @@ def prove_communicators(
     method: str = "STAGE",
     edits: Edits = None,
 ) -> None:
-    """Prove calls on several communicators that may have processes in common, and use the same buffers.
+    """Prove that calls on several communicators are correct, which may share processes and buffers.
 
     Parameters
     ----------
     members
-        Per communicator the process of each rank.
+        By communicator, the process of each rank.
     calls
-        Communicator and operation; every process makes those of its communicators in this order.
+        Pairs of communicator and operation; every process makes the calls of its communicators in this order.
 
     Raises
     ------
@@ -150,7 +171,7 @@ _made = itertools.count(1)
 
 
 def memory_for(threads: int, ranks: int) -> Memory:
-    """Return memory for so many threads, and plans, stages and buffers of so many ranks."""
+    """Return memory for `threads` threads, and for plans, stages and buffers of `ranks` ranks."""
     if next(_made) % 16 == 0:
         gc.collect()  # modules and memory of a proof refer to each other: few objects, but many megabytes
     return Memory(threads, ranks * _MEMORY_NBYTES)
@@ -169,7 +190,7 @@ def _refuting(what: str) -> Iterator[None]:
 
 
 def prove_collective(collective: str, size: int) -> int:
-    """Prove a collective for `size` ranks, alone and twice in a row; return the number of sequences.
+    """Prove all sequences of one and two operations of a collective for `size` ranks; return their number.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Predicted times of collectives on a described machine: the simulator, its corrections, and the file that is kept.
+"""Prediction of the times of collectives on a described machine.
 
 ``python -m mpicoll predict`` needs no MPI; with ``--fit`` it measures the machine that it runs on.
 """

@@ -1,8 +1,8 @@
 """Command line of predictions: ``python -m mpicoll predict ring --size 1024 --nbytes 64MB``.
 
-With the name of an algorithm it prints time, bandwidth and what the time is made of; without one, which algorithm wins
-for each number of ranks and each length. Only ``--fit`` needs MPI: it measures the machine, and predictions are for
-that machine from then on.
+With the name of an algorithm it prints time, bandwidth and the components of the time; without one, the fastest
+algorithm for each number of ranks and each message size. Only ``--fit`` needs MPI: it measures this machine, for which
+later predictions are.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m mpicoll predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("name", nargs="?", help="an algorithm, such as ring; without it, all of a collective's are compared")
-    add("--collective", choices=list(ALGORITHMS), help="default: allreduce, or what has an algorithm of that name")
+    add("name", nargs="?", help="algorithm, such as ring; without it, all algorithms of a collective are compared")
+    add("--collective", choices=list(ALGORITHMS), help="default: allreduce, or a collective with that algorithm")
     add("--size", type=positive, nargs="+", default=[4], metavar="RANKS", help="numbers of ranks (default: 4)")
     lengths = "lengths of the vector, such as 64K or 1MB (default: 8 B to 128 MB)"
     add("--nbytes", "--bytes", type=parse_nbytes, nargs="+", metavar="BYTES", help=lengths)
-    add("--ranks-per-node", type=positive, default=1, metavar="R", help="ranks are numbered node by node (default: 1)")
-    add("--segments", type=positive, help="of a pipelined algorithm (default: as a call takes)")
-    add("--machine", type=Path, metavar="FILE", help="a machine's file (default: what --fit has kept, or a textbook's)")
+    add("--ranks-per-node", type=positive, default=1, metavar="R", help="ranks on each node (default: 1)")
+    add("--segments", type=positive, help="segments of a pipelined algorithm (default: as a call uses)")
+    add("--machine", type=Path, metavar="FILE", help="file of a machine (default: that of --fit, or a textbook one)")
     pays = "print from which length on these compressors pay, and how much at 128 MB; they are measured here, once"
     add("--compression", nargs="+", default=[], metavar="SPEC", help=pays)
     add("--wire-ratio", type=_positive_number, default=1.0, metavar="X", help="compressed bytes over bytes")
     speed = "speed of the compressor, in 10^9 bytes per second, each way (default: unlimited)"
     add("--codec-gbps", type=_positive_number, metavar="X", help=speed)
-    add("--plot", type=Path, metavar="FILE", help="draw time against length as .svg or .png; needs mpicoll[plot]")
+    add("--plot", type=Path, metavar="FILE", help="plot time over message size as .svg or .png; needs mpicoll[plot]")
     add("--fit", action="store_true", help="measure this machine; under mpirun")
-    add("--save", type=Path, metavar="FILE", help="where --fit keeps it (default: the user's cache directory)")
-    add("--seconds", type=_positive_number, default=60.0, help="about how long --fit may take (default: 60)")
+    add("--save", type=Path, metavar="FILE", help="file that --fit writes (default: in the user's cache directory)")
+    add("--seconds", type=_positive_number, default=60.0, help="approximate time of --fit in seconds (default: 60)")
     add("--deadline", type=_positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
     return parser
 

@@ -20,14 +20,14 @@ MARGIN = 1.1
 
 
 class Crossover(NamedTuple):
-    """The first length from which on it always pays, None if there is none, and how much at the longest."""
+    """Smallest message size in bytes from which compression always pays, None if there is none; gain at the largest."""
 
     nbytes: int | None
     gain: float
 
 
 def crossover(machine: MachineDescription, nodes: tuple[int, ...], wire: Wire) -> Crossover:
-    """Return from which length of an allreduce on compressing is faster by a tenth."""
+    """Return the message size from which an allreduce with compression is faster by 10 %."""
     lengths = [round(SHORTEST * 2 ** (step / STEPS)) for step in range(STEPS * 17 + 1)]
     found, gain = None, 1.0
     for nbytes in lengths:
@@ -46,7 +46,7 @@ def gain_at(machine: MachineDescription, case: PredictedCase, wire: Wire) -> flo
 
 
 def _plain(machine: MachineDescription, case: PredictedCase) -> str:
-    """Return what ``"auto"`` takes, as far as something is known of its time."""
+    """Return the algorithm that ``"auto"`` takes, among those whose time is known."""
     there = names(machine, case)
     for name in (select.SHARED, select.HIERARCHY):
         if name in there:

@@ -1,4 +1,4 @@
-"""Turn measurements into a machine: least squares on relative errors, class by class. Knows no MPI."""
+"""Fit of a machine to measurements: least squares on relative errors, class by class. Needs no MPI."""
 
 from __future__ import annotations
 

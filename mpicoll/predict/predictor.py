@@ -1,8 +1,8 @@
 """Predict any algorithm's time: schedules by simulation, shared memory from measured points, the hierarchy from both.
 
-What runs in shared memory is one compiled call and no schedule. As NCCL's tuner does for what a model would not get
-right, its time is read from a small table of measured points. What is left is corrected by two factors an algorithm,
-one for latency and one for volume, that are fitted with the machine.
+Collectives on shared memory have no schedule; their times are interpolated from a table of measured points, as NCCL's
+tuner does where a model is not accurate. Other predictions are corrected by two factors for each algorithm, one for
+latency and one for volume, which are fitted with the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STRUCTURES = 64
 
 @dataclass(frozen=True)
 class PredictedCase:
-    """One collective on one layout; `nodes` has each rank's node, nbytes is the length of the vector."""
+    """A collective to predict: `nodes` has each rank's node, `nbytes` is the message size."""
 
     collective: str
     nodes: tuple[int, ...]
@@ -41,7 +41,7 @@ class PredictedCase:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of one collective, as what would be left if bytes cost nothing, and what sending and reducing add."""
+    """Predicted seconds of one collective: `latency` if bytes cost nothing, and what sending and reducing add."""
 
     case: PredictedCase
     algorithm: str
@@ -96,10 +96,10 @@ def predict(
     Parameters
     ----------
     segments
-        For pipelined algorithms; None for as many as a call would take.
+        Number of segments of pipelined algorithms; None for the number that a call uses.
     split
-        Whether to find out what the time is made of, at three times the price. Otherwise all of it is called latency,
-        unless a correction makes the difference.
+        Whether to predict the components of the time, which takes three times as long. Otherwise all of it counts as
+        latency, unless a correction needs the components.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def predict(
     elif name == select.TWO_SHOT and case.collective == "allreduce":
         found = _two_shot(machine, case, wire, _turns(machine, case))
     elif name in (select.SHARED, select.HIERARCHY):
-        raise UnknownAlgorithm(f"algorithm: nothing is known of {name!r} for {case.collective} on these ranks")
+        raise UnknownAlgorithm(f"algorithm: the time of {name!r} for {case.collective} on these ranks is not known")
     else:
         split = split or key in machine.corrections
         found = _simulated(machine, case, find(case.collective, name), wire, segments, split)
@@ -153,7 +153,7 @@ def _structure(row: Algorithm, size: int, segments: int) -> Structure:
 
 
 def per_node(case: PredictedCase) -> int:
-    """Return how many ranks every node has; 0 if not all have as many."""
+    """Return the number of ranks on every node; 0 if nodes have different numbers."""
     counts = {case.nodes.count(node) for node in set(case.nodes)} if case.size <= 64 else _counts(case.nodes)
     return counts.pop() if len(counts) == 1 else 0
 

@@ -1,7 +1,7 @@
-"""Measure what the simulator wants to know: links, overheads, kernels, our executor.
+"""Measurements for the simulator: links, overheads, kernels, and the executor.
 
-Messages go as the executor sends them: persistent requests, started together and tested until they are through. Every
-rank takes part in every measurement; those with nothing to do sleep, so that they cost the others no core.
+Messages are sent as by the executor: persistent requests, started together and tested until they are complete. Every
+rank takes part in every measurement; idle ranks sleep, so that they use no core.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Progress: waiting, nonblocking operations, control messages and the watchdog."""
+"""Progress of operations: waiting, the progress engine, control messages and the watchdog."""

@@ -1,4 +1,4 @@
-"""Signatures of calls: what ranks compare, and what they tell each other of a wait."""
+"""Signatures of calls, which ranks compare, and states of waits, which they report to each other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import zlib
 from typing import NamedTuple
 
 ANY_CODE = 0
-"""Goes with every code."""
+"""The code that is equal to every code."""
 
 
 class Signature(NamedTuple):
-    """A call as all ranks must make it: its text for people, and a number for comparing.
+    """The properties of a call that must be equal on all ranks.
 
     Attributes
     ----------
+    text
+        The call with its arguments, for messages.
+    code
+        A hash of the text, for comparison.
     base
-        Where ranks do not know all of the call: the number of what all of them know; else 0.
+        If ranks know only part of the call, a hash of the part that all of them know; else 0.
     """
 
     text: str
@@ -24,12 +28,12 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Signature:
-        """Make the signature with this text."""
+        """Return the signature with this text."""
         return cls(text, zlib.crc32(text.encode()))
 
     @classmethod
     def in_part(cls, call: str, detail: str, rest: str, *, known: bool) -> Signature:
-        """Make that of a call with a detail that only some ranks know, this one or not."""
+        """Return the signature of a call with a detail that only some ranks know; `known` if this one does."""
         base = zlib.crc32(f"{call}({rest})".encode()) or 1
         if not known:
             return cls(f"{call}({rest})", ANY_CODE, base)
@@ -42,21 +46,33 @@ class Signature(NamedTuple):
 
     @property
     def common_code(self) -> int:
-        """The number of what all ranks know of the call."""
+        """The hash of the part of the call that all ranks know."""
         return self.base or self.code
 
     def in_common(self) -> Signature:
-        """Return that of what all ranks know of the call."""
+        """Return the signature of the part of the call that all ranks know."""
         return self._replace(code=self.common_code)
 
     @classmethod
     def refusing(cls, call: str) -> Signature:
-        """Make that of a rank whose arguments are wrong: it differs from none, since the others will be told why."""
+        """Return the signature of a rank whose arguments are wrong; it matches all, since the others get the reason."""
         return cls(f"{call}: refused", ANY_CODE)
 
 
 class Waiting(NamedTuple):
-    """State of a wait: the call, its progress, the ranks waited for, and whether they are all that matter."""
+    """State of a wait.
+
+    Attributes
+    ----------
+    number, signature
+        Number and signature of the collective.
+    progress
+        Its progress, for messages.
+    peers
+        The ranks waited for.
+    only_peers
+        Whether the call depends on no other ranks than these.
+    """
 
     number: int
     signature: Signature

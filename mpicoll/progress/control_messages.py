@@ -17,13 +17,13 @@ _FLUSH_SECONDS = 0.1
 
 
 class Mailbox:
-    """Sends and receives control messages; one thread at a time may use it.
+    """Sender and receiver of control messages; only one thread at a time may use it.
 
     Parameters
     ----------
     session
-        A number that the ranks of this communicator share and no other has. Messages that nobody read before a
-        communicator was freed may turn up on the next one, because MPI libraries use its context again.
+        A number that identifies this communicator on all its ranks. Messages that were not received before a
+        communicator was freed may arrive on a later one, because MPI libraries reuse its context.
     """
 
     def __init__(self, comm: MPI.Intracomm, session: int) -> None:
@@ -34,7 +34,7 @@ class Mailbox:
         self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
 
     def tell(self, peer: int, news: dict[str, Any]) -> None:
-        """Send `news`, with a text that is cut where it is too long."""
+        """Send `news` to rank `peer`; a text that is too long is truncated."""
         news = {"session": self._session, **news}
         text = json.dumps(news).encode()
         if len(text) > _MAX_NBYTES:
@@ -50,7 +50,7 @@ class Mailbox:
                 self.tell(peer, news)
 
     def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """Receive all messages that have come; return them with their senders."""
+        """Receive all messages that have arrived; return them with their senders."""
         self._sweep()
         status, found = MPI.Status(), []
         # Matched, so that no other receive can take the message between the look and the receive.
@@ -64,17 +64,17 @@ class Mailbox:
         return found
 
     def flush(self) -> None:
-        """Give what was sent a moment to leave, since the program may end right after."""
+        """Wait at most 0.1 s for sends to complete, since the program may end right after."""
         until = time.monotonic() + _FLUSH_SECONDS
         while self._outbox and time.monotonic() < until:
             self._sweep()
 
     def drain(self, broken: bool) -> bool:
-        """Receive, and forget, all messages that were sent to this rank; collective.
+        """Receive and discard all messages that were sent to this rank; collective.
 
-        Return whether nothing is left in flight: False if some rank is `broken`, or if the others do not come soon.
-        What arrives after a communicator was freed would be taken for a message on the next one with its context:
-        Open MPI ends the job if that one is smaller.
+        Return whether no message is left in flight: False if some rank is `broken`, or if other ranks do not take part
+        within 2 s. A message that arrived after the communicator was freed would count as one on the next communicator
+        with its context: Open MPI ends the job if that one is smaller.
         """
         given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
         request = self._comm.Ireduce_scatter_block(given, coming)

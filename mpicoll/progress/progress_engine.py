@@ -1,7 +1,8 @@
-"""Progress of nonblocking operations: whoever waits for anything drives all that is on its way.
+"""Progress engine: every wait of this process advances all nonblocking operations in flight.
 
-MPI moves long messages only inside MPI calls, and our kernels run on the caller's core, so a nonblocking collective
-advances whenever any mpicoll call of this process waits, and in Test and Wait of any request; never in between.
+MPI progresses long messages only inside MPI calls, and the kernels run on the caller's core. A nonblocking collective
+therefore progresses while any mpicoll call of this process waits, and in Test and Wait of any request; never in
+between.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from mpicoll.progress.waiting import wait_until
 
 
 class Advancing(Protocol):
-    """Something that can be driven."""
+    """An operation that the progress engine can advance."""
 
     def step(self) -> bool:
-        """Go on without waiting; return whether it has ended, well or badly."""
+        """Advance without waiting; return whether the operation has ended, successfully or not."""
         ...
 
 
 class InFlight(ABC):
-    """A collective on its way.
+    """A collective in flight.
 
     Attributes
     ----------
@@ -40,26 +41,26 @@ class InFlight(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Go on as far as messages have come, without waiting; return whether the end is reached."""
+        """Advance as far as messages have arrived, without waiting; return whether the collective is complete."""
 
     @abstractmethod
     def waiting(self) -> Waiting:
-        """Describe what it waits for."""
+        """Return the state of the wait."""
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
-        """Give up: no message may reach the caller's memory any more, and nobody may use the channel."""
+        """Abandon the collective: no message reaches the caller's memory afterwards, and the channel is broken."""
 
     def be_patient(self) -> None:  # noqa: B027 - most have no choice
-        """Wait longer in :meth:`advance` from now on, since nothing else is on its way."""
+        """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
 
     def finish(self, timeout: float) -> None:
-        """Wait for the end, at most `timeout` seconds for each step.
+        """Wait until the collective is complete, at most `timeout` seconds for each step.
 
         Raises
         ------
         MismatchError, RemoteError, CollectiveTimeout
-            After which the channel is broken.
+            The channel is broken after them.
         """
         try:
             if not self.advance():
@@ -69,21 +70,21 @@ class InFlight(ABC):
             raise
 
     def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
-        """Wait until `done` says that this one has ended, at most `timeout` seconds for each step."""
+        """Wait until `done` returns True, at most `timeout` seconds for each step of this collective."""
         wait_until(done, self.polls, self.watch(timeout))
 
     def watch(self, timeout: float) -> Callable[[float], float]:
-        """Return what looks after a wait for this one that has become long: it raises if `timeout` is over."""
+        """Return the watchdog of a long wait for this collective, which raises after `timeout` seconds in a step."""
         return _Watch(self, timeout)
 
     @property
     def polls(self) -> int:
-        """Number of calls of :meth:`advance` before the core is given away."""
+        """Number of calls of :meth:`advance` before the core is yielded."""
         return self.channel.polls
 
 
 class _Watch:
-    """Looks after a wait that has become long; the time counts from the last step that was completed."""
+    """Watchdog of a long wait; its time counts from the last step that was completed."""
 
     def __init__(self, flight: InFlight, timeout: float) -> None:
         self._flight, self._timeout = flight, timeout
@@ -100,27 +101,27 @@ class _Watch:
 
 _active: list[Advancing] = []
 _lock = threading.RLock()
-"""Held by the thread that drives; what it drives, and signal handlers, may begin operations meanwhile."""
+"""Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
 
 
 def add(operation: Advancing) -> None:
-    """Drive `operation` from now on."""
+    """Advance `operation` in every wait from now on."""
     with _lock:
         _active.append(operation)
 
 
 def remove(operation: Advancing) -> None:
-    """Stop driving `operation`."""
+    """Stop advancing `operation`."""
     with _lock:
         if operation in _active:
             _active.remove(operation)
 
 
 def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
-    """Call `advance` unless some thread is driving what is on its way; if it returns True, `operation` has ended.
+    """Call `advance`, which advances `operation` only, unless another thread is advancing operations.
 
-    Return whether it has ended here.
+    Return whether `operation` has ended in this call.
     """
     if not _begin_driving():
         return False
@@ -134,7 +135,7 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
 
 
 def progress() -> None:
-    """Advance everything that is on its way, unless another thread is doing so."""
+    """Advance all operations in flight, unless another thread is doing so."""
     if not _active or not _begin_driving():
         return
     try:
@@ -145,7 +146,7 @@ def progress() -> None:
 
 
 def _begin_driving() -> bool:
-    """Return whether this thread may drive: no other does, and it is not called by what it drives."""
+    """Return whether this thread may advance operations: no thread is doing so, not even this one."""
     global _driving
     if not _lock.acquire(blocking=False):
         return False
@@ -163,7 +164,7 @@ def _end_driving() -> None:
 
 
 def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a test that also advances the others; the plain test if there are none."""
+    """Return a function that advances all operations in flight and calls `done`; `done` itself if there are none."""
     if not _active:
         return done
 

@@ -1,6 +1,6 @@
-"""Waiting for messages: poll, spin a little, then yield the core, then sleep; and never for ever.
+"""Polling back-off of waits: poll, then yield the core, then sleep, with a deadline.
 
-How long a rank polls before it yields depends on whether every rank of the node has a core to itself.
+The number of polls before a rank yields depends on whether every rank of the node has a core to itself.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from mpi4py import MPI
 from mpicoll.environment import core_limit, core_numbers, local_ranks
 
 POLLS_BEFORE_YIELD = 200
-"""About as long as a message takes on one node; with fewer cores than ranks the peer needs the core at once."""
+"""About the time of a message on one node; with fewer cores than ranks the peer needs the core at once."""
 _MAX_CORES = 1024
 SECONDS_BEFORE_SLEEP = 0.02
 SLEEP_SECONDS = 100e-6
 LOOK_AFTER_SECONDS = 0.2
-"""When a wait becomes suspicious, so that the ranks tell each other what they are waiting for."""
+"""Time after which the ranks report to each other what they wait for."""
 
 
 class NodeCores(NamedTuple):
-    """Numbers of a communicator's ranks on this node, of cores that this one may use, and of cores of all together."""
+    """Number of a communicator's ranks on this node, of cores that this rank may use, and of cores of all of them."""
 
     ranks: int
     own: int
@@ -33,7 +33,7 @@ class NodeCores(NamedTuple):
 
 
 def cores_on_node(comm: MPI.Intracomm) -> NodeCores:
-    """Return what the ranks of this node have, pinned to cores or not; collective."""
+    """Return the numbers of ranks and cores on this node; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     found = _count_cores(node)
     node.Free()
@@ -50,9 +50,9 @@ def _count_cores(node: MPI.Comm) -> NodeCores:
 
 
 def polls_before_yield(comm: MPI.Intracomm) -> int:
-    """Return how often to poll at once: what the ranks of this node can do with its cores; collective.
+    """Return the number of polls before the core is yielded: 1 if the node is oversubscribed; collective.
 
-    Limits and launchers may tell ranks different things; a node is oversubscribed if they tell one of its ranks so.
+    Ranks may see different limits; a node is oversubscribed if one of its ranks finds it to be.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     ranks, own, together = _count_cores(node)
@@ -70,10 +70,10 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
     Parameters
     ----------
     polls
-        How often to poll before the core is yielded.
+        Number of polls before the core is yielded.
     look
-        ``look(waited) -> seconds`` is called when the wait has become long; it raises to end the wait, or returns
-        after how many seconds of waiting it wants to be called again.
+        The watchdog: ``look(waited) -> seconds`` is called after 0.2 s. It raises to end the wait, or returns the
+        number of seconds, from the start of the wait, at which to call it again.
     """
     for _ in range(polls):
         if done():

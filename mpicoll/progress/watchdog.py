@@ -1,15 +1,16 @@
-"""Watchdog: ranks that wait too long tell each other who called what, who never came, and who failed.
+"""Watchdog of long waits: it finds mismatched calls, missing ranks and failures of other ranks.
 
-Nothing here costs anything while messages arrive in time. A rank that has waited for a fifth of a second tells the
-others the number and the signature of the collective that it is in, and reads what they have told. Collectives are
-numbered alike on all ranks of a communicator, so
+It costs nothing while messages arrive in time. A rank that has waited for 0.2 s sends the others the number and the
+signature of the collective that it is in, and reads their messages. Collectives are numbered equally on all ranks of a
+communicator, so
 
-* another signature under the same number proves that the program is wrong: :class:`MismatchError` everywhere;
-* a rank from which nothing has come when the time is up is named in :class:`CollectiveTimeout`;
-* a rank that refused its own arguments has said so at once: :class:`RemoteError` on the others. They say so too, since
-  their communicators are broken then; the first waits for that before its next call, and goes on if all have refused.
+* different signatures with the same number mean that the program is wrong: :class:`MismatchError` on all ranks;
+* a rank that has sent no message before the deadline is named in :class:`CollectiveTimeout`;
+* a rank that refuses its own arguments tells the others at once: :class:`RemoteError` on the ranks that made the call.
+  These tell the first rank that their communicators are broken. It waits for their answers before its next call, and
+  can use the communicator if all ranks have refused.
 
-Several threads may wait on one communicator, so what they read is kept for all of them.
+Several threads may wait on one communicator, so messages that one of them reads are kept for all.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _HISTORY = 1024
 _GATHER_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.02
 _EVERYBODY = 64
-"""Up to this size a waiting rank tells all others; beyond, those at distance 1, 2, 4, ... and those it waits for."""
+"""Up to this size a waiting rank reports to all others; beyond, to those at distance 1, 2, 4, ... and its peers."""
 
 
 class _Report(NamedTuple):
-    """The last news from a rank."""
+    """The last report from a rank."""
 
     number: int
     code: int
@@ -52,18 +53,18 @@ class Watchdog:
     Parameters
     ----------
     recall
-        Returns calls that :meth:`record` was not told of.
+        Returns the signature of a collective that was not passed to :meth:`record`, or None.
     session
-        A number that the ranks of this communicator share and no other has.
+        A number that identifies this communicator on all its ranks.
 
     Attributes
     ----------
     refused
-        Numbers of collectives that this rank has refused or given up.
+        Numbers of collectives that this rank has refused or abandoned.
     elsewhere
-        The watchdog of the communicator whose operations waits on this one are part of, if there is one.
+        For the communicator of a node or lane, the watchdog of the communicator that it belongs to; else None.
     numbers
-        Numbers of this communicator's ranks in messages to the user: those that they have in the user's communicator.
+        By rank, its number in the user's communicator, for messages to the user.
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class Watchdog:
         self._announced: tuple[int, float] = (-1, 0.0)
 
     def record(self, number: int, signature: Signature) -> None:
-        """Note that this rank calls collective `number` now."""
+        """Record that this rank calls collective `number` now."""
         self._history[number % _HISTORY] = (number, signature)
         self._newest = number
 
     def called(self, number: int) -> Signature | None:
-        """Return what this rank called under `number`, as far back as is remembered."""
+        """Return the signature of this rank's collective `number`, None if it is too long ago."""
         noted, signature = self._history[number % _HISTORY]
         return signature if noted == number else self._recall(number)
 
@@ -104,7 +105,7 @@ class Watchdog:
             self._mailbox.tell_all({"kind": "refused", "number": number, "text": reason})
 
     def all_refused(self, number: int) -> bool:
-        """Say whether all others have refused collective `number` too, as far as is known; then it is forgotten.
+        """Return whether all other ranks are known to have refused collective `number` too; it is then forgotten.
 
         Raises
         ------
@@ -121,12 +122,12 @@ class Watchdog:
             return True
 
     def not_refused(self, number: int) -> tuple[int, ...]:
-        """Return the other ranks that have not refused collective `number`, as far as is known."""
+        """Return the other ranks that are not known to have refused collective `number`."""
         known = {self._comm.rank, *self._refusals.get(number, ())}
         return tuple(rank for rank in range(self._comm.size) if rank not in known)
 
     def give_up(self, number: int, error: BaseException) -> None:
-        """Tell all others what went wrong here in collective `number`, which has broken the communicator."""
+        """Tell all others that this rank has abandoned collective `number` because of `error`."""
         self._fail(number, f"gave up: {type(error).__name__}: {error}", isinstance(error, CorruptPayload))
 
     def _fail(self, number: int, text: str, damaged: bool = False) -> None:
@@ -135,12 +136,12 @@ class Watchdog:
             self._mailbox.tell_all({"kind": "failed", "number": number, "text": text, "damaged": damaged})
 
     def look(self, waiting: Waiting, waited: float, timeout: float) -> float:
-        """Exchange news; return after how many seconds of waiting to look again.
+        """Exchange control messages; return the number of seconds of waiting at which to call this again.
 
         Raises
         ------
         MismatchError, RemoteError, CorruptPayload, CollectiveTimeout
-            If this wait cannot end well.
+            If the collective cannot complete.
         """
         for watchdog in (self, self.elsewhere):
             if watchdog is not None:
@@ -156,7 +157,7 @@ class Watchdog:
         return min(waited + _LOOK_AGAIN_SECONDS, timeout)
 
     def read_news(self) -> None:
-        """Read all control messages that have come; raise what an alarm says that has come now or before."""
+        """Read all control messages that have arrived; raise MismatchError or CollectiveTimeout if one reports it."""
         with self._lock:
             for source, news in self._mailbox.read():
                 self._take_in(source, news)
@@ -164,7 +165,7 @@ class Watchdog:
                 raise self._alarm()
 
     def drain(self, broken: bool) -> bool:
-        """Receive all news that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
+        """Receive all control messages that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
         with self._lock:
             return self._mailbox.drain(broken)
 
@@ -183,19 +184,19 @@ class Watchdog:
             self._alarm = partial(CollectiveTimeout, f"(reported by {self._named([source])}) {text}", news["missing"])
 
     def _raise_failure(self) -> None:
-        """Raise if another rank refused or gave up what this rank has called; what comes later does not matter yet."""
+        """Raise if another rank refused or abandoned a collective that this rank has called."""
         with self._lock:
             for number, reasons in self._refusals.items():
                 if number <= self._newest and number not in self.refused:
                     reason = reasons[min(reasons)]
                     self._failures[number] = partial(RemoteError, f"collective {number}: {reason}")
-                    self._fail(number, f"gave up, since {reason}")
+                    self._fail(number, f"gave up because {reason}")
             for number, error in self._failures.items():
                 if number <= self._newest:
                     raise error()
 
     def _announce(self, waiting: Waiting, waited: float) -> None:
-        """Tell the others what this rank waits for, once, and again each time the wait has doubled."""
+        """Report this rank's wait to the others, at first and each time the wait has doubled."""
         number, said_at = self._announced
         if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
             return
@@ -226,7 +227,7 @@ class Watchdog:
         return None
 
     def _raise_mismatch(self, number: int) -> NoReturn:
-        """Wait a moment for the others' reports, then tell everybody and raise."""
+        """Wait up to 0.5 s for the others' reports, then tell all ranks and raise MismatchError."""
         self._gather(number)
         own = self.called(number)
         calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
@@ -236,13 +237,13 @@ class Watchdog:
         self.raise_difference(number, calls)
 
     def raise_difference(self, number: int, calls: dict[str, list[int]]) -> NoReturn:
-        """Say which ranks called what under `number`, to everybody."""
+        """Raise MismatchError with the ranks of each of the different `calls`, and tell all ranks."""
         parts = [f"{self._named(ranks)} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]
         text = f"collective {number} of this communicator differs between ranks: " + "; ".join(parts)
         self._raise_alarm({"kind": "mismatch", "number": number, "text": text}, partial(MismatchError, text))
 
     def raise_departure(self, number: int, ranks: list[int]) -> NoReturn:
-        """Raise what `ranks`, which made the same call but gave up, have told, or that they did."""
+        """Raise the reason why `ranks` abandoned this call, or RemoteError without it if none arrives within 0.5 s."""
         until = time.monotonic() + _GATHER_SECONDS
         while time.monotonic() < until:
             self.read_news()
@@ -272,7 +273,7 @@ class Watchdog:
         if size > _EVERYBODY or waiting.only_peers:
             missing = [peer for peer in missing if peer in waiting.peers]
         text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
-        text += f"{self._named(missing)} did not come" if missing else "nothing more arrived"
+        text += f"{self._named(missing)} did not arrive" if missing else "nothing more arrived"
         text += ", or had left already," if missing and waiting.only_peers else ""
         text += f" within {timeout:g} s"
         text += "".join(
@@ -286,7 +287,7 @@ class Watchdog:
         self._raise_alarm(news, partial(CollectiveTimeout, text, missing))
 
     def _raise_alarm(self, news: dict[str, Any], error: _Error) -> NoReturn:
-        """Tell everybody, and every other wait of this rank, then raise."""
+        """Tell all ranks, and every other wait of this rank, then raise."""
         with self._lock:
             self._alarm = error
             self._mailbox.tell_all(news)

@@ -1,4 +1,4 @@
-"""Algorithms as data: builders, the verifier, the cost model and the renderer. Knows neither MPI nor arrays."""
+"""Schedules, which are algorithms as data: builders, verifier, cost model and renderer; independent of MPI."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The one table of algorithms: ``ALGORITHMS[collective][name]``.
+"""Table of algorithms: ``ALGORITHMS[collective][name]``.
 
-The selector, the command line, the verifier's tests and the documentation all read the same rows.
+Selection, command line, tests of the verifier and documentation all read this table.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from mpicoll.schedules.types import Schedule
 
 
 class Builder(Protocol):
-    """A pure function of integers; keywords that an algorithm has no use for are ignored by it."""
+    """A pure function that returns the schedule of one rank; an algorithm may ignore `root` and `segments`."""
 
     def __call__(self, size: int, rank: int, *, root: int, segments: int) -> Schedule:  # noqa: D102
         ...
 
 
 PartsBuilder = Callable[[int, int], tuple[Part, ...]]
-"""(size, root) -> the parts of an algorithm with one chunk a rank."""
+"""``(size, root)`` -> the parts of an algorithm with one chunk for each rank."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table.
+    """An algorithm of a collective: a row of the table.
 
     Attributes
     ----------
+    collective, name
+        The names under which the algorithm is registered.
+    build
+        The function that returns the schedule of a rank.
     ordered
-        Operands are combined in rank order, so that operations which do not commute may use it.
+        True if operands are combined in rank order, so that operations that do not commute may use the algorithm.
     segmented
-        ``segments`` cuts the vector finer, for pipelining; otherwise the argument is ignored.
+        True if ``segments`` divides each chunk for pipelining; otherwise the argument is ignored.
     min_segments
-        The least number of segments with which the pipeline is correct.
+        The smallest number of segments with which the pipeline is correct.
     rotates
-        Every rank does the same as rank 0, with peers and chunks moved on by its number.
+        True if the schedule of rank r is that of rank 0 with peers and chunks shifted by r.
     parts
-        For algorithms of which only a part rotates: all ranks' steps in few words.
+        For algorithms of which only a part rotates, a function that describes all ranks' steps compactly; else None.
     """
 
     collective: str
@@ -66,7 +70,7 @@ class Algorithm:
             If an argument is out of range; the message names it and its value.
         """
         if size < 1:
-            raise ValueError(f"size: {size} is not a number of ranks")
+            raise ValueError(f"size: {size} is not a positive number of ranks")
         if not 0 <= rank < size:
             raise ValueError(f"rank: {rank} is not in 0..{size - 1}")
         if not 0 <= root < size:
@@ -74,7 +78,7 @@ class Algorithm:
         return self.build(size, rank, root=root, segments=max(segments, self.min_segments))
 
     def structure(self, size: int, *, root: int = 0, segments: int = 1) -> Structure:
-        """Return what all ranks do, in as few words as possible; raises as :meth:`schedule` does."""
+        """Return a compact description of all ranks' schedules; raises as :meth:`schedule` does."""
         first = self.schedule(size, 0, root=root, segments=segments)
         if self.rotates:
             whole = Rotation(first.steps, first.chunks // size, first.window)
@@ -98,7 +102,7 @@ def register(
     rotates: bool = False,
     parts: PartsBuilder | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Enter the decorated builder into the table under `collective` and `name`; see :class:`Algorithm`."""
+    """Return a decorator that registers a builder under `collective` and `name`; see :class:`Algorithm`."""
 
     def enter(build: Builder) -> Builder:
         row = Algorithm(collective, name, build, ordered, segmented, min_segments, rotates, parts)
@@ -114,7 +118,13 @@ def collectives() -> tuple[str, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """Return the row, or raise :class:`~mpicoll.errors.UnknownAlgorithm` listing what there is."""
+    """Return the algorithm `name` of `collective`.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If there is none; the message lists the names.
+    """
     table = ALGORITHMS.get(collective, {})
     if name not in table:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one for {collective}; there are {', '.join(table)}")
@@ -122,7 +132,13 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def find_any(name: str, collective: str | None) -> Algorithm:
-    """Return the row of this name, of any collective if that is None; the first that has it."""
+    """Return the algorithm `name` of `collective`, or of the first collective that has one of this name if it is None.
+
+    Raises
+    ------
+    MpicollError
+        If there is none; the message lists the names.
+    """
     if collective is not None:
         return find(collective, name)
     for table in ALGORITHMS.values():

@@ -1,7 +1,7 @@
-"""All ranks' schedules at once, in few words: for thousands of ranks there are too many steps to write each down.
+"""Compact descriptions of all ranks' schedules, for thousands of ranks.
 
-In a ring every rank does the same as rank 0, with peers and chunks moved on by its number. Such a *rotation* is
-described by the steps of rank 0 alone.
+In a ring the schedule of rank r is that of rank 0 with peers and chunks shifted by r. Such a *rotation* is described by
+the steps of rank 0 alone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Steps = tuple[Step, ...]
 
 
 class Rotation(NamedTuple):
-    """Steps of one send and one receive, of one chunk each, that every rank makes alike.
+    """Steps of one send and one receive, of one chunk each, that are equal on all ranks but for a shift.
 
     Attributes
     ----------
     steps
-        Those of rank 0 as if it were at place 0.
+        The steps of the rank at place 0.
     segments
-        Chunks that belong to a rank.
+        Number of chunks of each rank.
     first
         The rank at place 0: rank r works on the chunks of place ``(r - first) % size``.
     """
@@ -33,7 +33,7 @@ class Rotation(NamedTuple):
     first: int = 0
 
     def steps_of(self, rank: int, size: int) -> Steps:
-        """Write the steps of one rank down."""
+        """Return the steps of one rank."""
         chunks = size * self.segments
         ahead = (rank - self.first) % size * self.segments
 
@@ -51,7 +51,7 @@ class Rotation(NamedTuple):
 
 
 class Irregular(NamedTuple):
-    """Steps of each rank, written down."""
+    """Steps of each rank, listed explicitly."""
 
     steps: tuple[Steps, ...]
     window: int = 1
@@ -71,7 +71,7 @@ class Structure(NamedTuple):
     chunks: int
     parts: tuple[Part, ...]
     vectors: int = 1
-    """How many vectors the chunks make up: in alltoall those of all ranks."""
+    """Number of vectors that the chunks make up: in alltoall those of all ranks."""
 
     def bounds(self, count: int) -> list[int]:
         """Return the offsets of the chunks for vectors of `count` elements, or bytes."""
@@ -79,7 +79,7 @@ class Structure(NamedTuple):
 
 
 def written_down(schedules: Sequence[Schedule]) -> Structure:
-    """Return the structure of any schedules."""
+    """Return the structure of any schedules, one for each rank, with explicit steps."""
     part = Irregular(tuple(schedule.steps for schedule in schedules), schedules[0].window)
     first = schedules[0]
     return Structure(first.size, first.chunks, (part,), first.chunks // first.chunks_per_vector)

@@ -7,8 +7,8 @@ sum of a and b::
     step 1     ab     ab     cd     cd        A-B, C-D
     step 2     abcd   abcd   abcd   abcd      A-C, B-D
 
-Halving and doubling exchanges halves: in step 1 A keeps the lower half and sends the upper one to B, and so on; after
-k steps every rank owns one chunk complete, and the same partners in reverse order spread the chunks again::
+Halving and doubling exchanges halves: in step 1 A keeps the lower half and sends the upper one to B, and so on. After
+k steps every rank owns one complete chunk; exchanges with the same partners in reverse order gather the chunks::
 
                A          B          C          D
     step 1     ab on 01   ab on 23   cd on 01   cd on 23
@@ -16,12 +16,12 @@ k steps every rank owns one chunk complete, and the same partners in reverse ord
     step 3     0 1        2 3        0 1        2 3
     step 4     all
 
-Nearest partners come first, so that the long messages stay near and sums are formed in rank order. Swing replaces the
-partner r XOR 2^s by one that lies alternately to the right and to the left at distance 1, 1, 3, 5, 11, ...: shorter
-ways on rings and tori, nothing gained on a single switch.
+Nearest partners come first, so that long messages travel short distances and sums are formed in rank order. Swing
+replaces the partner r XOR 2^s by one alternately to the right and to the left at distance 1, 1, 3, 5, 11, ...: paths on
+rings and tori are shorter; on a single switch it has no advantage.
 
-Sizes that are not a power of two: of the first 2 (P - 2^k) ranks each even one first hands its vector to its odd
-neighbour and gets the result back at the end.
+If the size is not a power of two, each even one of the first 2 (P - 2^k) ranks first sends its vector to its odd
+neighbour and gets the result from it at the end.
 
 Sources: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), sections 4.4 and 4.5; De Sensi, Bonato, Saam, Hoefler, "Swing:
 short-cutting rings for higher bandwidth allreduce", NSDI 2024, section 3.
@@ -57,7 +57,7 @@ def _exchange(place: int, other: int, peer: int, sent: tuple[int, int], received
 
 
 class _Fold:
-    """The 2^k places and how ranks map to them; the ranks left over lean on their odd neighbours."""
+    """The 2^k places and the ranks at them; the other ranks are represented by their odd neighbours."""
 
     def __init__(self, size: int) -> None:
         self.places = 1 << (size.bit_length() - 1)
@@ -72,7 +72,7 @@ class _Fold:
         return rank // 2 if rank % 2 else None
 
     def wrap(self, rank: int, chunks: int, inner: Callable[[int], list[Step]]) -> tuple[Step, ...]:
-        """Put handing over and handing back around the steps of the places."""
+        """Return the steps of a rank: those of its place, with the exchanges between neighbours before and after."""
         place = self.place_of(rank)
         if place is None:
             give, take = Step(sends=(Send(rank + 1, 0, chunks),)), Step(recvs=(Recv(rank + 1, 0, chunks),))
@@ -86,10 +86,10 @@ class _Fold:
 
 @lru_cache(maxsize=256)
 def _keeps_lower(places: int, partner: Partner) -> tuple[tuple[bool, ...], ...]:
-    """Say for each step and place whether it keeps the lower half of the range that it shares with its partner.
+    """Return for each step and place whether it keeps the lower half of the range that it shares with its partner.
 
-    The owners that a place still serves after step s form a set; partners' sets are disjoint and unite to the set
-    before the step. Naming a set by its least member makes every member choose alike.
+    The chunks that a place is responsible for after step s form a set. The sets of two partners are disjoint, and their
+    union is the set before the step. The set with the smaller least element is the lower half, so that partners agree.
     """
     least = list(range(places))
     table = []
@@ -115,7 +115,7 @@ def _halving_doubling(places: int, place: int, partner: Partner, rank_of: Callab
 
 @register("allreduce", "recursive_doubling", ordered=True)
 def recursive_doubling_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Whole vectors exchanged at distance 1, 2, 4, ...; fewest steps, for short messages."""
+    """Exchange of whole vectors at distance 1, 2, 4, ...; fewest steps, for short messages."""
     fold = _Fold(size)
 
     def inner(place: int) -> list[Step]:

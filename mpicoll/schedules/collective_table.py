@@ -1,8 +1,8 @@
-"""Table of collectives: who holds which chunks before and after, and whether they are reduced.
+"""Table of collectives: the ranks that hold each chunk before and after, and the ranks whose data are reduced.
 
-The verifier proves algorithms against these rows, and whatever differs between collectives elsewhere is read from
-them. A chunk's *owner* is the rank that the chunk belongs to: consecutive runs of ``chunks // size`` chunks belong to
-rank 0, 1, ... In alltoall chunk ``s * size + d`` is what rank s has for rank d.
+The verifier proves algorithms against these rows; other code reads the differences between collectives from them. A
+chunk's *owner* is the rank that it belongs to: consecutive runs of ``chunks // size`` chunks belong to rank 0, 1, ...
+In alltoall chunk ``s * size + d`` goes from rank s to rank d.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Where(Enum):
 
 
 class Over(Enum):
-    """Ranks whose data are combined."""
+    """Ranks whose data are reduced."""
 
     NONE = "nothing is reduced"
     ALL = "all ranks"
@@ -30,18 +30,19 @@ class Over(Enum):
 
 
 class Collective(NamedTuple):
-    """A row.
+    """A collective: a row of the table.
 
     Attributes
     ----------
     begins, ends
-        Who holds a chunk before, and after.
+        The ranks that hold a chunk before, and after.
     reduces
-        Whose data are combined.
+        The ranks whose data are reduced.
     by_parts
-        Every rank owns a part of the vector.
+        True if every rank owns a part of the vector.
     early
-        A rank can finish before all have started, so that ranks that make different calls need not notice it.
+        True if a rank can complete the collective before all ranks have entered it. A mismatch of calls may then go
+        unnoticed on that rank.
     """
 
     name: str

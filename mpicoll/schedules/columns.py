@@ -1,8 +1,8 @@
-"""Written-down steps of all ranks as columns of numbers, and in which order they can be worked through.
+"""Explicit steps of all ranks as arrays, and an order in which to simulate them.
 
-What a rank does is a row of actions: it posts a step as soon as the window allows it, else it completes the oldest
-one. Every action gets a *level*, one more than those of everything that it waits for; actions of one level concern
-different ranks and can be computed at the same time. Levels do not depend on times.
+The actions of a rank are posts and completions of steps: it posts a step as soon as the window allows that, else it
+completes the oldest one. The *level* of an action is one more than the highest level of the actions that it waits for.
+Actions of one level belong to different ranks and can be computed together. Levels do not depend on times.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Columns:
 
 
 def _matched(part: Irregular, first: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return a row a message: the k-th send from a to b meets the k-th receive at b from a."""
+    """Return a row for each message: the k-th send from a to b matches the k-th receive at b from a."""
     waiting: dict[tuple[int, int], deque[tuple[int, Reduce]]] = {}
     for rank, steps in enumerate(part.steps):
         for number, step in enumerate(steps, first[rank]):

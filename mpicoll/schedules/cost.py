@@ -1,9 +1,9 @@
-"""Price a schedule with the alpha-beta-gamma model.
+"""Cost of a schedule in the alpha-beta-gamma model.
 
-A message of m bytes takes ``alpha + m beta`` seconds, folding m bytes into the vector takes ``m gamma``. A rank sends
-and receives at the same time, but messages of one step share its link. The cost is that of the longest chain of
-steps over all ranks; it is reported as a time and as the three coefficients along that chain, which for regular
-algorithms are the textbook formula.
+A message of m bytes takes ``alpha + m beta`` seconds, and reducing m bytes takes ``m gamma`` seconds. A rank sends and
+receives at the same time, but messages of one step share its link. The cost is that of the longest chain of steps over
+all ranks; it is given as a time and as the three coefficients along that chain, which for regular algorithms are the
+textbook formula.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Machine:
     gamma: float = 0.1e-9
 
     def describe(self, nbytes: int) -> str:
-        """Write the machine and the length of a vector as in formulas."""
+        """Return the parameters and the message size as text."""
         return f"α = {self.alpha:g} s, β = {self.beta:g} s/B, γ = {self.gamma:g} s/B, n = {nbytes} B"
 
 
@@ -60,7 +60,7 @@ class Cost:
     seconds: float
 
     def formula(self) -> str:
-        """Write the coefficients as ``6 α + 3/2 n β + 3/4 n γ``."""
+        """Return the coefficients as text, such as ``6 α + 3/2 n β + 3/4 n γ``."""
         return f"{self.steps} α + {self.sent} n β + {self.reduced} n γ"
 
 
@@ -85,7 +85,7 @@ def _share(step: Step, chunks: int) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def traffic(schedule: Schedule) -> Traffic:
-    """Add up what one rank does."""
+    """Return the steps, messages and bytes of one rank."""
     shares = [_share(step, schedule.chunks_per_vector) for step in schedule.steps]
     sent, received, reduced = (sum((share[i] for share in shares), Fraction(0)) for i in range(3))
     messages = sum(len(step.sends) for step in schedule.steps)

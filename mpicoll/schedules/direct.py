@@ -1,4 +1,4 @@
-"""Algorithms in which ranks talk directly: linear, pairwise exchange, Bruck, dissemination.
+"""Algorithms by direct exchange between pairs of ranks: linear, pairwise exchange, Bruck, dissemination.
 
 Sources: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), section 4.3 (pairwise); Bruck, Ho, Kipnis, Upfal, Weathersby,
 "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997),
@@ -73,7 +73,7 @@ def _alltoall_steps(size: int, rank: int) -> tuple[Step, ...]:
 
 
 def _rotating_exchange(size: int, window: int) -> tuple[Part, ...]:
-    """Describe the exchange for all ranks, as if what a rank has for others were one chunk with its own number."""
+    """Return the exchange of all ranks, with the chunks of a rank for others treated as one chunk."""
     steps = (Step((Send(t, 0, 1),), (Recv(size - t, size - t, size - t + 1),)) for t in range(1, size))
     return (Rotation(tuple(steps), window=window),)
 

@@ -1,4 +1,4 @@
-r"""Pipelined double binary tree: two trees, each carrying half of the vector, so that nobody is a leaf twice idle.
+r"""Pipelined double binary tree: two trees, each for half of the vector, so that all ranks have equal work.
 
 Tree one numbers its nodes in order: odd ranks are leaves, rank 0 is the root with one child. Eight ranks::
 
@@ -10,7 +10,7 @@ Tree one numbers its nodes in order: odd ranks are leaves, rank 0 is the root wi
          / \     /  \
         1   3   5    7
 
-Everything runs on one clock. In every tick a chunk moves one level up in each tree, and one level down: a rank at
+All messages follow one clock. In every tick a chunk moves one level up in each tree, and one level down: a rank at
 depth d sends chunk j up in tick j + height - d and receives it finished in tick j + height + d - 1. While chunk j
 comes down, chunk j + 1 goes up.
 
@@ -130,7 +130,7 @@ def _double_tree(collective: str, size: int, rank: int, root: int | None, segmen
 
 @register("allreduce", "double_tree", segmented=True)
 def double_tree_allreduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Two binary trees, up and down at once, chunk by chunk; for many ranks and middle sizes."""
+    """Two binary trees, up and down at the same time, chunk by chunk; for many ranks and medium messages."""
     return _double_tree("allreduce", size, rank, None, segments)
 
 

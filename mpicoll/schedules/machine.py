@@ -1,4 +1,4 @@
-"""Machine model of the simulator: links, cores and kernels in numbers, and the file that keeps them.
+"""Machine model of the simulator: parameters of links, cores and kernels, and their file.
 
 The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model",
 JPDC 44, 1997): a message of m bytes costs its sender and its receiver an *overhead* o of processor time each, occupies
@@ -28,7 +28,17 @@ _MAX_NBYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SizeClass:
-    """LogGP parameters of messages of fewer than `below` bytes, where no earlier class holds."""
+    """LogGP parameters of messages of fewer than `below` bytes that belong to no earlier class.
+
+    Attributes
+    ----------
+    latency, overhead, gap
+        L, o and g in seconds.
+    per_byte
+        G in seconds per byte.
+    rendezvous
+        Whether a transfer waits until the receive is posted.
+    """
 
     below: int
     latency: float
@@ -45,7 +55,7 @@ class Link:
     Attributes
     ----------
     streams
-        How many senders of a node get the full speed at the same time.
+        Number of senders of a node that get the full speed at the same time.
     oversubscribed
         The same classes where :attr:`MachineDescription.crowd` ranks share the cores; empty if that was not measured.
     """
@@ -55,7 +65,7 @@ class Link:
     oversubscribed: tuple[SizeClass, ...] = ()
 
     def at(self, crowd: float) -> Link:
-        """Return the link between 0, a core for every rank, and 1, where `oversubscribed` was measured; or beyond."""
+        """Return the link between `crowd` 0 (a core for every rank) and 1 (`oversubscribed`), or extrapolated."""
         if not self.oversubscribed or crowd <= 0:
             return self
         rows = zip(self.classes, self.oversubscribed, strict=True)
@@ -72,7 +82,7 @@ class ReduceClass:
 
 @dataclass(frozen=True)
 class SharedPoint:
-    """A collective on `ranks` ranks in memory that they share, measured: no schedule describes it."""
+    """Measured time of a collective of `ranks` ranks on shared memory, which no schedule describes."""
 
     collective: str
     ranks: int
@@ -82,7 +92,7 @@ class SharedPoint:
 
 @dataclass(frozen=True)
 class Correction:
-    """Correction factors of a prediction: its latency, and the rest (bytes sent and reduced)."""
+    """Factors that correct a prediction: of its latency part, and of its volume part (bytes sent and reduced)."""
 
     latency: float = 1.0
     volume: float = 1.0
@@ -90,12 +100,18 @@ class Correction:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Measured range; predictions outside of it are extrapolated.
+    """Range of the measurements; predictions outside of it are extrapolations.
 
     Attributes
     ----------
+    ranks, nodes
+        Numbers of ranks that were measured, and the number of nodes.
+    min_nbytes, max_nbytes
+        Smallest and largest message size.
     median_error
-        The median of abs(predicted / measured - 1) where nothing was fitted.
+        Median of ``abs(predicted / measured - 1)`` over measurements that were not used for the fit.
+    points
+        Number of measurements.
     """
 
     ranks: tuple[int, ...]
@@ -115,20 +131,20 @@ class MachineDescription:
     inside, between
         Links between ranks of one node and of different nodes.
     reduce
-        Speed of the kernels, in cache and in memory.
+        Seconds per byte of the reduction kernels, by length.
     call, step
-        Processor time of our executor for each collective and for each of its steps.
+        Seconds of processor time of the executor for each collective and for each of its steps.
     cores
-        Cores of a node; where there are more ranks, they take turns. If `one_host`, all nodes share them, as they do
-        in an emulated cluster, where no more ranks are believed in than were measured.
+        Cores of a node; more ranks than cores share them in turn. If `one_host`, all nodes share them, as in an
+        emulated cluster; predictions are then limited to the measured numbers of ranks.
     crowd
-        How many ranks shared the cores where a link's `oversubscribed` was measured.
+        Number of ranks that shared the cores when a link's `oversubscribed` was measured.
     shared
-        Measured times of collectives in shared memory.
+        Measured times of collectives on shared memory.
     corrections
-        By ``"collective/algorithm"``.
+        Corrections by ``"collective/algorithm"``.
     fitted
-        None if nothing was measured.
+        Range of the measurements; None if nothing was measured.
     """
 
     name: str
@@ -145,7 +161,7 @@ class MachineDescription:
     fitted: Fitted | None = None
 
     def without(self, *, sending: bool = False, reducing: bool = False) -> MachineDescription:
-        """Return the same machine where bytes cost nothing to send, or to reduce."""
+        """Return the machine with a cost of zero for bytes sent (`sending`), or reduced (`reducing`)."""
         found = self
         if sending:
             found = replace(found, inside=_weightless(found.inside), between=_weightless(found.between))
@@ -160,7 +176,7 @@ class MachineDescription:
 
 @dataclass(frozen=True)
 class Wire:
-    """Model of a compressor: the share of a message that is left, and seconds per byte to encode and decode."""
+    """Model of a compressor: payload bytes per byte (`ratio`), seconds per uncompressed byte to encode and decode."""
 
     ratio: float = 1.0
     encode: float = 0.0
@@ -192,7 +208,7 @@ def _mixed(one: SizeClass, other: SizeClass, share: float) -> SizeClass:
 
 
 def textbook() -> MachineDescription:
-    """Return a cluster with a network of 10 Gbit/s and nodes of 16 cores, as textbooks have it: nothing is measured."""
+    """Return a machine that is not measured: a network of 10 Gbit/s and nodes of 16 cores."""
     inside = (
         SizeClass(8 << 10, 0.5e-6, 0.3e-6, 0.2e-6, 0.1e-9),
         SizeClass(UNBOUNDED, 1.5e-6, 0.3e-6, 0.2e-6, 0.1e-9, rendezvous=True),
@@ -208,12 +224,12 @@ def textbook() -> MachineDescription:
 
 
 def default_path() -> Path:
-    """Return where a fitted machine is kept: the folder of the tuning tables."""
+    """Return the path of a fitted machine's file, in the folder of the tuning tables."""
     return cache_folder() / "machine.json"
 
 
 def save(machine: MachineDescription, path: Path) -> None:
-    """Write the file; what was there is replaced at once, never half."""
+    """Write the file of a machine; an old file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(machine.to_json())
@@ -221,12 +237,12 @@ def save(machine: MachineDescription, path: Path) -> None:
 
 
 def load(path: Path) -> MachineDescription:
-    """Read a file.
+    """Return the machine of a file.
 
     Raises
     ------
     MachineFileError
-        Naming the file, and what is wrong with it.
+        If the file cannot be used; the message names it and the reason.
     """
     try:
         if path.stat().st_size > _MAX_NBYTES:
@@ -237,7 +253,7 @@ def load(path: Path) -> MachineDescription:
 
 
 def parse(text: str) -> MachineDescription:
-    """Read the text of a file; ValueError says what is wrong."""
+    """Return the machine of a file's text; ValueError if the text is wrong."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError("it does not describe a machine")
@@ -291,13 +307,13 @@ def _classes(kind: Any, rows: list[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def _checked(row: Any) -> Any:
-    """Return `row` if all its numbers are such."""
+    """Return `row`; ValueError unless its numbers are finite and not negative, and its flags are booleans."""
     for name, value in vars(row).items():
         kind = type(row).__dataclass_fields__[name].type
         if kind in ("int", "float"):
             number = isinstance(value, int if kind == "int" else (int, float)) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name}: {value!r} is not a number that can be")
+                raise ValueError(f"{name}: {value!r} is not a valid number")
         elif kind == "bool" and not isinstance(value, bool):
             raise ValueError(f"{name}: {value!r} is neither true nor false")
     return row

@@ -1,7 +1,7 @@
 """Prefix reductions: scan and exscan.
 
-Recursive doubling on 4 ranks with data a, b, c, d: in each step a rank sends what it has 1, 2, 4, ... ranks up, and
-puts what comes in front of its own::
+Recursive doubling on 4 ranks with data a, b, c, d: in each step a rank sends its partial result to the rank 1, 2, 4,
+... above, and puts the received one in front of its own::
 
     start    a    b    c     d
     step 1   a    ab   bc    cd       from the rank one below
@@ -34,7 +34,7 @@ def _doubling(size: int, rank: int, first: int) -> list[Step]:
 
 
 def _chain(size: int, rank: int, first: int, chunks: int) -> list[Step]:
-    """Scan chunk by chunk from each rank to the next one: while one chunk is on its way up, the next one comes."""
+    """Scan chunk by chunk from each rank to the next one; a rank sends a chunk while it receives the next one."""
     steps = []
     for chunk in range(chunks + 1):
         sends = (Send(rank + 1, chunk - 1, chunk),) if first <= rank < size - 1 and chunk > 0 else ()
@@ -52,13 +52,13 @@ def _shift(size: int, rank: int, chunks: int) -> list[Step]:
 
 @register("scan", "recursive_doubling", ordered=True)
 def doubling_scan(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Every rank adds what the ranks 1, 2, 4, ... below it have: ceil(log2 P) steps of whole vectors."""
+    """Every rank adds the partial results of the ranks 1, 2, 4, ... below: ceil(log2 P) steps of whole vectors."""
     return Schedule("scan", "recursive_doubling", size, rank, 1, tuple(_doubling(size, rank, 0)))
 
 
 @register("scan", "chain", ordered=True, segmented=True)
 def chain_scan(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Every rank hands its result to the next one, segment by segment; for long vectors."""
+    """Every rank sends its result to the next one, segment by segment; for long vectors."""
     return Schedule("scan", "chain", size, rank, segments, tuple(_chain(size, rank, 0, segments)))
 
 

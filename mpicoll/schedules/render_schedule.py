@@ -1,4 +1,4 @@
-"""Draw schedules as text: the table of steps, the traffic per rank, the data after each step."""
+"""Rendering of schedules as text: the table of steps, the traffic per rank, the data after each step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cost_lines(schedules: Sequence[Schedule], nbytes: int, machine: Machine) -> 
 def cost_table(
     algorithms: Sequence[Algorithm], size: int, nbytes: int, machine: Machine, *, root: int, segments: int
 ) -> list[str]:
-    """Return one line per algorithm: its cost on the longest chain of steps, as formula and as time, and what it is."""
+    """Return one line per algorithm: cost of the longest chain of steps, as formula and as time, and its summary."""
     rows = []
     for algorithm in algorithms:
         schedules = [algorithm.schedule(size, rank, root=root, segments=segments) for rank in range(size)]
@@ -128,12 +128,12 @@ def data_after_each_step(
     values: Sequence[Sequence[tuple[Any, ...]]],
     combine: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]],
 ) -> list[str]:
-    """Return a picture of every rank's chunks before the first and after each step.
+    """Return the lines that show every rank's chunks before the first and after each step.
 
     Parameters
     ----------
     values
-        Per rank and chunk the elements.
+        The elements, by rank and chunk.
     combine
         The reduction of two chunks.
     """
@@ -156,9 +156,9 @@ def data_after_each_step(
 
 
 def goal(schedules: Sequence[Schedule], nbytes: int) -> list[str]:
-    """Return the schedules in GOAL, the language of the simulator LogGOPSim, without the time that reducing takes.
+    """Return the schedules in GOAL, the input language of the simulator LogGOPSim, without the time of reductions.
 
-    A step is posted when the one a window before it is complete. (Hoefler, Siebert, Lumsdaine, "Group Operation
+    Step ``i`` is posted when step ``i - window`` is complete. (Hoefler, Siebert, Lumsdaine, "Group Operation
     Assembly Language: a flexible way to express collective communication", ICPP 2009.)
     """
     lines = [f"num_ranks {len(schedules)}"]
@@ -182,7 +182,7 @@ def goal(schedules: Sequence[Schedule], nbytes: int) -> list[str]:
 def explain(
     algorithm: Algorithm, schedules: Sequence[Schedule], shown: Sequence[Schedule], nbytes: int, machine: Machine
 ) -> list[str]:
-    """Return the whole explanation: what it is, steps of the `shown` ranks, traffic and cost."""
+    """Return the lines of ``python -m mpicoll explain``: summary, steps of the `shown` ranks, traffic and cost."""
     first = schedules[0]
     window = f", {first.window} steps in flight" if first.window > 1 else ""
     title = f"{algorithm.collective} · {algorithm.name}: {algorithm.summary}"

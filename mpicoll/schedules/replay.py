@@ -1,7 +1,7 @@
-"""Run all ranks of a schedule in one process, on values of any kind, and catch what must never happen.
+"""Replay of all ranks' schedules in one process, on values of any type, with checks for errors.
 
-The verifier replays symbols, the renderer numbers, the cost model clocks. The order of events is one that exists even
-if every send waits for its receive (rendezvous): a schedule that gets stuck here can hang under MPI.
+The verifier replays symbols, the renderer numbers, the cost model times. Every send waits for its receive (rendezvous):
+a schedule that deadlocks here can deadlock under MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpicoll.schedules.types import Recv, Reduce, Schedule, Send
 
 
 class ScheduleError(AssertionError):
-    """The schedules of the ranks do not fit together, or do not compute what they should."""
+    """The schedules of the ranks do not match, or compute a wrong result."""
 
 
 class Posting(NamedTuple):
@@ -83,12 +83,12 @@ class Ensemble:
         return needed
 
     def events(self) -> Iterator[Event]:
-        """Yield posts and completions in an order that holds even if every send is a rendezvous.
+        """Yield posts and completions in an order that is possible even if every send is a rendezvous.
 
         Raises
         ------
         ScheduleError
-            If the ranks get stuck.
+            If the ranks deadlock.
         """
         needed, size = self.partners(), self.size
         posted, completed = [0] * size, [0] * size
@@ -169,7 +169,7 @@ class Replay:
             self._wire[rank, Posting(number, index)] = (vector[send.start : send.stop], self.heard_from[rank])
 
     def _check_target(self, rank: int, number: int, recv: Recv) -> None:
-        """A copy lands at once, so nothing in flight may touch its range; a reduction lands at completion."""
+        """Raise if messages in flight overlap the range of a copy, which is written at once, unlike a reduction's."""
         lands_now = recv.reduce is Reduce.COPY
         for other, send in self._reading[rank]:
             if _overlap(send, recv) and lands_now:
@@ -208,7 +208,7 @@ def _overlap(one: Send | Recv, other: Send | Recv) -> bool:
 
 
 def initial_vectors(schedule: Schedule, value: Callable[[int, int], Any]) -> list[list[Any]]:
-    """Return what each rank holds before the collective: ``value(rank, chunk)``, or None where it holds nothing."""
+    """Return each rank's chunks before the collective: ``value(rank, chunk)``, or None for chunks that it lacks."""
     begins = COLLECTIVES[schedule.collective].begins
 
     def holds(rank: int, chunk: int) -> bool:

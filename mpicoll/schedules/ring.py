@@ -1,11 +1,11 @@
 """Ring algorithms: every rank sends to the next rank and receives from the one before.
 
-The vector is cut into one chunk a rank. In the first half a chunk travels round the ring and is added to at every
-station; in the second half the finished chunks travel round once more. Four ranks A..D, allreduce; ``c+`` is chunk c
-partly summed, ``C`` finished::
+The vector is divided into one chunk for each rank. In the first half each chunk goes round the ring, and every rank
+adds its own; in the second half the complete chunks go round once more. Four ranks A..D, allreduce; ``c+`` is the
+partial sum of chunk c, in steps 4 to 6 the chunks are complete::
 
                 A              B              C              D
-    step 1   sends 0 to B   1 to C         2 to D         3 to A          everybody adds what comes in
+    step 1   sends 0 to B   1 to C         2 to D         3 to A          every rank adds what it receives
     step 2   sends 3+       0+             1+             2+
     step 3   sends 2+       3+             0+             1+              A holds 1 complete, B 2, C 3, D 0
     step 4   sends 1        2              3              0               now only copies
@@ -15,8 +15,8 @@ partly summed, ``C`` finished::
 Bytes sent per rank: 2 (P-1)/P n, the least possible. Each chunk is summed by the ranks in a fixed order that starts
 at another rank for each chunk: same bits everywhere, but not rank order.
 
-The pipelined form cuts every chunk into segments and treats all messages as one stream with two of them in flight,
-so that one is added while the next is on its way. A segment that arrives in message i is sent on in message
+The pipelined form divides every chunk into segments and treats all messages as one stream with two of them in flight,
+so that one is added while the next is transferred. A segment that arrives in message i is sent on in message
 i + segments: with at least two segments a chunk, and two messages in flight, it has been added by then.
 
 Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009),
@@ -31,7 +31,7 @@ from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
 
 def _rotation(size: int, rank: int, first: int, segments: int, reduce: Reduce) -> tuple[Step, ...]:
-    """Pass size - 1 chunks to the next rank: chunk `first`, then each chunk that came in during the turn before."""
+    """Send size - 1 chunks to the next rank: chunk `first`, then each chunk that was received in the round before."""
     right, left = (rank + 1) % size, (rank - 1) % size
     steps = []
     for turn in range(size - 1):
@@ -73,7 +73,7 @@ def pipelined_ring_allreduce(size: int, rank: int, *, root: int = 0, segments: i
 
 @register("reduce_scatter", "ring", rotates=True)
 def ring_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Ring: partial sums travel once round and end at their owner."""
+    """Ring: partial sums go round once and end at their owner."""
     return Schedule("reduce_scatter", "ring", size, rank, size, ring_reduce_scatter_steps(size, rank))
 
 
@@ -86,7 +86,7 @@ def pipelined_ring_reduce_scatter(size: int, rank: int, *, root: int = 0, segmen
 
 @register("allgather", "ring", rotates=True)
 def ring_allgather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Ring: every chunk travels once round."""
+    """Ring: every chunk goes round once."""
     return Schedule("allgather", "ring", size, rank, size, ring_allgather_steps(size, rank))
 
 
@@ -113,6 +113,6 @@ def _reduce_parts(size: int, root: int) -> tuple[Part, ...]:
 
 @register("reduce", "ring", parts=_reduce_parts)
 def ring_reduce(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Ring reduce_scatter, then every rank hands its sum to the root."""
+    """Ring reduce_scatter, then every rank sends its sum to the root."""
     steps = ring_reduce_scatter_steps(size, rank) + _hand_over(size, rank, root)
     return Schedule("reduce", "ring", size, rank, size, steps, root=root)

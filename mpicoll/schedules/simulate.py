@@ -1,18 +1,18 @@
 """Simulated time of a schedule on a described machine: LogGP with nodes, for thousands of ranks.
 
-Every rank has a clock, and a link in each direction. To post a step costs the executor's time, and an overhead for
-each send. A message leaves when it is posted, for rendezvous when its receive is posted too, and when the link is
-free; it arrives after latency and transfer, one after the other at the receiver. A step is complete when its messages
-are through (short sends are buffered, and are through at once); then its receives cost overhead and reduction. With
-a window, the next steps have been posted meanwhile.
+Every rank has a clock, and a link in each direction. Posting a step costs the executor's time, and an overhead for each
+send. A message leaves when it is posted, its receive is posted too (rendezvous only), and the link is free. It arrives
+after latency and transfer time; messages arrive one after the other at a receiver. A step is complete when its messages
+have been transferred (short sends are buffered, and complete at once); then its receives cost overhead and reduction.
+With a window, the next steps have been posted meanwhile.
 
-What ranks share is shared evenly. As many ranks of a node as send to other nodes in a step of the same number divide
-its link among them; so do those that receive, and those that send inside the node divide the speed of its memory.
-Ranks without a core of their own take turns: their processor time, and the copies inside the node, take as much
-longer, unless it was measured how links become slower then.
+Resources are shared evenly. The ranks of a node that send to other nodes in a step of the same number divide the node's
+link among them; so do those that receive, and those that send inside the node divide its memory bandwidth. If there are
+more ranks than cores, processor time and copies inside the node take longer by that factor, unless links were measured
+with oversubscribed cores.
 
-Ranks are NumPy arrays. Parts that rotate go step by step for all ranks at once, others level by level
-(:mod:`mpicoll.schedules.columns`).
+Ranks are elements of NumPy arrays. Rotating parts are simulated step by step for all ranks at once, others level by
+level (:mod:`mpicoll.schedules.columns`).
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ def simulate(
     segments: int = 1,
     wire: Wire = IDENTITY,
 ) -> float:
-    """Return the seconds that one collective takes, until the last rank is done.
+    """Return the seconds of one collective, until the last rank has completed it.
 
     Parameters
     ----------
     nbytes
-        Length of the vector.
+        Message size: bytes of the whole vector.
     ranks_per_node
-        Ranks are numbered node by node.
+        Number of ranks on each node; ranks are numbered node by node.
     root, segments
         As for :meth:`Algorithm.schedule`.
+    wire
+        Compressor of the messages.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def simulate(
         If a number is out of range.
     """
     if nbytes < 0 or ranks_per_node < 1:
-        raise ValueError(f"nbytes, ranks_per_node: {nbytes}, {ranks_per_node} are too small")
+        raise ValueError(f"nbytes, ranks_per_node: {nbytes}, {ranks_per_node} are not at least 0 and 1")
     nodes = np.arange(size) // ranks_per_node
     return run(_structure(algorithm, size, root, segments), nbytes, machine, nodes, wire)
 

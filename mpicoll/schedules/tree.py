@@ -1,4 +1,4 @@
-"""Binomial trees: reduce, broadcast, gather, scatter, and what is made of them.
+"""Binomial trees: reduce, broadcast, gather, scatter, and their combinations.
 
 Broadcast from rank 0 to eight ranks; in each step every rank that has the data sends it on, farthest first::
 
@@ -6,9 +6,9 @@ Broadcast from rank 0 to eight ranks; in each step every rank that has the data 
     step 2   0 -> 2   4 -> 6
     step 3   0 -> 1   2 -> 3   4 -> 5   6 -> 7
 
-Reduce runs the same edges backwards. It keeps rank order for every root: the ranks from the root upwards form one
-tree with the root at its lower end, the ranks below the root form another whose sum is handed to the root last and
-put in front.
+Reduce uses the same edges in the opposite direction. It keeps rank order for every root: the ranks from the root
+upwards form one tree with the root at its lower end; the ranks below the root form another, whose sum is sent to the
+root last and put in front.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19
 (2005), sections 4.1 and 4.2; van de Geijn, "On global combine operations", JPDC 22 (1994), for scatter-allgather.
@@ -160,7 +160,7 @@ def _children(size: int, rank: int, root: int) -> list[int]:
 
 @register("gather", "tree")
 def tree_gather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Binomial tree: each rank hands on what it has of its subtree; for short messages."""
+    """Binomial tree: each rank sends the parts of its subtree to its parent; for short messages."""
     steps = [
         Step(recvs=tuple(Recv(child, *run) for run in _subtree(size, child, root)))
         for child in _children(size, rank, root)
@@ -172,7 +172,7 @@ def tree_gather(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Sc
 
 @register("scatter", "tree")
 def tree_scatter(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
-    """Binomial tree: each rank hands on what is for its subtrees, the largest first; for short messages."""
+    """Binomial tree: each rank sends its children the parts of their subtrees, largest first; for short messages."""
     steps = []
     if rank != root:
         steps.append(Step(recvs=tuple(Recv(_parent(size, rank, root), *run) for run in _subtree(size, rank, root))))

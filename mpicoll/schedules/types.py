@@ -1,17 +1,17 @@
-"""Schedules: steps of sends and receives over chunk numbers, for one rank, and nothing else.
+"""Schedules: one rank's steps of sends and receives over chunk numbers.
 
 Terms
 -----
 chunk
-    The smallest piece of the vector that a schedule speaks of, by its number. Which elements a chunk holds is
-    decided only when a buffer arrives (:mod:`mpicoll.messages.lowering`).
+    The smallest part of the vector that a schedule names, by number. Its elements are determined when the schedule is
+    bound to a buffer (:mod:`mpicoll.messages.lowering`).
 step
-    Sends and receives that are posted together and waited for together. A receive that reduces is folded into the
-    vector after *all* messages of its step are through, in the order in which the receives are listed.
+    Sends and receives that are posted together and waited for together. Receives that reduce are reduced into the
+    vector after *all* messages of the step have completed, in the order in which they are listed.
 window
-    How many steps may be in flight: step ``i`` is posted when step ``i - window`` is complete.
+    The number of steps that may be in flight: step ``i`` is posted when step ``i - window`` is complete.
 
-Messages carry no tags of their own: the k-th send from rank a to rank b meets the k-th receive at b from a.
+Messages have no tags of their own: the k-th send from rank a to rank b matches the k-th receive at b from a.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Reduce(IntEnum):
     """Treatment of a received range."""
 
     COPY = 0
-    """It replaces the rank's own chunks."""
+    """The received range replaces the rank's own; it is received in place."""
     RECEIVED_FIRST = 1
-    """own = received OP own."""
+    """``own = received OP own``."""
     OWN_FIRST = 2
-    """own = own OP received."""
+    """``own = own OP received``."""
     REPLACE = 3
-    """It replaces the rank's own chunks when all messages of the step are through, so that they may be sent in it."""
+    """The received range replaces the rank's own after all messages of the step, which may send the old one."""
 
 
 class Send(NamedTuple):
@@ -60,19 +60,23 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """One rank's part of an algorithm: data that can be run, proved, priced and drawn.
+    """One rank's part of an algorithm, as data.
 
     Parameters
     ----------
     collective, algorithm
         Their names, as in :mod:`mpicoll.schedules.collective_table` and :mod:`mpicoll.schedules.algorithms`.
     size, rank
-        Number of ranks and this one. ``root`` matters to rooted collectives only.
+        Number of ranks, and this rank.
     chunks
-        Number of chunks. Where ranks own parts it is a multiple of ``size``, and consecutive runs of
-        ``chunks // size`` of them belong to rank 0, 1, ...
+        Number of chunks. If ranks own parts it is a multiple of ``size``, and consecutive runs of ``chunks // size``
+        of them belong to rank 0, 1, ...
     steps
-        The steps in order. ``window`` of them may be in flight.
+        The steps in order.
+    window
+        Number of steps that may be in flight.
+    root
+        The root of rooted collectives; 0 for others.
     """
 
     collective: str
@@ -85,7 +89,7 @@ class Schedule:
     root: int = 0
 
     def owner(self, chunk: int) -> int:
-        """Return the rank that `chunk` belongs to where ranks own parts."""
+        """Return the rank that `chunk` belongs to, for collectives in which ranks own parts."""
         return chunk // (self.chunks // self.size)
 
     @property
@@ -99,7 +103,7 @@ class Schedule:
 
 
 def chunk_bounds(count: int, chunks: int) -> list[int]:
-    """Return ``chunks + 1`` element offsets that cut `count` elements so that chunks differ by at most one element.
+    """Return ``chunks + 1`` offsets of chunks of `count` elements, whose lengths differ by at most one element.
 
     The first ``count % chunks`` chunks are the longer ones.
     """

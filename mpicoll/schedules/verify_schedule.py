@@ -1,8 +1,8 @@
-"""Prove that an algorithm is right for a given size, without running it.
+"""Proof that an algorithm is correct for a given number of ranks.
 
 :func:`verify` replays all ranks on symbols. It proves that
 
-* sends and receives fit together, in number and in chunks, and nobody gets stuck, even if every send is a rendezvous;
+* sends and receives match, in number and in chunks, without deadlock, even if every send is a rendezvous;
 * no range is overwritten while a message reads it, and no chunk is sent that the rank does not hold;
 * every chunk ends where it belongs with each contributor exactly once, for ``ordered`` algorithms in rank order;
 * all ranks compute each chunk by the *same* expression, operand order included: their results are equal bit for bit;
@@ -54,12 +54,17 @@ class _Terms:
 
 
 def verify(algorithm: Algorithm, size: int, *, root: int = 0, segments: int = 1) -> None:
-    """Prove `algorithm` for `size` ranks.
+    """Prove that `algorithm` is correct for `size` ranks.
+
+    Parameters
+    ----------
+    root, segments
+        As for :meth:`Algorithm.schedule`.
 
     Raises
     ------
     ScheduleError
-        Naming rank, step and chunk of the first thing that is wrong.
+        If it is not; the message names rank, step and chunk of the first error.
     """
     schedules = [algorithm.schedule(size, rank, root=root, segments=segments) for rank in range(size)]
     verify_schedules(schedules, ordered=algorithm.ordered)

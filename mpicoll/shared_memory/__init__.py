@@ -1,1 +1,1 @@
-"""Shared memory of the ranks of a node: segments, the allocator for NumPy arrays, and operations that run there."""
+"""Shared memory of the ranks of a node: memory segments, the allocator for NumPy arrays, and operations."""

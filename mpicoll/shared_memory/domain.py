@@ -1,8 +1,11 @@
 """Shared-memory domain of a communicator: records and slots of its ranks, and access to each other's memory.
 
-Made once per communicator whose ranks all live on one node, together with its channel; see
-:mod:`mpicoll.kernels.executor` for what the memory is used for. Every decision here is taken by all ranks alike: if one
-of them cannot take part, none does, and the communicator's messages travel point to point as between nodes.
+It is made together with the channel of a communicator whose ranks are all on one node; :mod:`mpicoll.kernels.executor`
+describes the use of the memory. All decisions are equal on all ranks: if one rank cannot take part, none does, and the
+communicator uses point-to-point messages, as between nodes.
+
+An *operation lane* is the memory for one operation in flight: records, slots and stages of every rank. There is one for
+blocking operations, :data:`NONBLOCKING_LANES` for nonblocking and :data:`PLAN_LANES` for persistent ones.
 """
 
 from __future__ import annotations
@@ -24,37 +27,37 @@ from mpicoll.shared_memory import numpy_allocator, process_copies, segment
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
-"""All slots of one lane together, for many ranks."""
+"""Bytes of all slots of one operation lane together, for many ranks."""
 ALL_SLOTS_NBYTES = 32 << 10
-"""All slots together, where every rank has a core: what one rank reads rather than wait for another round."""
+"""Bytes of all slots together if every rank has a core: reading them takes less time than another round of waiting."""
 PLAN_LANES = 62
-"""Persistent operations of one communicator that shared memory has room for; a bit each in a word."""
+"""Largest number of persistent operations of one communicator on shared memory; they are bits of one word."""
 NONBLOCKING_LANES = 8
-"""Nonblocking operations of one communicator that can be at work at the same time; more of them wait."""
+"""Largest number of nonblocking operations of one communicator at work at the same time; further ones wait."""
 _LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
 STAGE_NBYTES = 512 << 10
-"""Input, and results, of a piece: with those of some other ranks they stay in the caches."""
+"""Bytes of a stage; the stages of some ranks together fit into the caches."""
 NEAR_SLOT_NBYTES = 8 << 10
-"""Longer vectors that lie in segments are reduced where they are."""
+"""In bytes. Longer vectors that lie in memory segments do not pass through slots."""
 _SPINS, _YIELDS = 2000, 100
-"""Some tens of microseconds, and as long again for others on the same core."""
+"""Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
 _START_SPINS = 100
-"""A microsecond: what a rank that starts an operation waits for others who start it at the same time."""
+"""Polls of a rank that starts an operation, about a microsecond, for ranks that start it at the same time."""
 _PAGE = 4096
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
 
 
 class Ending(Protocol):
-    """An operation that another one waits for."""
+    """An operation that the next operation in its lane waits for."""
 
     @property
     def has_ended(self) -> bool:
-        """True if it has ended, well or not."""
+        """True if it has ended, successfully or not."""
         ...
 
 
 class NonblockingSlot(NamedTuple):
-    """A nonblocking lane: its job, the job's address, and its last operation on this rank, None if it has had none."""
+    """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
 
     job: np.ndarray
     address: int
@@ -69,11 +72,11 @@ class SharedMemoryDomain:
     reach
         Whether processes may copy from each other's private memory.
     method
-        How private memory is reached, see :mod:`mpicoll.kernels.operands`.
+        The method of access to private memory, see :mod:`mpicoll.kernels.operands`.
     segments
-        Whether every rank sees every other's segment.
+        Whether every rank has mapped the memory segments of all others.
     copies
-        Speed of copies between processes, compared with those in segments; None if only one of them is possible.
+        Times of copies between processes relative to copies in segments; None if only one of them is possible.
     """
 
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool) -> None:
@@ -98,7 +101,7 @@ class SharedMemoryDomain:
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._turns: list[NonblockingSlot] = []
-        """Nonblocking lanes, the one used longest ago first."""
+        """Nonblocking lanes, the least recently used one first."""
         self._busy = 0
 
     def _common_memory(self, comm: MPI.Intracomm) -> int:
@@ -183,7 +186,7 @@ class SharedMemoryDomain:
         return job
 
     def plan(self, collective: str, root: int, long: bool) -> int:
-        """Return the address of a plan, which stays where it is as long as the node."""
+        """Return the address of a plan, which is valid as long as the domain."""
         key = (collective, root, long)
         if key not in self._plans:
             rows = plans.make(collective, self.size, self.rank, root=root, long=long)
@@ -197,11 +200,11 @@ class SharedMemoryDomain:
 
     @property
     def busy_lanes(self) -> int:
-        """The plan lanes in use on this rank, a bit each."""
+        """The persistent operation lanes in use on this rank, as bits."""
         return self._busy
 
     def take_lane(self, lane: int, near: bool) -> np.ndarray:
-        """Return the job of a plan lane that is free on all ranks.
+        """Take a persistent operation lane that is free on all ranks, and return its job.
 
         Parameters
         ----------
@@ -214,32 +217,32 @@ class SharedMemoryDomain:
         return job
 
     def take_turn(self) -> NonblockingSlot:
-        """Return the nonblocking lane whose turn it is; it has to be given back by :meth:`end_turn`."""
+        """Take the next nonblocking lane; :meth:`end_turn` or :meth:`undo_turn` returns it."""
         if not self._turns:
             self._turns = [self._turn(1 + PLAN_LANES + number) for number in range(NONBLOCKING_LANES)]
         return self._turns.pop(0)
 
     def _turn(self, lane: int) -> NonblockingSlot:
         job = self._job(lane, self.slot_nbytes)
-        # Whoever drives several operations waits for none of them.
+        # A rank that advances several operations waits for none of them.
         job[words.SPINS], job[words.YIELDS] = 1 if self._oversubscribed else _START_SPINS, 0
         return NonblockingSlot(job, job.ctypes.data, None)
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
-        """Give a nonblocking lane back, with the operation that uses it now."""
+        """Return a nonblocking lane with the operation that uses it now."""
         self._turns.append(turn._replace(last=operation))
 
     def undo_turn(self, turn: NonblockingSlot) -> None:
-        """Give a nonblocking lane back unused."""
+        """Return a nonblocking lane unused."""
         self._turns.insert(0, turn)
 
     def in_own_arena(self, address: int) -> bool:
-        """Say whether memory of this process lies where the other ranks see it."""
+        """Return whether an address lies in this process' memory segment, which the other ranks have mapped."""
         _, start, _, nbytes, _ = self._peers[self.rank].tolist()
         return bool(0 <= address - start < nbytes)
 
     def is_running(self, rank: int) -> bool:
-        """Say whether the process of a rank is there: one that has ended, reaped or not, touches no memory."""
+        """Return whether the process of a rank runs; a process that has ended, reaped or not, accesses no memory."""
         try:
             stat = Path(f"/proc/{self._peers[rank, words.PID]}/stat").read_text()
         except OSError:
@@ -247,17 +250,17 @@ class SharedMemoryDomain:
         return stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def return_lane(self, lane: int, job: np.ndarray) -> None:
-        """Let another plan have the lane; local, when its last operation has ended."""
+        """Return a persistent operation lane whose last operation has ended; local."""
         self._sequences[lane] = int(job[words.SEQUENCE])
         self._busy &= ~(1 << lane)
 
     @property
     def longest(self) -> float:
-        """The longest vector in bytes that can be handled if buffers lie well."""
+        """The longest vector, in bytes, that shared memory can be used for."""
         return float("inf") if self.reach or self.segments else self.slot_nbytes
 
     def free(self) -> None:
-        """Free the memory; collective, and only when all ranks have come here."""
+        """Free the memory; collective, after all ranks have ended their operations."""
         if self._window is not None:
             self._window.Free()
 
@@ -271,23 +274,23 @@ def process_namespace() -> int:
 
 
 def _may_transfer() -> bool:
-    """Say whether processes may copy from each other as far as the user is concerned."""
+    """Return whether the environment allows copies between processes."""
     return os.environ.get("MPICOLL_TRANSFER", "on") != "off"
 
 
 def common_nbytes(size: int) -> int:
-    """Return how many bytes of shared memory `size` ranks need."""
+    """Return the bytes of shared memory that `size` ranks need in common."""
     records = _LANES * words.RECORD_NBYTES * 2 * size
     return records + _LANES * 2 * size * slot_nbytes(size) + 2 * _PAGE
 
 
 def slot_nbytes(size: int) -> int:
-    """Return how long a vector may be that travels through slots."""
+    """Return the longest vector, in bytes, that passes through slots."""
     return max(_PAGE, min(MAX_SLOT_NBYTES, SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
 
 
 def obstacle(size: int) -> str:
-    """Return why this process cannot share memory with others, "" if nothing is in the way."""
+    """Return the reason why this process cannot share memory with others, "" if there is none."""
     if os.environ.get("MPICOLL_NODE", "on") == "off":
         return "MPICOLL_NODE=off"
     wrong = atomics.self_test()
@@ -305,7 +308,7 @@ def obstacle(size: int) -> str:
 
 
 def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None:
-    """Make the node of a communicator all of whose ranks are on one node; collective. None if they share no memory.
+    """Return the domain of a communicator whose ranks are all on one node, None if they share no memory; collective.
 
     Parameters
     ----------

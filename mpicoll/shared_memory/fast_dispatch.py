@@ -1,7 +1,7 @@
-"""The table from which a plain blocking call is made in one step, without looking at its arguments in Python.
+"""Dispatch table, from which compiled code makes plain calls without checks of their arguments in Python.
 
-See :mod:`mpicoll.kernels.dispatch_table` for what it says. The long way fills it: an operation and element type that
-were used once are in it from then on. It also counts the collectives of a communicator, for both ways.
+:mod:`mpicoll.kernels.dispatch_table` describes its words. Calls on the general path enter their operation and element
+type. The table also numbers the collectives of a communicator, for both paths.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
 _OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
 NEWS_EVERY = 256
 _MOST_RANKS = 1 << 20
-"""A root is less than this, and a hash hardly ever."""
+"""Roots are less than this number, hashes of counts very rarely."""
 USER_OP = dispatch_table.MAX_OPS
-"""Operations that are not predefined have numbers from here on, made from their names."""
+"""Numbers of operations that are not predefined start here; they are hashes of names."""
 
 
 @lru_cache(maxsize=1)
@@ -34,13 +34,13 @@ def _layout_error() -> str:
 
 
 def op_number(name: str, dtype: np.dtype, reducer: object) -> int | None:
-    """Return the number of a predefined operation, None for a function of the user's, whatever it is called."""
+    """Return the number of a predefined operation, None for one of :func:`mpicoll.op`, whatever its name."""
     number = _OP_NUMBERS.get(name)
     return number if number is not None and kernels.reducer(name, dtype) is reducer else None
 
 
 class CompiledCall(NamedTuple):
-    """A call by messages that is made again by compiled code; words as in :mod:`mpicoll.kernels.dispatch_table`."""
+    """A call by messages that compiled code can repeat, in the words of :mod:`mpicoll.kernels.dispatch_table`."""
 
     call: int
     elements: int
@@ -54,16 +54,16 @@ class CompiledCall(NamedTuple):
 
 
 class FastDispatch:
-    """One communicator's table.
+    """Dispatch table of one communicator.
 
     Attributes
     ----------
     address
-        For :func:`mpicoll.kernels.dispatch.call`.
+        Address of the table, for :func:`mpicoll.kernels.dispatch.call`.
     busy
-        A word that is 1 while the compiled path is closed, because a call is being made on the general path.
+        A word that is 1 while a call is being made on the general path, which closes the compiled path.
     usable
-        Whether calls can be made by the compiled path.
+        Whether the compiled path is possible.
     """
 
     def __init__(self, size: int, job: np.ndarray | None, *, checked: bool = True) -> None:
@@ -112,21 +112,21 @@ class FastDispatch:
         return number
 
     def open(self) -> None:
-        """Let the compiled path be taken for some time."""
+        """Open the compiled path for the next :data:`NEWS_EVERY` collectives."""
         if self.usable:
             self._words[dispatch_table.NEWS] = self._words[dispatch_table.NUMBER] + NEWS_EVERY
 
     def shut(self) -> None:
-        """Let every call take the general path from now on."""
+        """Close the compiled path for good."""
         self.usable = False
         self.hold()
 
     def hold(self) -> None:
-        """Let calls take the general path until one of them opens the compiled path again."""
+        """Close the compiled path until a call on the general path opens it again."""
         self._words[dispatch_table.NEWS] = 0
 
     def learn(self, op: int, dtype: int, reducer: int) -> None:
-        """Enter a reducer."""
+        """Enter the address of a reducer."""
         if op < USER_OP:
             self._words[dispatch_table.REDUCERS + dispatch_table.MAX_DTYPES * op + dtype] = reducer
 
@@ -141,7 +141,7 @@ class FastDispatch:
 
     @property
     def sent_nbytes(self) -> int:
-        """Bytes of the messages of all known calls."""
+        """Bytes of all messages of calls that compiled code has repeated."""
         return int(self._words[dispatch_table.SENT_NBYTES])
 
     @property
@@ -150,7 +150,7 @@ class FastDispatch:
         return len(self._signatures)
 
     def know(self, known: CompiledCall) -> int:
-        """Enter a call that was made by messages, perhaps in the place of another one; return its number."""
+        """Enter a call by messages, maybe in place of another one; return its number."""
         first = dispatch_table.known_entry(known.call, known.elements, known.send, known.recv)
         entries = self._known[first : first + 2]
         same = [entry for entry in entries if tuple(entry[:4].tolist()) == known[:4]]
@@ -180,17 +180,17 @@ class FastDispatch:
         self._known[:, dispatch_table.KNOWN_CALL] = -1
 
     def end_known(self) -> None:
-        """Let calls be made again after the running one."""
+        """Mark the running call as ended, so that further calls can be made."""
         assert self._job is not None
         self._running[0], self._job[layout.STATE] = 0, layout.IDLE
 
     def choose(self, collective: str, bits: int, method: int | None) -> None:
-        """Say how vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes are handled on shared memory; None: not."""
+        """Set the method for vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes on shared memory; None for none."""
         row = dispatch_table.BUCKETS * layout.COLLECTIVES.index(collective)
         self._words[dispatch_table.CHOSEN + row + bits] = 0 if method is None else method + 1
 
     def is_new(self, call: int, count: int) -> bool:
-        """Say whether a call has not been compared with the others' yet; from now on it has."""
+        """Return whether a call has not been compared between the ranks yet, and mark it as compared."""
         entry = self._agreed[dispatch_table.agreed_entry(call, count)]
         if (entry == (call, count)).all():
             return False
@@ -198,7 +198,7 @@ class FastDispatch:
         return True
 
     def recall(self, number: int) -> Signature | None:
-        """Return the call that was made by the compiled path under `number`, as far back as is remembered."""
+        """Return the signature of collective `number`, if compiled code made it recently; else None."""
         noted, call, count = self._history[number % dispatch_table.HISTORY_LENGTH].tolist()
         if noted != number or not number:
             return None
@@ -214,9 +214,9 @@ def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
 
 
 def describe(call: int, count: int) -> str:
-    """Return a call on shared memory, packed by `table.pack_call`, as signatures have it.
+    """Return the text of the signature of a call on shared memory, packed by `dispatch_table.pack_call`.
 
-    Unequal counts of parts stand in the place of the root, as a hash.
+    In place of the root the packed call may have a hash of unequal counts.
     """
     call &= ~layout.WITHDRAWN
     collective, single_copy = (

@@ -1,8 +1,8 @@
-"""NumPy arrays in the segment: NumPy itself allocates them there, and frees them when they are no longer used.
+"""Allocator of NumPy arrays in the memory segment of this process.
 
-NumPy lets a program replace the functions that allocate array data (NEP 49). Ours are compiled by Numba, so that they
-need neither the interpreter nor its lock. The choice is a context variable: it holds for the thread, or asyncio task,
-that made it. Every array remembers the functions that it was allocated with.
+NumPy lets a program replace the functions that allocate array data (NEP 49). Those of mpicoll are compiled by Numba and
+need neither the interpreter nor its lock. The choice is a context variable: it is valid for the thread, or asyncio
+task, that made it. Every array is freed by the functions that it was allocated with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpicoll.kernels import allocator as heap
 from mpicoll.shared_memory import segment
 
 MIN_NBYTES = 16 << 10
-"""Shorter arrays travel through slots anyway."""
+"""In bytes. Shorter arrays pass through slots in any case."""
 KEPT_NBYTES = 256 << 20
 _SET_HANDLER = 304
 """PyDataMem_SetHandler in the table of NumPy's C functions, since 1.22."""
@@ -82,7 +82,7 @@ _one_at_a_time = threading.RLock()
 
 
 def source() -> _Source | None:
-    """Return the heap, None if arrays cannot be put into shared memory here; made at the first call."""
+    """Return the heap, None if arrays cannot be allocated in shared memory here; it is made at the first call."""
     with _one_at_a_time:
         return _source()
 
@@ -142,23 +142,28 @@ def zeros(shape: Any, dtype: Any) -> np.ndarray:
 
 
 class shared_arrays:
-    """Let NumPy allocate large arrays in shared memory, where collectives use them without a copy.
+    """Context manager in which NumPy allocates large arrays in shared memory; collectives use them without a copy.
 
-    Use it as a context manager, or call :meth:`enable` once at the start of a program. It holds for the calling
-    thread; arrays made by ``np.empty``, ``x + y``, ``x.copy()`` and so on from then on live in shared memory, as long
-    as they are used, and are as private as any array: no other rank reads or writes them but in a collective.
+    A program may also call :meth:`enable` once at its start. It is valid for the calling thread. Arrays made afterwards
+    by ``np.empty``, ``x + y``, ``x.copy()`` and so on lie in this process' memory segment until they are freed. Other
+    ranks access them in collectives only.
 
     Parameters
     ----------
     comm
-        A communicator, to be made before or afterwards; shared arrays serve all communicators.
+        Any communicator, or None. It has no effect, since shared arrays serve all communicators.
     min_nbytes
-        Shorter arrays stay in ordinary memory; what was asked for last holds for all threads that use this.
+        Arrays of fewer bytes stay in ordinary memory. The last value that was enabled is valid for all threads.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `comm` is not an intracommunicator, or `min_nbytes` is not a number of bytes.
 
     Notes
     -----
-    Where it cannot be done there is one RuntimeWarning, and everything works as before. A process made by ``fork``
-    shares these arrays with its parent instead of having copies of them: do not write to them there.
+    If there are no memory segments, :meth:`enable` issues a RuntimeWarning, and arrays are ordinary ones. A process
+    made by ``fork`` shares these arrays with its parent instead of having copies of them: do not write to them there.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, *, min_nbytes: int = MIN_NBYTES) -> None:
@@ -170,16 +175,16 @@ class shared_arrays:
         self._previous: list[tuple[Any, int]] = []
 
     def enable(self) -> None:
-        """Begin."""
+        """Allocate arrays in shared memory from now on; RuntimeWarning if that is not possible."""
         made = source()
         if made is None:
-            warnings.warn("arrays cannot be put into shared memory here", RuntimeWarning, stacklevel=2)
+            warnings.warn("arrays cannot be allocated in shared memory here", RuntimeWarning, stacklevel=2)
             return
         self._previous.append((_set_handler()(made.capsule), int(made.words[heap.THRESHOLD])))
         made.words[heap.THRESHOLD] = max(self._min_nbytes, _EVERYTHING)
 
     def disable(self) -> None:
-        """End; arrays that exist stay where they are."""
+        """Restore the allocation before the last :meth:`enable`; existing arrays stay in shared memory."""
         made = source()
         if self._previous and made is not None:
             handler, threshold = self._previous.pop()

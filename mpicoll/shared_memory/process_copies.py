@@ -1,4 +1,4 @@
-"""Speed of copies between processes, compared with copies through shared memory."""
+"""Times of copies between processes relative to copies through shared memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 
 LENGTHS = (512 << 10, 2 << 20, 4 << 20)
-"""Of vectors, in bytes; NumPy asks for large pages from 4 MB on, which take a tenth of the system's work."""
+"""Lengths of the vectors measured, in bytes; NumPy asks for huge pages from 4 MB on, which are ten times cheaper."""
 _REPEATS = 3
 _SEGMENT_NBYTES, _SEGMENTS = 512 << 10, 2
-"""Of a stage, and how many are timed; the others take as long."""
+"""Bytes of a stage, and the number of segments that are timed; further ones take as long."""
 Steps = list[Callable[[], object]]
 
 
@@ -38,7 +38,7 @@ class Ratios(NamedTuple):
     broadcast: tuple[float, ...] = (1.0,) * len(LENGTHS)
 
     def at(self, nbytes: int) -> tuple[float, float]:
-        """Return both for a vector of `nbytes` bytes; infinity for short ones: a system call takes too long."""
+        """Return both ratios for a vector of `nbytes` bytes; infinity for short ones, as system calls cost more."""
         place = sum(length <= nbytes for length in LENGTHS) - 1
         return (self.exchanged[place], self.broadcast[place]) if place >= 0 else (math.inf, math.inf)
 
@@ -48,16 +48,15 @@ _known: list[Ratios] = []
 
 
 def ratios(comm: MPI.Intracomm, peers: np.ndarray) -> Ratios:
-    """Return the ratios, all of them more than 0; infinite if copies fail.
+    """Return the ratios, which are positive, and infinite if copies fail; collective, and equal on all ranks.
 
-    Collective, and alike on all ranks. They are measured once, which takes some ten milliseconds: all ranks copy at
-    the same time, and the slowest counts.
+    They are measured once, which takes some ten milliseconds: all ranks copy at the same time, and the slowest counts.
 
     Parameters
     ----------
     peers
-        Words of every rank, see :mod:`mpicoll.kernels.operation_words`; all ranks see each other's stages, and may
-        copy.
+        Words of every rank, see :mod:`mpicoll.kernels.operation_words`. All ranks must have mapped each other's stages
+        and be allowed to copy.
     """
     known = np.array(_known[0] if _known else Ratios((-1.0,) * len(LENGTHS)))
     comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)

@@ -1,8 +1,8 @@
-"""Memory of this process that the other processes of the node can map: the home of shared arrays.
+"""Memory segment of this process, which the other processes of the node can map; it holds the shared arrays.
 
-Each process has one segment for all communicators: an anonymous file (`memfd_create`), which takes up memory only where
-it has been written, is not limited by the size of /dev/shm, and is gone when the last process that maps it ends,
-however it ends. Others open it through /proc, which the system allows to processes of the same user.
+Each process has one segment for all communicators: an anonymous file (`memfd_create`). It uses memory only for pages
+that have been written, is not limited by the size of /dev/shm, and is freed when the last process that maps it ends,
+however it ends. Other processes open it through /proc, which the system allows to processes of the same user.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FIRST_FREE = 4096
 
 
 class MemorySegment:
-    """The segment of a process, or the lack of one.
+    """The memory segment of this process.
 
     Attributes
     ----------
     address, nbytes
-        Where it is; 0 bytes if there is none.
+        Its address and length; both are 0 if there is none.
     fd
-        By which others open it.
+        The file descriptor by which other processes open it.
     nonce
-        A number in its first word, by which others know that they have mapped the right memory.
+        A random number in its first word, by which other processes check that they have mapped the right memory.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ _making = threading.Lock()
 
 
 def own() -> MemorySegment:
-    """Return this process' segment; made at the first call, of whichever thread."""
+    """Return this process' segment; it is made at the first call."""
     with _making:
         return _own()
 
@@ -93,7 +93,7 @@ _peers: dict[tuple[int, int], np.ndarray] = {}
 
 
 def map_peer(pid: int, fd: int, nbytes: int, nonce: int) -> int:
-    """Map the segment of another process; return where it is now, 0 if that cannot be done."""
+    """Map the segment of another process; return its address here, 0 if that is not possible."""
     if nbytes == 0 or own().nbytes == 0:
         return 0
     if (pid, nonce) not in _peers:

@@ -1,4 +1,4 @@
-"""An operation on a node's shared memory on its way, and what ranks see of each other's calls there."""
+"""Operations on shared memory in flight, and the comparison of the ranks' records."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STATES = (
 
 
 class SharedOperation(InFlight):
-    """An operation that has begun, with what the kernel returned then.
+    """An operation on shared memory in flight.
 
     Attributes
     ----------
     may_fall_back
-        Whether the caller makes the call in another way if not all memory is within reach.
+        Whether the caller can make the call in another way if some buffer cannot be accessed by other ranks.
     falls_back
-        True after the end if nothing was done, because not all memory is within reach; so it is on all ranks.
+        True after the end if nothing was done because some buffer could not be accessed; equal on all ranks.
     """
 
     __slots__ = ("_job", "_op_name", "_status", "falls_back", "may_fall_back")
@@ -47,7 +47,7 @@ class SharedOperation(InFlight):
         self.may_fall_back = self.falls_back = False
 
     def advance(self) -> bool:
-        """Go on as far as the others have come, waiting some microseconds.
+        """Advance as far as the other ranks have, waiting some microseconds; return whether the operation has ended.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class SharedOperation(InFlight):
         OperationError
             If the operation's function raised an exception here.
         RemoteError
-            If another process is gone, or its memory not within reach of a call that cannot be made in another way.
+            If another process has ended, or its buffers cannot be accessed and the call cannot be made in another way.
         """
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
@@ -64,7 +64,7 @@ class SharedOperation(InFlight):
         if status == words.MISMATCH:
             self._raise_mismatch()
         if status == words.LOST:
-            raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be reached")
+            raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be accessed")
         if status == words.RAISED:
             raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
         self.falls_back = status == words.FALLBACK
@@ -76,7 +76,7 @@ class SharedOperation(InFlight):
         return status in (words.DONE, words.FALLBACK)
 
     def _seen(self) -> list[list[int]]:
-        """Return how far each rank is, its call and its count; before this operation has begun, in the one before."""
+        """Return each rank's stage, call and count; those of the operation before if this one has not started."""
         seen, rows = np.zeros(3, np.int64), []
         for rank in range(self.channel.size):
             withdrawal.recorded(self._job.ctypes.data, rank, seen)
@@ -96,7 +96,7 @@ class SharedOperation(InFlight):
         self.channel.watchdog.raise_difference(number, calls)
 
     def waiting(self) -> Waiting:
-        """Describe what it waits for."""
+        """Return the state of the wait."""
         state, job = int(self._job[words.STATE]), self._job
         missing = tuple(rank for rank, row in enumerate(self._seen()) if row[0] < (state == words.LEAVING))
         signature = Signature.of(describe(int(job[words.CALL]), int(job[words.COUNT])))
@@ -104,7 +104,7 @@ class SharedOperation(InFlight):
         return Waiting(self.number, signature, _STATES[state], missing)
 
     def abandon(self, error: BaseException) -> None:
-        """Give up, and return when no other rank touches this rank's buffers any more."""
+        """Withdraw from the operation, and return when no other rank accesses this rank's buffers any more."""
         job = self._job.ctypes.data
         withdrawal.withdraw(job)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
@@ -127,7 +127,7 @@ class SharedOperation(InFlight):
 
 
 class QueuedOperation(SharedOperation):
-    """An operation in a lane that another one may still be using on this rank."""
+    """An operation in a lane that an earlier operation may still use on this rank."""
 
     __slots__ = ("_before", "_signature", "_start")
 
@@ -138,11 +138,11 @@ class QueuedOperation(SharedOperation):
         self._start: Callable[[], int] | None = None
 
     def begins_after(self, before: Ending | None, start: Callable[[], int]) -> None:
-        """Let `start` begin the operation, and return a status, when `before` has ended."""
+        """Set the function that starts the operation and returns a status, to be called when `before` has ended."""
         self._before, self._start = before, start
 
     def advance(self) -> bool:
-        """Begin if the lane is free, then progress as far as the others have. See :class:`SharedOperation`."""
+        """Start if the lane is free, then advance; see :meth:`SharedOperation.advance`."""
         if self._start is not None:
             if self._before is not None and not self._before.has_ended:
                 return False
@@ -152,13 +152,13 @@ class QueuedOperation(SharedOperation):
         return super().advance()
 
     def waiting(self) -> Waiting:
-        """Describe what it waits for."""
+        """Return the state of the wait."""
         if self._start is None:
             return super().waiting()
         return Waiting(self.number, self._signature, "step 0 of 2: an operation before it in its lane", ())
 
     def abandon(self, error: BaseException) -> None:
-        """Give up; if it has not begun, nobody uses this rank's buffers."""
+        """Withdraw; if the operation has not started, no rank uses this rank's buffers."""
         if self._start is None:
             super().abandon(error)
             return

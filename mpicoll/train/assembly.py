@@ -1,4 +1,4 @@
-"""From the options to what a run is made of: model, place in the mesh, engine and strategy."""
+"""Assembly of a run from its options: model, mesh, engine, strategy and coordination."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
 
 
 def check_ranks(config: TrainConfig, size: int) -> None:
-    """Refuse numbers of ranks that the options do not fit.
+    """Raise if the options do not fit the number of ranks.
 
     Raises
     ------
     UsageError
-        If no worker is left, or there are no ranks of which the options speak.
+        If no worker is left, or an option names a rank that does not exist.
     """
     if config.servers >= size:
         raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
@@ -68,7 +68,7 @@ def make_loop(
     Parameters
     ----------
     found
-        Checkpoint from which the run goes on; in asynchronous training on rank 0 alone.
+        Checkpoint from which the run continues; in asynchronous training on rank 0 alone.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     Raises
     ------
     DataError
-        If the samples are no images and the model needs some.
+        If the model needs images and the samples are none.
     """
     if config.model != "conv":
         return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
@@ -148,7 +148,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
 
 
 def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
-    """Return the communicator that everything in a run goes through.
+    """Return the communicator of a run.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The options of a training run: one frozen record. No NumPy, no MPI."""
+"""Options of a training run, as one frozen record. Needs neither NumPy nor MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 NOOP = "noop"
-"""The algorithm that sends nothing, to see what communication costs."""
+"""The algorithm that does not sum gradients, to measure the cost of communication."""
 MODES = ("sync", "local", "ps", "p2p", "gossip")
 ASYNCHRONOUS = ("ps", "p2p", "gossip")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
@@ -36,59 +36,60 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run; ranks must hold equal ones.
+    """All options of a run; they must be equal on all ranks.
 
     Attributes
     ----------
     batch
-        Samples a step over all ranks together.
+        Samples in a batch, over all ranks.
     hidden, filters
-        For the model that has them; empty and 0 otherwise.
+        Widths of the hidden layers of mlp, and filters of conv; empty and 0 for other models.
     steps
-        Stop after so many steps; None for all epochs.
+        Number of steps after which the run stops; None for all epochs.
     warmup
-        Steps during which the learning rate rises.
+        Number of steps over which the learning rate rises.
     compression
-        How gradients are compressed on their way; None if they are not.
+        Specification of the compressor of gradients; None for none.
     error_feedback
-        ``"auto"``, ``"on"`` or ``"off"``: whether what that loses comes with the next step.
+        ``"auto"``, ``"on"`` or ``"off"``: whether the error of compression is added to the next step.
     warmup_dense
-        Steps at the beginning that are not compressed.
+        Number of steps at the start without compression.
     timeout
-        Seconds that a collective may wait for a rank.
+        Seconds that a collective waits for a rank.
     overlap
         ``"auto"``, ``"on"`` or ``"off"``: whether gradients are sent while others are computed.
     accumulate
-        A step takes so many batches, one after the other, and communicates after the last.
+        Number of batches in a step, after the last of which gradients are communicated.
     clip
-        The largest norm of all gradients; None for any.
+        Largest norm of all gradients; None for no limit.
     shard
-        What is divided among the ranks, with all that comes before it in `SHARDINGS`.
+        The state that is divided among the ranks, together with all before it in `SHARDINGS`.
     tensor, pipeline
-        Ranks that share each layer, and groups of those that share the layers; the rest of the ranks are replicas.
+        Number of ranks that share each layer, and number of pipeline stages; the other ranks are replicas.
     microbatches
-        Parts in which a rank's samples go through the pipeline.
+        Number of micro-batches of a rank's samples in a pipeline.
     pipeline_schedule
-        When backward passes are taken: ``"1f1b"``, as soon as they can be, or ``"gpipe"``, behind all forward ones.
+        ``"1f1b"``: backward passes as early as possible; ``"gpipe"``: after all forward passes.
     mode
-        Who waits for whom; in ``"sync"``, everybody for everybody in each step.
+        Mode of synchronisation, one of `MODES`; ``"sync"`` takes each step on all ranks together.
     optimizer, beta1, beta2, epsilon
         The update rule, and settings of some; None for their defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
-        Of ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
+        For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
     servers, staleness, backup, damping, push, on_silence
-        Of ``"ps"``: see :class:`mpicoll.ParameterServer`.
+        For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     slow, jitter, step_seconds
-        Ranks that are so many times as slow; the mean of a random delay; the least time that gradients take.
+        Pairs of a rank and the factor of its time of computation; mean of a random delay, and shortest time of the
+        gradients of a step, in seconds.
     evaluate_every
-        Epochs after which the test part is evaluated; the end counts as such in any case.
+        Epochs between evaluations of the test part, which is always evaluated at the end.
     tensorboard, run
-        The folder of TensorBoard's runs, and this one's name there; None for date and time.
+        Folder of TensorBoard's runs, and the name of this run there; None for date and time.
     trace, trace_steps
-        The file of the trace, and the steps that it holds: the last ones.
+        File of the trace, and number of steps in it, the last ones.
     checkpoint, checkpoint_every, resume
-        The folder of checkpoints, after how many steps each is written (None: after every epoch), and whether to begin
-        with the newest one: ``"no"``, ``"yes"``, or ``"fallback"`` to take an older one if that is damaged.
+        Folder of checkpoints; steps between checkpoints (None: one after every epoch); and whether to continue from the
+        newest one: ``"no"``, ``"yes"``, or ``"fallback"`` for an older one if that is damaged.
     """
 
     dataset: str = "digits"
@@ -162,7 +163,7 @@ class TrainConfig:
 
     @property
     def is_asynchronous(self) -> bool:
-        """True if workers take steps without each other."""
+        """True if workers take steps without waiting for each other."""
         return self.mode in ASYNCHRONOUS
 
     @property
@@ -172,12 +173,12 @@ class TrainConfig:
 
 
 def parse_synthetic(text: str) -> Synthetic:
-    """Read ``synthetic:N[xF][xC]``.
+    """Parse ``synthetic:N[xF][xC]``.
 
     Raises
     ------
     UsageError
-        If that is not what `text` is, or a number is out of range.
+        If `text` has another form, or a number is out of range.
     """
     match = re.fullmatch(r"synthetic:(\d{1,15})(?:x(\d{1,9}))?(?:x(\d{1,5}))?", text)
     if match is None:

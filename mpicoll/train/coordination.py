@@ -1,4 +1,4 @@
-"""Interface of coordination: which share of which step this rank takes next, and how ranks learn of each other.
+"""Coordination interface: assignment of shares of steps to ranks, and propagation of stop requests and failures.
 
 :class:`~mpicoll.train.lockstep.Lockstep` lets all ranks take every step together;
 :class:`~mpicoll.train.asynchronous.work_sharing.WorkSharing` lets each worker go on by itself.
@@ -15,7 +15,7 @@ from mpicoll.train.step_plan import StepPlan
 
 
 class LeftBehind(Exception):
-    """The others have gone on without this rank, and will do so to the end."""
+    """The other ranks have dropped this one and continue without it."""
 
 
 class Share(NamedTuple):
@@ -120,45 +120,45 @@ class Coordination(Protocol):
         """Yield this rank's shares, until there are none left or a rank has asked to stop."""
 
     def check(self, step: int, loss: float) -> None:
-        """Look at the loss of a share before its gradient is used.
+        """Check the loss of a share before its gradient is used.
 
         Raises
         ------
         NonFiniteLoss
-            Where that is not found later, by all ranks together.
+            If the loss is not finite, in strategies in which the ranks do not find that together later.
         """
 
     def record(self, share: Share, result: ShareResult) -> None:
-        """Note the outcome of a share."""
+        """Record the result of a share."""
 
     def ask_to_stop(self) -> None:
-        """Let all ranks stop soon; may be called from a signal handler."""
+        """Request that all ranks stop; may be called from a signal handler."""
 
     def lagging(self) -> int | None:
-        """Return a rank for which the others have waited lately, None where nobody waits."""
+        """Return a rank that the others have waited for lately; None if there is none."""
 
     def epochs_over(self, done: int) -> int:
-        """Return the number of epochs that have ended when so many shares are taken."""
+        """Return the number of epochs that have ended after `done` shares."""
 
     def epoch_pace(self) -> float:
-        """Return samples a second of the steps since the last call, or of all steps."""
+        """Return samples per second of the steps since the last call, or of all steps."""
 
     def state(self, done: int) -> SavedState | None:
-        """Return what a checkpoint needs after so many shares; None once the run has failed."""
+        """Return the state for a checkpoint after `done` shares; None if the run has failed."""
 
     def settle(self) -> int:
-        """Wait until the state is that of the end, and return the shares that were taken; where `attends`."""
+        """Wait until the state is final, and return the number of shares taken; on ranks where `attends` is true."""
 
     def fail(self, error: Exception) -> None:
-        """End the run on all ranks, by that error; raises it here at once where all ranks have it."""
+        """End the run on all ranks because of `error`; raise it at once if all ranks have it."""
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-        """Bring all ranks to one model; return the epochs that rank 0 has noted.
+        """Make the model equal on all ranks; return the epochs that rank 0 has recorded.
 
         Raises
         ------
         TrainingError
-            On every rank: one of them has failed.
+            On every rank, if one of them has failed.
         """
 
     def facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The training loop: a share of a batch, its gradient, an update; then callbacks, and evaluation after epochs."""
+"""Training loop: gradient of a share of a batch, update, callbacks, and evaluation after epochs."""
 
 from __future__ import annotations
 
@@ -36,27 +36,26 @@ class LoopCallback:
     """
 
     def on_step(self, loop: Loop, done: int) -> None:
-        """Called between two steps of this rank: so many shares of the run are done."""
+        """Called between two steps of this rank, after `done` shares of the run."""
 
     def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
         """Called when an epoch has ended, and was evaluated if that was due."""
 
     def on_checkpoint(self, loop: Loop, steps: int) -> None:
-        """Called when a checkpoint after so many steps is on the disk."""
+        """Called after a checkpoint of `steps` steps has been written."""
 
     def at_rest(self, loop: Loop, done: int) -> None:
-        """Called behind both: nothing is under way on this rank, and its state may be saved."""
+        """Called after both: no operation is in flight on this rank, and its state may be saved."""
 
     def at_end(self, loop: Loop, done: int) -> None:
-        """Called when no step is left or the run was stopped, before ranks leave; not after a failure."""
+        """Called after the last step, or after a stop, before ranks end; not after a failure."""
 
 
 class Loop:
     """Steps of one rank, in any strategy.
 
-    The *strategy* has the parameters, and says what lies between a gradient and the next parameters; the
-    *coordination* says which shares of which steps are this rank's, and how the ranks learn that one wants to stop or
-    has failed.
+    The *strategy* holds the parameters, and computes the next ones from gradients. The *coordination* assigns shares of
+    steps to this rank, and propagates requests to stop and failures between ranks.
 
     Collective over the mesh: construction, `train`, `facts`, `check_replicas`; and `evaluate`, where ranks take steps
     together and after the end.
@@ -64,9 +63,9 @@ class Loop:
     Attributes
     ----------
     epochs : list of EpochRecord
-        What was known after each.
+        A record for each epoch that has ended.
     gradient_norm : float
-        Of all gradients in the last step; NaN where the strategy does not know it.
+        Norm of all gradients in the last step; NaN if the strategy does not compute it.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Loop:
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def train(self, callbacks: Sequence[LoopCallback]) -> None:
-        """Take all steps that are left, until all ranks have one model.
+        """Take all remaining steps; all ranks have the same model afterwards.
 
         Raises
         ------
@@ -222,9 +221,9 @@ class Loop:
                 self.check_replicas()
 
     def evaluate(self) -> tuple[float, float] | None:
-        """Return mean loss and accuracy over the test samples, None where there are none or there is no one model.
+        """Return mean loss and accuracy over the test samples; None without samples, or if replicas differ.
 
-        Collective where ranks are together; otherwise this rank alone evaluates what its strategy has.
+        Collective if all ranks are at the same step; otherwise this rank alone evaluates its strategy's parameters.
 
         Raises
         ------
@@ -276,7 +275,7 @@ class Loop:
     # ---- report -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report has to say of how the ranks work together. Collective."""
+        """Return the facts of strategy and coordination for the report. Collective."""
         world, coordination = self._mesh.world, self.coordination
         sums = np.array([*self.strategy.traffic(), coordination.taken])
         world.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)

@@ -1,6 +1,6 @@
-"""Losses of the steps, added up over the ranks every few steps.
+"""Metrics of the steps, summed over the ranks every few steps.
 
-With them travel the seconds that each rank computed, and whether somebody wants to stop.
+The same Allreduce carries the seconds that each rank computed, and requests to stop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.straggler_detection import StragglerDetector
 
 MOST_STEPS = 8
-"""Losses of so many steps travel in one Allreduce; the sums of each step are exact and its number is kept."""
+"""Largest number of steps whose sums are in one Allreduce; each step keeps sums of its own."""
 _PATIENCE_SECONDS = 0.5
-"""Slow steps are settled sooner: nobody waits much longer than this for an answer to a signal."""
+"""Slow steps are summed sooner, so that a signal takes effect after about this time."""
 
 
 class StepRecord(NamedTuple):
@@ -33,7 +33,7 @@ class StepRecord(NamedTuple):
     accuracy: float
 
     def scalars(self) -> dict[str, float]:
-        """Return what is drawn by step, by name."""
+        """Return the values to plot by step, by name."""
         return {"loss/batch": self.loss, "accuracy/batch": self.accuracy, "learning_rate": self.learning_rate}
 
 
@@ -56,16 +56,16 @@ class EpochRecord(NamedTuple):
 
 
 class Metrics:
-    """Collect loss and hits of the steps, in float64, and add them up over ranks every few steps.
+    """Loss and hits of the steps, in float64, summed over the ranks every few steps.
 
     Attributes
     ----------
     records : list of StepRecord
-        The steps whose sums have been added up.
+        The steps that have been summed over the ranks.
     stop : bool
         Whether some rank has asked to stop, by :meth:`ask_to_stop`; known on all ranks since the last `settle`.
-    pace : Pace
-        How long each rank computed; the same on all ranks.
+    pace : StragglerDetector
+        The time that each rank computed; equal on all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -80,18 +80,18 @@ class Metrics:
         self._steps = MOST_STEPS
 
     def ask_to_stop(self) -> None:
-        """Let all ranks stop soon; may be called from a signal handler."""
+        """Request that all ranks stop; may be called from a signal handler."""
         self._wants_to_stop = True
 
     def add(
         self, step: int, epoch: int, rate: float, count: int, loss_sum: float, correct: int, seconds: float
     ) -> bool:
-        """Note this rank's sums of a step over `count` samples of all ranks; return whether :meth:`settle` is due.
+        """Add this rank's sums of a step over `count` samples of all ranks; return whether :meth:`settle` is due.
 
         Parameters
         ----------
         seconds
-            How long this rank computed.
+            Time that this rank computed.
         """
         row = self._sums[1 + len(self._open)]
         row[:2], row[self._column] = (loss_sum, correct), seconds
@@ -99,12 +99,12 @@ class Metrics:
         return len(self._open) == self._steps
 
     def settle(self, step_seconds: float) -> None:
-        """Add up what is open. Collective.
+        """Sum the steps since the last call over the ranks. Collective.
 
         Parameters
         ----------
         step_seconds
-            About how long a step takes on this rank.
+            Approximate time of a step on this rank.
 
         Raises
         ------
@@ -135,7 +135,7 @@ def epoch_means(plan: StepPlan, records: Sequence[StepRecord], epoch: int) -> tu
     Parameters
     ----------
     records
-        In the order of steps.
+        Records in the order of steps.
     """
     first, stop = (
         bisect.bisect_left(records, number, key=lambda record: record.epoch) for number in (epoch, epoch + 1)

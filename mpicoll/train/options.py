@@ -1,4 +1,4 @@
-"""The command line of a training run. No MPI; NumPy only where ``--compression`` is given, to see whether it exists."""
+"""Command line of a training run. Needs no MPI, and NumPy only to check ``--compression``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _OF_OPTIMIZERS = {
 }
 _DESCRIPTION = """\
 Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
-added up by mpicoll, and all ranks hold the same model, bit for bit. A run gives the same loss curve on any number of
-ranks, up to rounding."""
+summed by mpicoll, and all ranks hold the same model, bit for bit. The loss curve is the same on any number of ranks, up
+to rounding. Some strategies differ from this, see --strategy."""
 
 _EPILOG = """\
 data sets (files are read as data only, never unpickled):
@@ -46,7 +46,7 @@ data sets (files are read as data only, never unpickled):
   FILE.npz             arrays x_train, y_train, x_test, y_test; or x and y, which are split
   FILE.npy             samples by row, mapped into memory; needs --labels
   synthetic:N[xF][xC]  N samples, F features (64), C classes (10), computed when they are used
-  Unsigned bytes are divided by 255, other numbers are taken as they are.
+  Unsigned bytes are divided by 255; other numbers are not changed.
 
 examples:
   mpirun -n 8 python -m mpicoll.train
@@ -59,7 +59,7 @@ examples:
 
 
 class HelpRequested(Exception):
-    """Not an error: the user asked for a text, which is the message."""
+    """Raised for ``--help`` and ``--version``; the message is the text to print."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,11 +106,11 @@ def _nbytes(text: str) -> int:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument("--dataset", metavar="NAME", help="what to learn, see below (default: %(default)s)")
+    group.add_argument("--dataset", metavar="NAME", help="data set, see below (default: %(default)s)")
     group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy, integers from 0")
     group.add_argument(
-        "--test-fraction", type=_real(0, 1), metavar="X", help="part that is held out for testing, chosen by --seed, "
-        "where the data set has no test part of its own (default: %(default)s)"
+        "--test-fraction", type=_real(0, 1), metavar="X", help="fraction that is held out for testing, chosen by "
+        "--seed, if the data set has no test part of its own (default: %(default)s)"
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
                        help=f"widths of the hidden layers of mlp (default: {','.join(map(str, HIDDEN))})")  # fmt: skip
     group.add_argument("--filters", type=_integer(1), default=None, metavar="N",
                        help=f"filters of conv (default: {FILTERS})")  # fmt: skip
-    group.add_argument("--dtype", choices=DTYPES, help="of parameters and gradients (default: %(default)s)")
+    group.add_argument("--dtype", choices=DTYPES, help="type of parameters and gradients (default: %(default)s)")
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -130,16 +130,16 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--epochs", type=_integer(1), metavar="N", help="passes over the data (default: %(default)s)")
     group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end before")
     group.add_argument("--batch", type=_integer(1), metavar="N",
-                       help="samples a step, all ranks together (default: %(default)s)")  # fmt: skip
+                       help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
                        "all but adamw, gossip has momentum (default: %(default)s)")  # fmt: skip
-    group.add_argument("--lr", type=_real(0), metavar="X", help="learning rate at its highest (default: 0.1 for sgd "
+    group.add_argument("--lr", type=_real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
                        "and momentum, 0.01 for adagrad, 0.001 for adam and adamw)")  # fmt: skip
     for name, text in _OF_OPTIMIZERS.items():
         in_range = _real(0, open_start=True) if name == "epsilon" else _real(0, 1)
         group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
     group.add_argument(
-        "--momentum", type=_real(0, 1), metavar="X", help="of --optimizer momentum (default: %(default)s)"
+        "--momentum", type=_real(0, 1), metavar="X", help="decay of --optimizer momentum (default: %(default)s)"
     )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=_real(0), metavar="X",
@@ -147,78 +147,78 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
                        "(default: %(default)s)")  # fmt: skip
     group.add_argument("--warmup", type=_integer(0), metavar="STEPS",
                        help="steps over which the learning rate rises from 0 (default: %(default)s)")  # fmt: skip
-    group.add_argument("--schedule", choices=SCHEDULES, help="what the learning rate does then: fall to 0 along a "
-                       "cosine, stay, or fall to a tenth at one half and again at three quarters of the run "
+    group.add_argument("--schedule", choices=SCHEDULES, help="learning rate after the warmup: cosine decay to 0, "
+                       "constant, or decay to a tenth at one half and again at three quarters of the run "
                        "(default: %(default)s)")  # fmt: skip
-    group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches a step: gradients are added up "
+    group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches in a step: gradients are summed "
                        "over the ranks after the last one only (default: %(default)s)")  # fmt: skip
     group.add_argument("--clip", type=_real(0, open_start=True), metavar="X",
-                       help="scale gradients down to this norm where theirs is larger (default: never)")  # fmt: skip
-    group.add_argument("--seed", type=_integer(0), metavar="N",
-                       help="decides initial weights, order and split (default: %(default)s)")  # fmt: skip
+                       help="largest norm of gradients; larger ones are scaled down (default: none)")  # fmt: skip
+    group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of initial weights, of the order of "
+                       "samples and of the split (default: %(default)s)")  # fmt: skip
 
 
 def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
-    group.add_argument("--algorithm", metavar="NAME", help="how gradients are added up: auto, native (the MPI "
-                       "library), ring, ...; noop: not at all, which shows what communication costs; "
-                       "`python -m mpicoll explain` has ours (default: %(default)s)")  # fmt: skip
+    group.add_argument("--algorithm", metavar="NAME", help="algorithm of collectives: auto, native (the MPI library), "
+                       "ring, ... (see python -m mpicoll algorithms); noop: gradients are not summed, which shows the "
+                       "cost of communication (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
-                       help="the most that one Allreduce takes, such as 64K or 4M; with a sharded strategy, the least "
-                       "that layers which travel together have (default: 4M)")  # fmt: skip
-    group.add_argument("--compression", metavar="SPEC", help="how gradients (float32) are compressed on their way: "
-                       "fp16, int8, int4:block=128, sign, ... (default: not at all)")  # fmt: skip
-    group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether what compression loses is kept and "
-                       "comes with the next step; auto: if the compressor needs it (default: %(default)s)")  # fmt: skip
+                       help="largest number of bytes of one Allreduce, such as 64K or 4M; with a sharded strategy, "
+                       "smallest number of bytes of a parameter group (default: 4M)")  # fmt: skip
+    group.add_argument("--compression", metavar="SPEC", help="compressor of float32 gradients: fp16, int8, "
+                       "int4:block=128, sign, ... (default: none)")  # fmt: skip
+    group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether the error of compression is added "
+                       "to the next step; auto: if the compressor needs it (default: %(default)s)")  # fmt: skip
     group.add_argument("--warmup-dense", type=_integer(0), metavar="STEPS",
                        help="steps before compression begins (default: %(default)s)")  # fmt: skip
     group.add_argument("--timeout", type=_real(0, open_start=True), metavar="SECONDS",
-                       help="how long a collective waits for a rank (default: %(default)s)")  # fmt: skip
+                       help="longest time that a collective waits for a rank (default: %(default)s)")  # fmt: skip
 
 
 def _add_sharing(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sharing the work")
+    group = parser.add_argument_group("model parallelism and overlap")
     group.add_argument("--tensor", type=_integer(1), metavar="N",
-                       help="ranks that share every layer (default: %(default)s)")  # fmt: skip
-    group.add_argument("--pipeline", type=_integer(1), metavar="N", help="groups of ranks that share the layers, each "
-                       "with some of them (default: %(default)s)")  # fmt: skip
+                       help="tensor parallelism: ranks that share each layer (default: %(default)s)")  # fmt: skip
+    group.add_argument("--pipeline", type=_integer(1), metavar="N", help="pipeline parallelism: stages, each with "
+                       "some of the layers (default: %(default)s)")  # fmt: skip
     group.add_argument("--microbatches", type=_integer(1), metavar="N",
-                       help="parts in which a rank's samples go through a pipeline (default: 4 with one)")  # fmt: skip
-    group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="one forward and one backward pass in "
-                       "turn, or all forward passes first, which takes more memory (default: 1f1b)")  # fmt: skip
+                       help="micro-batches of a rank's samples in a pipeline (default: 4 with one)")  # fmt: skip
+    group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="alternate forward and backward "
+                       "passes, or all forward passes first, which needs more memory (default: 1f1b)")  # fmt: skip
     group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
-                       "computed; auto: between hosts; no effect with sharded_gradients; with sharded, "
-                       "whether layers come while others are used; auto: yes (default: %(default)s)")  # fmt: skip
+                       "computed; auto: between hosts; no effect with sharded_gradients; with sharded, whether "
+                       "parameters are gathered while others are used; auto: yes (default: %(default)s)")  # fmt: skip
 
 
 def _add_strategies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=tuple(STRATEGIES), help="replicated: every rank holds the model, and all "
-                       "take each step together; sharded_optimizer, sharded_gradients, sharded: they divide the "
-                       "optimizer's state, gradients too, parameters too; local: each takes steps of its own, and "
-                       "replicas are averaged now and then; parameter_server: workers push gradients to servers and "
-                       "go on; peer_to_peer: to each other; gossip: each passes half of what it has to one other "
-                       "rank (default: replicated)")  # fmt: skip
+                       "take each step together; sharded_optimizer, sharded_gradients, sharded: ranks divide the "
+                       "optimizer state, also the gradients, also the parameters; local: ranks take steps of their "
+                       "own, and replicas are averaged periodically; parameter_server: workers push gradients to "
+                       "servers without waiting for each other; peer_to_peer: to each other; gossip: each rank sends "
+                       "half of its weight and replica to one other rank (default: replicated)")  # fmt: skip
     group.add_argument("--mode", choices=MODES, help="older names of strategies: sync, local, ps (parameter_server), "
                        "p2p (peer_to_peer), gossip")  # fmt: skip
     group.add_argument("--shard", choices=SHARDINGS, help="older names of strategies: none (replicated), optimizer "
                        "(sharded_optimizer), gradients (sharded_gradients), parameters (sharded)")  # fmt: skip
     group.add_argument("--sync-every", type=_integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
-    group.add_argument("--averaging", choices=AVERAGINGS, help="local: take the mean, or draw replicas and a common "
-                       "centre towards each other (default: periodic)")  # fmt: skip
+    group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean, or move "
+                       "replicas and a common centre towards each other (default: periodic)")  # fmt: skip
     group = parser.add_argument_group("strategy parameter_server")
     group.add_argument("--servers", type=_integer(1), metavar="N", help="the last N ranks are servers, each of a "
                        "part of the parameters (default: 1)")  # fmt: skip
-    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="a worker that is further ahead of "
-                       "the slowest waits; 0: all take each step together (default: nobody waits)")  # fmt: skip
-    group.add_argument("--backup", type=_integer(1), metavar="N", help="with --staleness 0: the last N gradients of "
-                       "each step are not waited for, and left out (default: 0)")  # fmt: skip
-    group.add_argument("--damping", action="store_true", help="a gradient that is late counts less")
+    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="largest number of steps that a worker "
+                       "may be ahead of the slowest one; 0: synchronous steps (default: no limit)")  # fmt: skip
+    group.add_argument("--backup", type=_integer(1), metavar="N", help="with --staleness 0: number of backup workers; "
+                       "the last N gradients of each step are left out (default: 0)")  # fmt: skip
+    group.add_argument("--damping", action="store_true", help="lower the learning rate of stale gradients")
     group.add_argument("--push", choices=PUSHES, help="gradients go to mailboxes of the server, which applies "
                        "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
-    group.add_argument("--on-silence", choices=SILENCES, help="a worker that is silent for longer than --timeout "
-                       "ends the run if others wait for it, or is dropped (default: raise)")  # fmt: skip
+    group.add_argument("--on-silence", choices=SILENCES, help="a worker without a sign of life for --timeout seconds "
+                       "ends the run if others wait for it (raise), or is dropped (default: raise)")  # fmt: skip
 
 
 def _slow(text: str) -> tuple[tuple[int, float], ...]:
@@ -230,21 +230,21 @@ def _slow(text: str) -> tuple[tuple[int, float], ...]:
 
 
 def _add_experiments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("experiments: slow ranks on purpose")
-    group.add_argument("--slow", type=_slow, metavar="RANK:FACTOR", help="that rank computes so many times as long; "
-                       "several: 1:2,3:5")  # fmt: skip
-    group.add_argument("--jitter", type=_real(0), metavar="SECONDS", help="every rank takes longer by an exponentially "
-                       "distributed time of this mean in each step (default: 0)")  # fmt: skip
-    group.add_argument("--step-seconds", type=_real(0), metavar="SECONDS", help="the gradients of a step take at least "
-                       "that long, as if the model were larger (default: 0)")  # fmt: skip
+    group = parser.add_argument_group("experiments: artificial stragglers")
+    group.add_argument("--slow", type=_slow, metavar="RANK:FACTOR", help="multiply a rank's time of computation by "
+                       "FACTOR; several ranks: 1:2,3:5")  # fmt: skip
+    group.add_argument("--jitter", type=_real(0), metavar="SECONDS", help="mean of an exponentially distributed delay "
+                       "of every rank in each step (default: 0)")  # fmt: skip
+    group.add_argument("--step-seconds", type=_real(0), metavar="SECONDS", help="shortest time of the gradients of a "
+                       "step, as if the model were larger (default: 0)")  # fmt: skip
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints")
-    group.add_argument("--checkpoint", metavar="FOLDER", help="write checkpoints there, of which the last two are kept")
+    group.add_argument("--checkpoint", metavar="FOLDER", help="folder of checkpoints, of which the last two are kept")
     group.add_argument("--checkpoint-every", type=_integer(1), metavar="STEPS",
-                       help="how often (default: after every epoch)")  # fmt: skip
-    group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="go on from the "
+                       help="steps between checkpoints (default: one after every epoch)")  # fmt: skip
+    group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
                        "damaged")  # fmt: skip
 
@@ -256,12 +256,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tensorboard", metavar="FOLDER", help="write event files for TensorBoard while training, in a "
                        "folder of the run's own")  # fmt: skip
     group.add_argument("--run", metavar="NAME", help="name of that folder (default: date and time)")
-    group.add_argument("--plot", metavar="FILE.png", help="draw loss, accuracy, throughput and where the time went")
-    group.add_argument("--trace", metavar="FILE.json", help="write what each rank did when, for ui.perfetto.dev")
-    group.add_argument("--trace-steps", type=_integer(1), metavar="N",
-                       help="of the last N steps; memory is bounded in any case (default: %(default)s)")  # fmt: skip
+    group.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy, throughput and time by phase")
+    group.add_argument("--trace", metavar="FILE.json", help="write a timeline of all ranks, for ui.perfetto.dev")
+    group.add_argument("--trace-steps", type=_integer(1), metavar="N", help="number of steps in the timeline, the last "
+                       "ones; memory is bounded in any case (default: %(default)s)")  # fmt: skip
     group.add_argument("--evaluate-every", type=_integer(1), metavar="EPOCHS",
-                       help="how often the test part is evaluated, at the end in any case "
+                       help="epochs between evaluations of the test part, which is always evaluated at the end "
                        "(default: %(default)s)")  # fmt: skip
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
     group.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -288,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> TrainConfig:
-    """Read the command line.
+    """Return the options of a command line.
 
     Raises
     ------

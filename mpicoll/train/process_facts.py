@@ -27,7 +27,7 @@ def limit_threads(variables: MutableMapping[str, str] = os.environ) -> int:
 
 
 def threads() -> int:
-    """Return the threads that this rank's kernels may use; 1 where nobody has said."""
+    """Return the number of threads that this rank's kernels may use; 1 if no variable is set."""
     said = os.environ.get(_THREAD_VARIABLES[0], "")
     return int(said) if said.isdecimal() else 1
 

@@ -15,8 +15,8 @@ STRATEGIES = {
     "peer_to_peer": ("p2p", "none"),
     "gossip": ("gossip", "none"),
 }
-"""Of each the mode and the sharding in :class:`~mpicoll.train.config.TrainConfig`: also values of the older options
-``--mode`` and ``--shard``."""
+"""Mode and sharding of each strategy in :class:`~mpicoll.train.config.TrainConfig`; they are also the values of the
+older options ``--mode`` and ``--shard``."""
 _NAMES = {pair: name for name, pair in STRATEGIES.items()}
 
 
@@ -43,17 +43,18 @@ class ParameterServer(Strategy):
     Parameters
     ----------
     servers
-        The last ranks, so many, hold the parameters and take no steps.
+        Number of servers: the last ranks, which hold the parameters and take no steps.
     staleness
-        Steps that a worker may be ahead of the slowest; None for any number, 0 for synchronous training.
+        Largest number of steps that a worker may be ahead of the slowest one; None for no limit, 0 for synchronous
+        training.
     backup
-        With ``staleness=0``: the last so many gradients of a step are left out.
+        With ``staleness=0``, the number of gradients that are left out of each step, the last ones to arrive.
     damping
-        Whether a late gradient counts less.
+        Whether the learning rate of stale gradients is lowered.
     push
         ``"mailbox"``: servers apply the gradients; ``"direct"``: workers add to the parameters.
     on_silence
-        ``"raise"`` or ``"drop"``, for a worker that is silent for longer than the timeout.
+        ``"raise"`` or ``"drop"``, for a worker without a sign of life for longer than the timeout.
     """
 
     name = "parameter_server"
@@ -71,14 +72,15 @@ class ParameterServer(Strategy):
 
 @dataclass(frozen=True)
 class LocalSGD(Strategy):
-    """Local SGD: each rank takes steps of its own, and replicas are averaged now and then.
+    """Local SGD: each rank takes steps of its own, and replicas are averaged periodically.
 
     Parameters
     ----------
     sync_every
-        Steps between two averages.
+        Number of steps between two averages.
     averaging
-        ``"periodic"``: replicas become their mean; ``"elastic"``: they are drawn towards a common centre.
+        ``"periodic"``: replicas are replaced with their mean; ``"elastic"``: they move towards a common centre. See
+        :class:`~mpicoll.parallel.local_sgd.LocalSteps` for the papers.
     """
 
     name = "local"

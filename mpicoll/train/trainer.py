@@ -1,4 +1,4 @@
-"""Training of a model of the user's own, from a program: the public face of :mod:`mpicoll.train`."""
+"""Programming interface of :mod:`mpicoll.train`: training of user-defined models."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Callback:
     """Base class of callbacks of a :class:`Trainer`; they are called on rank 0."""
 
     def on_step(self, trainer: Trainer, record: StepRecord) -> None:
-        """Called with each step whose loss has become known; in synchronous training that is every few steps."""
+        """Called for each step, after its loss is known; in synchronous training for some steps at a time."""
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
         """Called after an epoch, with its mean loss and accuracy and those over the test samples."""
 
     def on_checkpoint(self, trainer: Trainer, steps: int) -> None:
-        """Called when a checkpoint after so many steps of the run is on the disk."""
+        """Called after a checkpoint of the run after `steps` steps has been written."""
 
     def on_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
         """Called when :meth:`Trainer.fit` is about to return `result`; not after an error."""
@@ -99,18 +99,18 @@ class EarlyStopping(Callback):
 
 
 class Trainer:
-    """Data-parallel training of a model of the user's own, by any of the strategies.
+    """Data-parallel training of a user-defined model, by any of the strategies.
 
-    Every rank makes a trainer with equal arguments and calls :meth:`fit`. Each step takes a batch, of which every rank
-    gets a share, and updates the parameters by stochastic gradient descent.
+    Every rank makes a trainer with equal arguments and calls :meth:`fit`. In each step every rank takes a part of a
+    batch, and the parameters are updated by the optimizer.
 
     Parameters
     ----------
     model : TrainableModel
         ``initial(seed)``, ``forward(parameters, x, y)`` and ``backward(parameters, saved)`` on NumPy arrays.
     data
-        Training samples: ``len(data)`` of them, and ``data.batch(indices)`` returns ``(x, y)``, of as many rows as
-        there are indices. See :class:`ArrayDataset`. Equal on all ranks.
+        Training samples, equal on all ranks: an object with ``len(data)``, and with ``data.batch(indices)``, which
+        returns ``(x, y)`` with a row for each index. See :class:`ArrayDataset`.
     test_data
         Samples for evaluation after each epoch, of the same kind.
     comm : MPI.Intracomm, optional
@@ -175,8 +175,8 @@ class Trainer:
         TrainingError
             On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have different data.
         Exception
-            On the rank where the model, the data set or a callback raised it. The others wait for that rank, at most
-            for the timeout, unless the exception ends the job.
+            On the rank where the model, the data set or a callback raised it. Unless the exception ends the job, the
+            other ranks wait for this one, at most for the timeout.
         """
         try:
             comm = self._comm if isinstance(self._comm, Intracomm) else make_communicator(self._config, self._comm)
@@ -191,7 +191,7 @@ class Trainer:
         return result
 
     def stop(self) -> None:
-        """End training soon, on all ranks; for callbacks and signal handlers."""
+        """End training on all ranks after the present step or soon after; for callbacks and signal handlers."""
         if self.running is not None:
             self.running.ask_to_stop()
 

@@ -186,7 +186,7 @@ def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
         ("int8:block=x", ValueError, "'x' is not int"),
         ("powersgd:0", ValueError, "rank: 0"),
         ("powersgd:rows=-1", ValueError, "rows: -1"),
-        ("powersgd:shapes=3", ValueError, "'shapes=3' is not a setting of powersgd; there are rank, rows"),
+        ("powersgd:shapes=3", ValueError, "'shapes=3' is not a setting of powersgd; its settings: rank, rows"),
         ("common:9", ValueError, "bits: 9"),
         ("fp16:3", ValueError, "'3' is not a setting"),
         ("fp8:31", ValueError, "block: 31"),

@@ -398,7 +398,7 @@ CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     "scatter_counts_of_nothing": (
         lambda c: c.Reduce_scatter(MPI.IN_PLACE, np.zeros(4 * c.size)),
         ValueError,
-        "recvcounts: needed with MPI.IN_PLACE",
+        "recvcounts: None is not possible with MPI.IN_PLACE",
     ),
     "scatter_number": (
         lambda c: c.Reduce_scatter(np.zeros(4 * c.size), np.zeros(4), 4),

@@ -365,7 +365,7 @@ def test_a_rank_that_does_not_come_is_named(comm: mpicoll.Intracomm, name: str) 
     # With several nodes, a rank may hear of one on its own way there that waits itself, or from one that has given up.
     nodes = comm.channel.cluster is not None
     with pytest.raises(
-        (CollectiveTimeout, RemoteError) if nodes else CollectiveTimeout, match="did not come"
+        (CollectiveTimeout, RemoteError) if nodes else CollectiveTimeout, match="did not arrive"
     ) as caught:
         CALLS[name](impatient, "x")
     if isinstance(caught.value, CollectiveTimeout) and not nodes:

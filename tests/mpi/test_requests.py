@@ -213,7 +213,7 @@ def test_a_rank_that_does_not_come_is_named(wait: Callable[[Sequence[Any]], Any]
         return
     receive = WORLD.Irecv(np.zeros(1), comm.rank, 9)
     request = comm.Iallreduce(MPI.IN_PLACE, np.ones(3))
-    with pytest.raises(CollectiveTimeout, match=f"rank {comm.size - 1} did not come"):
+    with pytest.raises(CollectiveTimeout, match=f"rank {comm.size - 1} did not arrive"):
         wait([receive, request])
     WORLD.Send(np.zeros(1), comm.rank, 9)
     assert MPI.Request.Waitall([receive, request])

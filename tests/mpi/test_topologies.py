@@ -282,7 +282,7 @@ def test_a_neighbour_that_does_not_come_is_named(plain: MPI.Intracomm) -> None:
     data, got = np.full(2, float(plain.rank)), np.zeros(4)
     if plain.rank == last - 1:
         with pytest.raises(
-            CollectiveTimeout, match=r"Neighbor_allgather.* did not come, or had left already"
+            CollectiveTimeout, match=r"Neighbor_allgather.* did not arrive, or had left already"
         ) as caught:
             made.Neighbor_allgather(data, got)
         assert last in caught.value.missing_ranks

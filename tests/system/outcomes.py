@@ -47,4 +47,4 @@ def check_missing_rank(entries: list[dict]) -> None:
             assert entry["error"] == "CollectiveTimeout", entry
             assert entry["missing"] == [1], entry
             assert 3.5 < entry["seconds"] < 6, entry
-            assert "rank 1 did not come" in entry["text"]
+            assert "rank 1 did not arrive" in entry["text"]

@@ -51,7 +51,7 @@ def test_a_node_is_oversubscribed_if_one_of_its_ranks_says_so() -> None:
     [
         ("MPICOLL_CORES", "many", "'many' is not a number of cores"),
         ("MPICOLL_CHECK", "ful", "'ful' is not one of off, default, full"),
-        ("MPICOLL_NODES", "2;1", "'2;1' is not a list of numbers of ranks"),
+        ("MPICOLL_NODES", "2;1", "'2;1' is not a list of positive numbers of ranks"),
     ],
 )
 def test_a_wrong_value_on_one_rank_is_an_error_on_all(variable: str, value: str, says: str) -> None:

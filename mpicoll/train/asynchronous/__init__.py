@@ -1,1 +1,1 @@
-"""Ways of training in which ranks do not add up their gradients in every step."""
+"""Asynchronous training: parameter server, all-to-all exchange and gossip."""

@@ -1,4 +1,4 @@
-"""Slow ranks and noise on purpose, to see what they do to a way of training."""
+"""Artificial stragglers: delays of computation, to measure their effect on a strategy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from mpicoll.train.config import TrainConfig
 
 
 class Delayed:
-    """Another engine that sleeps behind its work; an :class:`~mpicoll.models.micro_batches.StepExecutor`.
+    """An engine with a delay after the gradients; an :class:`~mpicoll.models.micro_batches.StepExecutor`.
 
     Parameters
     ----------
+    engine
+        The engine that computes.
     least
-        Seconds that the gradients of a step take at least, as if the model were larger.
+        Shortest time of the gradients of a step in seconds, as if the model were larger.
     factor
-        How many times as long they take on this rank.
+        Factor of the time on this rank.
     jitter
-        Mean of further seconds, which are distributed exponentially.
+        Mean of a further delay in seconds, which is distributed exponentially.
     """
 
     def __init__(self, engine: StepExecutor, least: float, factor: float, jitter: float, seed: tuple[int, int]) -> None:
@@ -50,7 +52,7 @@ class Delayed:
 
 
 def delayed(engine: StepExecutor, config: TrainConfig, rank: int) -> StepExecutor:
-    """Return the engine, slowed down as the options say."""
+    """Return the engine with the delays of the options for `rank`."""
     factor = dict(config.slow).get(rank, 1.0)
     if factor == 1.0 and config.jitter == 0 and config.step_seconds == 0:
         return engine

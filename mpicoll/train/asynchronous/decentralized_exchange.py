@@ -1,4 +1,4 @@
-"""Training without servers and without waiting: gradients to all others, or half of what one has to one other."""
+"""Decentralised asynchronous training: all-to-all gradient exchange, and gossip (stochastic gradient push)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mpicoll.train.strategies import strategy_name
 
 _FEWEST_SLOTS, _MOST_SLOTS = 2, 16
 _PART = 8
-"""More slots than the fewest take no more than this part of what is free."""
+"""Slots beyond the fewest use at most one `_PART`-th of the free memory."""
 _BINS = 1024
 
 
 class AllToAllExchange:
     """All-to-all exchange: every rank applies every gradient to a replica of its own; an `Exchange`.
 
-    A gradient goes to the mailboxes of all others, which apply it when they come to it. All replicas so take the same
-    steps, each in another order, and are apart by what is under way. At the end they are averaged.
+    A gradient is written to the mailboxes of all other ranks, which apply it later. All replicas apply the same
+    gradients in different orders, and differ by those in flight. At the end they are averaged.
     """
 
     scale = 1.0
@@ -67,7 +67,7 @@ class AllToAllExchange:
         self._histogram = np.zeros(_BINS, np.int64)
 
     def before(self) -> None:
-        """Apply what has come."""
+        """Apply the gradients that have arrived."""
         self._peers.beat()
         while self._take():
             pass
@@ -88,7 +88,7 @@ class AllToAllExchange:
         return self._arrived
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
-        """Send the gradient to everybody, waiting for room where somebody is slow, and apply it."""
+        """Send the gradient to all others, waiting for free slots of slow ranks, and apply it."""
         payload, rate = self._encoded(self._momentum.applied(gradient)), rate * self._momentum.factor
         for other in self._others:
             has_room, whose = functools.partial(self._has_room, other), functools.partial(_only, other)
@@ -99,7 +99,7 @@ class AllToAllExchange:
         self._optimizer.apply(self._decoded(payload), rate)
 
     def _has_room(self, other: int) -> bool:
-        """Look there; take what has come meanwhile, since the other may wait for room here."""
+        """Return whether a rank's mailbox has a free slot; apply arrived gradients, since it may wait for one here."""
         return self._peers.has_room(other) or (self._take() and self._peers.has_room(other))
 
     def _encoded(self, gradient: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class AllToAllExchange:
         self._peers.beat()
 
     def snapshot(self) -> None:
-        """Apply what has come."""
+        """Apply the gradients that have arrived."""
         self.before()
 
     def state(self) -> tuple[State, int]:
@@ -131,14 +131,14 @@ class AllToAllExchange:
         self._peers.wait(self._is_alone, self._peers.working, "the others to finish")
 
     def _is_alone(self) -> bool:
-        """Return whether nothing more can come: first nobody works, then nothing is there."""
+        """Return whether no more gradients can arrive: all others have finished, and the mailboxes are empty."""
         alone = not self._peers.working()
         while self._take():
             pass
         return alone
 
     def finish(self) -> None:
-        """Apply everything that was sent, then take the mean of all replicas."""
+        """Apply all gradients in flight, then average the replicas."""
         self._peers.finish()
         self.settle()
         self._comm.Allreduce(MPI.IN_PLACE, self._replica, MPI.SUM)
@@ -161,23 +161,23 @@ class AllToAllExchange:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return how late gradients of others were, in updates of the replica to which they were applied."""
+        """Return the staleness of other ranks' gradients, in updates of the replica to which they were applied."""
         return {"staleness": spread_of(self._histogram)}
 
 
 class GossipExchange:
-    """Stochastic gradient push: every rank passes half of its weight and replica to one other; an `Exchange`.
+    """Stochastic gradient push: every rank sends half of its weight, with its replica, to one other; an `Exchange`.
 
     A rank has a replica and a weight, 1 at first. After each step it sends half of its weight, with its replica, to the
-    rank that is 1, 2, 4, ... further on, in turn, if there is room in its mailbox; and what has come is averaged with
-    its own, by weights. The sum of all weights never changes, nor does, but for steps, that of replicas times weights,
-    so nobody has to wait for anybody. On 4 ranks, step 0 and step 1::
+    rank at distance 1, 2, 4, ... in turn, if the mailbox there has a free slot. Received replicas are averaged with its
+    own, by weights. The sum of all weights is constant, and so is, between updates, the sum of replicas times weights.
+    Therefore no rank has to wait for another. On 4 ranks, step 0 and step 1::
 
         0 -> 1 -> 2 -> 3 -> 0        0 -> 2, 1 -> 3, 2 -> 0, 3 -> 1
 
     (Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019; weights as in Kempe et al.,
-    "Gossip-based computation of aggregate information", FOCS 2003. Steps are taken by the replica, not by its product
-    with the weight: that of a rank that gives more often than it takes would go too far.)
+    "Gossip-based computation of aggregate information", FOCS 2003. Updates are applied to the replica, not to its
+    product with the weight: those of a rank that sends more often than it receives would be too large.)
     """
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
@@ -201,7 +201,7 @@ class GossipExchange:
         return [(rank + (1 << k)) % self._size for k in range((self._size - 1).bit_length())]
 
     def before(self) -> None:
-        """Take the mean with what has come."""
+        """Average with the replicas that have arrived."""
         self._peers.beat()
         while self._take():
             pass
@@ -218,7 +218,7 @@ class GossipExchange:
         return found
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
-        """Take a step, then pass half on."""
+        """Update the replica, then send half of the weight with it."""
         self._optimizer.apply(gradient, rate)
         self._steps += 1
         if self._size == 1:
@@ -236,7 +236,7 @@ class GossipExchange:
         self._peers.beat()
 
     def snapshot(self) -> None:
-        """Take the mean with what has come."""
+        """Average with the replicas that have arrived."""
         self.before()
 
     def state(self) -> tuple[State, None]:
@@ -253,7 +253,7 @@ class GossipExchange:
         return alone
 
     def finish(self) -> None:
-        """Take what was sent, then the mean of what all have."""
+        """Average with all messages in flight, then take the weighted mean over all ranks."""
         self._peers.finish()
         self.settle()
         weight = np.array([self._weight])
@@ -277,15 +277,20 @@ class GossipExchange:
         return {"optimizer": self._optimizer.nbytes, "mailboxes": self._peers.nbytes + self._scratch.nbytes}
 
     def facts(self) -> dict[str, Any]:
-        """Return in which part of the steps the mailbox of the other was full, and nothing was passed on."""
+        """Return the fraction of the steps in which the other rank's mailbox was full, and nothing was sent."""
         return {"skipped": float(self._counts[1] / max(1, self._counts[0]))}
 
 
 def _slots(comm: MPI.Intracomm, mode: str, mailboxes_nbytes: int) -> int:
-    """Return how many messages a mailbox shall hold, the same on all ranks. Collective.
+    """Return the number of slots of a mailbox, equal on all ranks. Collective.
 
-    All mailboxes together take so many bytes if each holds one. A rank that is five times as slow as the others finds
-    five messages of each when it comes to look; who finds no room waits, or goes without.
+    A rank that is five times as slow as the others finds five messages of each of them after a step. A sender that
+    finds no free slot waits (all-to-all) or skips the message (gossip).
+
+    Parameters
+    ----------
+    mailboxes_nbytes
+        Bytes of all mailboxes together with one slot each.
 
     Raises
     ------

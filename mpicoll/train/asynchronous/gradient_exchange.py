@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 State = dict[str, np.ndarray]
-"""Parameters and what else is needed to go on: vectors of the model's length, by name; ``"parameters"`` is one."""
+"""State of a run for a checkpoint: vectors of the model's length, by name, among them ``"parameters"``."""
 
 
 class Sent(NamedTuple):
@@ -19,53 +19,53 @@ class Sent(NamedTuple):
 
 
 class Exchange(Protocol):
-    """One rank's way to the others; it knows the rank's replica of the parameters.
+    """Asynchronous gradient exchange of one rank, bound to its local replica of the parameters.
 
-    Collective over all ranks: construction, `finish` and `close`.
+    The constructor, :meth:`finish` and :meth:`close` are collective over all ranks.
 
     Attributes
     ----------
     scale
-        How often the gradient of a worker's share of a batch counts: 1 where all shares come together.
+        Factor of the gradient of a worker's share of a batch; 1 if the gradients of all shares are summed.
     """
 
     scale: float
 
     def before(self) -> None:
-        """Bring the replica up to date for the next step; may wait, where the mode says so.
+        """Update the replica for the next step; may wait, depending on the mode.
 
         Raises
         ------
         LeftBehind
-            As may `after`.
+            If the other ranks have dropped this one; :meth:`after` may raise it, too.
         """
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
-        """Make use of a step's gradient, which may be overwritten."""
+        """Send or apply a step's gradient, which may be overwritten."""
 
     def beat(self) -> None:
-        """Show that this rank is alive, in work that takes long."""
+        """Give a sign of life in a long computation."""
 
     def snapshot(self) -> None:
-        """Let the replica be the newest model that can be had without waiting for a worker; between two steps."""
+        """Update the replica to the newest model available without waiting for a worker; between two steps."""
 
     def state(self) -> tuple[State, int | None]:
-        """Return what a checkpoint has to have, and of how many shares of this run it has the effect, if known."""
+        """Return the state for a checkpoint, and the number of shares of this run that it includes, if known."""
 
     def settle(self) -> None:
         """Wait until the other workers have finished; for one rank, before it finishes itself."""
 
     def finish(self) -> None:
-        """Leave; on workers, the replica becomes the last model, which is the same on all."""
+        """End this rank's part; on workers, the replica becomes the final model, which is equal on all."""
 
     def close(self) -> None:
-        """Free what all ranks have in common."""
+        """Free the memory that the ranks share."""
 
     def sent(self) -> Sent:
-        """Return what went over the network so far."""
+        """Return the bytes sent and read so far."""
 
     def nbytes(self) -> dict[str, int]:
-        """Return bytes that this rank holds beside replica and gradient, by what they are for."""
+        """Return the bytes of this rank's memory besides replica and gradient, by purpose."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is to be reported of the mode, the same on all ranks, after `close`."""
+        """Return facts of the mode for the report, equal on all ranks; after :meth:`close`."""

@@ -1,4 +1,4 @@
-"""Asynchronous training: workers draw shares of batches from a counter, and go on without each other."""
+"""Coordination of asynchronous training: workers draw shares of batches from a shared counter."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means
 from mpicoll.train.step_plan import StepPlan
 
 _STOP = 1 << 40
-"""Drawn from the counter, so many numbers leave none for anybody."""
+"""A draw of this many numbers leaves no share for any rank, which stops the run."""
 
 
 class WorkSharing:
-    """Coordination of workers that do not wait; a :class:`~mpicoll.train.coordination.Coordination`.
+    """Coordination of asynchronous workers; a :class:`~mpicoll.train.coordination.Coordination`.
 
-    A batch is divided among the workers as in synchronous training, but a worker takes the next share that nobody has
-    taken, whoever it was meant for: faster ones take more, and every sample is taken once in an epoch. Rank 0, the
-    chief, is a worker that looks after the others as well: between two steps of its own it evaluates, tells of the
-    progress and saves checkpoints. Other workers do not wait for that. The last ``config.servers`` ranks take no
-    shares, and serve in `finish`.
+    A batch is divided into as many shares as in synchronous training, but each worker takes the next free share: faster
+    workers take more, and every sample is taken once in an epoch. Rank 0, the chief, is a worker that between its own
+    steps also evaluates, reports progress and saves checkpoints. Other workers do not wait for that. The last
+    ``config.servers`` ranks take no shares, and serve in :meth:`finish`.
 
-    Numbers of shares come from a counter in shared memory. Who wants to stop draws all that are left, and beside the
-    counter stands whether a rank has failed.
+    Numbers of shares are drawn from a counter in remote memory. A rank that wants to stop the run draws all remaining
+    ones. A failure flag is stored beside the counter.
     """
 
     def __init__(
@@ -111,13 +110,13 @@ class WorkSharing:
         self._shares.add(ShareRecord(share.done, result.rate, result.loss, result.correct, result.rows, result.seconds))
 
     def ask_to_stop(self) -> None:
-        """Let all ranks stop soon; may be called from a signal handler."""
+        """Request that all ranks stop; may be called from a signal handler."""
         self._stop = True
         if not self._is_worker:  # it serves, and looks at nothing else
             self._counter.draw(_STOP)
 
     def lagging(self) -> int | None:
-        """Return None: nobody waits for the slowest."""
+        """Return None: no rank waits for the slowest one."""
         return None
 
     def epochs_over(self, done: int) -> int:
@@ -158,7 +157,7 @@ class WorkSharing:
         self._counter.draw(_STOP)
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-        """Leave, or serve until all workers have left; take over the last model, and learn how it went for all."""
+        """Finish, or serve until all workers have finished; take over the final model and the records of all ranks."""
         exchange, comm = self._strategy.exchange, self._comm
         exchange.finish()
         self._wall_seconds, self._strategy.is_left = time.perf_counter() - self._began, True

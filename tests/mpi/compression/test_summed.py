@@ -224,9 +224,9 @@ def test_between_nodes_only(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("spec", "algorithm", "says"),
     [
-        ("int8", "ring", "'ring' does not compress with 'int8'; there are hierarchy, two_shot"),
+        ("int8", "ring", "'ring' does not compress with 'int8'; choose hierarchy or two_shot"),
         ("int8", "summed", "'summed' does not compress"),
-        ("common", "two_shot", "'two_shot' does not compress with 'common'; there are hierarchy, summed, "),
+        ("common", "two_shot", "'two_shot' does not compress with 'common'; choose hierarchy or summed, "),
         ("fp16", "mine", "'mine' does not compress"),
         ("common:7", None, "bits: 7"),
         ("common:block=5", None, "block: 5"),
