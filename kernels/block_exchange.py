@@ -1,4 +1,4 @@
-"""Exchange of blocks of any layout between the ranks of a node: the local part of Alltoallw.
+"""Exchange of blocks of any layout between the ranks of a node: the local part of Alltoallw and Alltoallv.
 
 Every rank *offers* each other rank a block, in a record of OFFER_NBYTES bytes that an Alltoall carries. Bytes of the
 block are there where their owner says:
@@ -55,23 +55,27 @@ from .strided_copy import (
     STAGE,  # address of 2 * size * CHUNK bytes in the own segment
     CHUNK,  # bytes of a block that are staged in one round
     MAY_DIRECT,  # 0 if blocks of the own segment are staged too, since the result overwrites them
+    MARK,  # which collective this is
+    TYPE,  # element type of all blocks, 0 if they have several
     ROUND,
     ROUNDS,  # -1 if a rank has made another call
     WRONG_RANK,  # whose block, or record, cannot be used, -1 if none
-    WRONG_NBYTES,  # how long that block is; -1 for a record that is damaged
+    WRONG_NBYTES,  # how long that block is; DAMAGED for a record that is, OF_ANOTHER_TYPE if only that differs
     EXCHANGE_WORDS,
-) = range(17)
+) = range(19)
 """Words of an exchange; some memory for cursors and a layout follows."""
 _TARGET, _SOURCE = EXCHANGE_WORDS, EXCHANGE_WORDS + CURSOR_WORDS
 _PACKED = _SOURCE + CURSOR_WORDS
 ALL_WORDS = _PACKED + LAYOUT_WORDS
 
 OFFER_NBYTES = 512
-_MAGIC = 0x6D7069636F6C6C77
+DAMAGED, OF_ANOTHER_TYPE = -1, -2
 _MARK, _NBYTES, _KIND, _ROUNDS, _PLACE = range(5)
-"""Words of a record; the last is a layout, or where the stage is, or begins the data."""
+"""Words of a record; _KIND has the element type, too. At the last is a layout, or where the stage is, or the data."""
+_TYPE_BIT = 8
 _INLINE_NBYTES = OFFER_NBYTES - 8 * _PLACE
 _INLINE, _DIRECT, _STAGED = range(3)
+_KINDS = (1 << _TYPE_BIT) - 1
 
 
 @helper
@@ -139,21 +143,22 @@ def _offer_to(words, rank, record):
     """Offer a block to a rank; return in how many rounds it can be taken."""
     layout = _layout(words, SENDS, rank)
     nbytes, chunk = load(layout + 8 * NBYTES), load(words + 8 * CHUNK)
-    store(record + 8 * _MARK, _MAGIC)
+    kind = load(words + 8 * TYPE) << _TYPE_BIT
+    store(record + 8 * _MARK, load(words + 8 * MARK))
     store(record + 8 * _NBYTES, nbytes)
     if nbytes <= _INLINE_NBYTES:
-        store(record + 8 * _KIND, _INLINE)
+        store(record + 8 * _KIND, kind | _INLINE)
         _pack(words, rank, record + 8 * _PLACE, 0, nbytes)
         return 0
     low, high = reach(layout)
     base = load(words + 8 * SEND_BASE)
     if load(words + 8 * MAY_DIRECT) and _is_inside(words, load(words + 8 * RANK), base + low, base + high):
-        store(record + 8 * _KIND, _DIRECT)
+        store(record + 8 * _KIND, kind | _DIRECT)
         for word in range(LAYOUT_WORDS):
             store(record + 8 * (_PLACE + word), load(layout + 8 * word))
         store(record + 8 * (_PLACE + ADDRESS), base + load(layout + 8 * ADDRESS))
         return 1
-    store(record + 8 * _KIND, _STAGED)
+    store(record + 8 * _KIND, kind | _STAGED)
     store(record + 8 * _PLACE, _stage_for(words, rank, 0))
     _pack(words, rank, _stage_for(words, rank, 0), 0, _round_nbytes(words, nbytes, 0))
     return (nbytes + chunk - 1) // chunk
@@ -176,7 +181,7 @@ def offer(words):
     for rank in range(size):
         store(records + OFFER_NBYTES * rank + 8 * _ROUNDS, rounds)
     own_record = records + OFFER_NBYTES * own
-    store(own_record + 8 * _MARK, _MAGIC)
+    store(own_record + 8 * _MARK, load(words + 8 * MARK))
     store(own_record + 8 * _NBYTES, load(_layout(words, SENDS, own) + 8 * NBYTES))
     store(own_record + 8 * _KIND, _INLINE)
 
@@ -187,7 +192,7 @@ def offer_round(words):
     number, own = load(words + 8 * ROUND), load(words + 8 * RANK)
     for rank in range(load(words + 8 * SIZE)):
         record = load(words + 8 * OFFERS) + OFFER_NBYTES * rank
-        if rank != own and load(record + 8 * _KIND) == _STAGED:
+        if rank != own and load(record + 8 * _KIND) & _KINDS == _STAGED:
             nbytes = _round_nbytes(words, load(record + 8 * _NBYTES), number)
             if nbytes:
                 _pack(words, rank, _stage_for(words, rank, number), number * load(words + 8 * CHUNK), nbytes)
@@ -240,13 +245,16 @@ def _take_staged(words, rank, record, nbytes):
 def _take_from(words, rank):
     """Take the block from a rank, or this round's part of it; return False if it cannot be used."""
     record, expected = load(words + 8 * ARRIVED) + OFFER_NBYTES * rank, load(_layout(words, RECVS, rank) + 8 * NBYTES)
-    nbytes, kind = load(record + 8 * _NBYTES), load(record + 8 * _KIND)
+    nbytes, kind = load(record + 8 * _NBYTES), load(record + 8 * _KIND) & _KINDS
     store(words + 8 * WRONG_NBYTES, nbytes)
     if nbytes != expected:
         return False
+    if nbytes and load(record + 8 * _KIND) >> _TYPE_BIT != load(words + 8 * TYPE):
+        store(words + 8 * WRONG_NBYTES, OF_ANOTHER_TYPE)
+        return False
     if load(words + 8 * ROUND) and kind != _STAGED:
         return True
-    store(words + 8 * WRONG_NBYTES, -1)
+    store(words + 8 * WRONG_NBYTES, DAMAGED)
     if kind == _INLINE:
         if nbytes > _INLINE_NBYTES:
             return False
@@ -281,7 +289,7 @@ def take(words):
     size, own, rounds = load(words + 8 * SIZE), load(words + 8 * RANK), 0
     for rank in range(size):
         record = load(words + 8 * ARRIVED) + OFFER_NBYTES * rank
-        if load(record + 8 * _MARK) != _MAGIC:
+        if load(record + 8 * _MARK) != load(words + 8 * MARK):
             store(words + 8 * WRONG_RANK, rank)
             store(words + 8 * ROUNDS, -1)
             return -1

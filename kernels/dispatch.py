@@ -75,6 +75,8 @@ from .operation_words import (
 
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
 """Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
+UNEVEN = 64
+"""Added to the number of a collective whose parts have different lengths; see `call`."""
 AT_ONCE_NBYTES = 256 << 10
 """Longer vectors are only begun here, so that other threads can run meanwhile."""
 
@@ -101,10 +103,12 @@ def _bit_length(number):
 
 
 @helper
-def _prepare(table, wanted, blocking, job, collective, main, op, root):
+def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bounds):
     """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
     count, dtype = count_of(table, main), number_of_dtype(table, main)
-    if collective in (GATHER, SCATTER):
+    if bounds:
+        count = load(bounds + 8 * get(job, SIZE))
+    elif collective in (GATHER, SCATTER):
         count *= get(job, SIZE)
     reduces = collective in REDUCES
     operation = find(table, OP_IDS, get(table, OPS), op) if reduces else 0
@@ -119,7 +123,9 @@ def _prepare(table, wanted, blocking, job, collective, main, op, root):
         chosen = get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize))
         if chosen and not blocking:
             chosen = get(table, SHARED_METHOD) + 1  # nonblocking calls go on piece by piece
-    if collective in BY_PARTS:
+    if bounds:
+        put(job, BOUNDS, bounds)
+    elif collective in BY_PARTS:
         size = get(job, SIZE)
         if count % size:
             return -1
@@ -129,8 +135,8 @@ def _prepare(table, wanted, blocking, job, collective, main, op, root):
     put(job, REDUCER, reducer)
     put(job, METHOD, chosen - 1)
     single_copy = int(chosen > 0 and chosen - 1 != get(table, SHARED_METHOD))
-    put(job, CALL, pack_call(collective, single_copy, dtype, operation, root))
-    return chosen
+    put(job, CALL, pack_call(collective, single_copy, dtype, operation, distinction))
+    return -1 if bounds and chosen == 0 else chosen  # calls by messages are known by other words
 
 
 @helper
@@ -138,7 +144,9 @@ def _is_agreed(table, job):
     """Say whether the ranks need not hear of all others in this call."""
     call, count = get(job, CALL), get(job, COUNT)
     entry = get(table, AGREED) + 16 * agreed_entry(call, count)
-    return load(entry) == call and load(entry + 8) == count
+    if load(entry) == call and load(entry + 8) == count:
+        return True
+    return load(entry + 16) == call and load(entry + 24) == count
 
 
 @helper
@@ -172,6 +180,10 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
     """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
     wanted = _wanted(table)
     table -= table & 7
+    bounds, distinction = 0, root
+    if collective >= UNEVEN:
+        collective -= UNEVEN
+        bounds, distinction, root = root + 16, load(root + 8), load(root)
     if not _is_open(table, job) or not 0 <= root < get(job, SIZE):
         return -1
     put(job, ROOT, root)
@@ -183,13 +195,16 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
         if wanted not in (0, get(table, SHARED_METHOD) + 1):
             return -1  # there is no barrier by single copies
         return wanted if wanted else get(table, CHOSEN)
-    main = describe(table, job, collective, send, recv, root)
-    return -1 if main == 0 else _prepare(table, wanted, blocking, job, collective, main, op, root)
+    main = describe(table, job, collective, send, recv, root, bounds)
+    if main == 0:
+        return -1
+    return _prepare(table, wanted, blocking, job, collective, main, op, distinction, bounds)
 
 
 @helper
-def _begin(table, job, collective, root):
+def _begin(table, job):
     """Number a call, and start its operation on shared memory; return False if nothing happened."""
+    collective, root = get(job, COLLECTIVE), get(job, ROOT)
     if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
         return False
     plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
@@ -232,15 +247,20 @@ def call(table, collective, send, recv, op, root):
     ----------
     table : int
         Address of `table_words` words; plus FOR_SHARED or FOR_SINGLE_COPY to disregard what they say is chosen.
+    collective : int
+        Its number; plus UNEVEN if ranks own parts of different lengths.
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
+    root : int
+        The root; with UNEVEN the address of words that stay there until the call has ended: the root, a number that
+        stands for the lengths in the comparison of calls, and size + 1 offsets of the parts.
     """
     own = table - (table & 7)
     job = get(own, JOB)
     chosen = _recognize(table, True, job, collective, send, recv, op, root)
     if chosen == 0:
         return _call_by_messages(own, job)
-    if chosen < 0 or not _begin(own, job, collective, root):
+    if chosen < 0 or not _begin(own, job):
         return OTHER
     if vector_nbytes(job) > AT_ONCE_NBYTES:
         return WAITING
@@ -254,7 +274,7 @@ def call_in(table, job, collective, send, recv, op, root):
     Return a status, and take arguments, as `call` does.
     """
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
-    if chosen <= 0 or not _begin(table - (table & 7), job, collective, root):
+    if chosen <= 0 or not _begin(table - (table & 7), job):
         return OTHER
     return progress(job, not is_short(job))
 

@@ -1,5 +1,6 @@
 """Arguments of plain calls: NumPy arrays by address, checked and written to a job."""
 
+from .atomics import load
 from .dispatch_table import (
     DTYPE_IDS,
     DTYPES,
@@ -51,14 +52,26 @@ def _are_apart(a, a_nbytes, b, b_nbytes):
 
 
 @helper
-def _two_arrays(table, send, recv, send_parts, recv_parts):
+def _fits(job, send_count, recv_count, send_parts, recv_parts, bounds):
+    """Say whether one array has all parts and the other this rank's; `bounds` are offsets of uneven parts, or 0."""
+    if bounds == 0:
+        return send_count * recv_parts == recv_count * send_parts
+    rank, total = get(job, RANK), load(bounds + 8 * get(job, SIZE))
+    own = load(bounds + 8 * rank + 8) - load(bounds + 8 * rank)
+    if send_parts > 1:
+        return send_count == total and recv_count == own
+    return send_count == own and recv_count == total
+
+
+@helper
+def _two_arrays(table, job, send, recv, send_parts, recv_parts, bounds):
     """Say whether two arrays have one element type, counts in this relation, and no element in common."""
     if not is_plain(table, send, READABLE) or not is_plain(table, recv, WRITABLE):
         return False
     if dtype_of(table, send) != dtype_of(table, recv):
         return False
     send_count, recv_count = count_of(table, send), count_of(table, recv)
-    if send_count * recv_parts != recv_count * send_parts:
+    if not _fits(job, send_count, recv_count, send_parts, recv_parts, bounds):
         return False
     number = number_of_dtype(table, send)
     itemsize = get(table, ITEMSIZES + number) if number >= 0 else 0
@@ -69,12 +82,12 @@ def _two_arrays(table, send, recv, send_parts, recv_parts):
 
 
 @helper
-def describe(table, job, collective, send, recv, root):
+def describe(table, job, collective, send, recv, root, bounds):
     """Write the addresses to the job; return the array that says count and type, 0 if this is not a plain call."""
     size, rank = get(job, SIZE), get(job, RANK)
     in_place = send == get(table, IN_PLACE)
     if collective in (GATHER, SCATTER):
-        return _describe_rooted(table, job, collective, send, recv, rank == root)
+        return _describe_rooted(table, job, collective, send, recv, rank == root, bounds)
     if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
         if not is_plain(table, recv, WRITABLE):
             return 0
@@ -89,7 +102,7 @@ def describe(table, job, collective, send, recv, root):
         return send
     send_parts = size if collective == REDUCE_SCATTER else 1
     recv_parts = size if collective == ALLGATHER else 1
-    if not _two_arrays(table, send, recv, send_parts, recv_parts):
+    if not _two_arrays(table, job, send, recv, send_parts, recv_parts, bounds):
         return 0
     put(job, SEND, data_of(table, send))
     put(job, RECV, data_of(table, recv))
@@ -99,18 +112,23 @@ def describe(table, job, collective, send, recv, root):
 
 
 @helper
-def _describe_rooted(table, job, collective, send, recv, at_root):
+def _describe_rooted(table, job, collective, send, recv, at_root, bounds):
     """Do so for gather and scatter; the array is the one of one part."""
     size = get(job, SIZE)
     part, whole = (send, recv) if collective == GATHER else (recv, send)
     if at_root:
         send_parts = size if collective == SCATTER else 1
-        if not _two_arrays(table, send, recv, send_parts, size + 1 - send_parts):
+        if not _two_arrays(table, job, send, recv, send_parts, size + 1 - send_parts, bounds):
             return 0
         if data_of(table, send) == data_of(table, recv):
             return 0
     elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
         return 0
+    if bounds:
+        place = bounds + 8 * get(job, RANK)
+        own_count = load(place + 8) - load(place)
+        if own_count == 0 or count_of(table, part) != own_count:
+            return 0  # no elements may be of any type
     own, other = data_of(table, part), data_of(table, whole) if at_root else 0
     put(job, SEND, own if collective == GATHER else other)
     put(job, RECV, other if collective == GATHER else own)

@@ -101,8 +101,8 @@ def pack_call(collective, single_copy, dtype, op, root):
 
 @helper
 def agreed_entry(call, count):
-    """Return in which entry it stands that a call was compared."""
-    return _mix(call, count) % AGREED_LENGTH
+    """Return in which entry, or in the next one, it stands that a call was compared; a multiple of 2."""
+    return 2 * (_mix(call, count) % (AGREED_LENGTH // 2))
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Arguments of Alltoallw: one block a rank, each with a datatype and a displacement of its own."""
+"""Arguments of Alltoallw and Alltoallv: one block a rank, as layouts that compiled code copies."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +13,18 @@ from mpi4py import MPI
 from mpicoll.buffers.buffer_specs import BOTTOM, datatype_of, index, is_unbounded, memory_of, unbounded
 from mpicoll.buffers.datatypes import Entries
 from mpicoll.buffers.flat import check_flat
-from mpicoll.buffers.flat_buffer import address_of
+from mpicoll.buffers.flat_buffer import Buffer, address_of
 from mpicoll.buffers.packed_entries import bounds_of
+from mpicoll.buffers.plain_specs import plain_blocks
 from mpicoll.buffers.typemap import Strided, Typemap, strided_pieces, typemap_of
+from mpicoll.buffers.vector_blocks import resolve_blocks
 from mpicoll.kernels import strided_copy as words
 
 _MAX_KNOWN = 64
 
 
 class TypedBlocks(NamedTuple):
-    """Blocks of an argument of Alltoallw.
+    """Blocks of an argument of Alltoallw or Alltoallv.
 
     Attributes
     ----------
@@ -29,11 +32,14 @@ class TypedBlocks(NamedTuple):
         The memory, and where displacements begin.
     description
         Where the blocks are from there.
+    buffer
+        Memory that stands in for the argument, to be given back; None for the argument itself.
     """
 
     array: np.ndarray
     address: int
     description: Description
+    buffer: Buffer | None = None
 
     def entries(self, rank: int, packed: np.ndarray) -> Entries:
         """Return a rank's block as what can be packed into `packed`, and unpacked from it."""
@@ -54,6 +60,8 @@ class Description(NamedTuple):
         Bytes of each block, without holes.
     layouts
         The same in the words of :mod:`mpicoll.kernels.strided_copy`.
+    overlaps
+        Whether blocks of elements overlap.
     """
 
     datatypes: tuple[MPI.Datatype, ...]
@@ -62,6 +70,7 @@ class Description(NamedTuple):
     typemaps: tuple[Typemap, ...]
     nbytes: tuple[int, ...]
     layouts: Layouts
+    overlaps: bool = False
 
 
 class Layouts(NamedTuple):
@@ -122,6 +131,39 @@ class Descriptions:
         if low < 0 or high > array.nbytes:
             _check_inside(blocks, low, high, argument)
         return blocks
+
+    def blocks_of_elements(self, spec: Any, argument: str, *, writable: bool) -> TypedBlocks:
+        """Read an argument of Alltoallv; its array has the type of the elements.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming argument and value.
+        """
+        plain = plain_blocks(spec, self._size)
+        if plain is not None and (not writable or plain.array.flags.writeable):
+            array, counts, displs = plain
+            description = self._of_elements(counts, displs, array.dtype.itemsize)
+            if description.layouts.high <= array.nbytes and not (writable and description.overlaps):
+                return TypedBlocks(array, address_of(array) if array.size else 0, description)
+        blocks = resolve_blocks(spec, argument, self._size, writable=writable)
+        buffer = blocks.buffer
+        description = self._of_elements(tuple(blocks.counts), tuple(blocks.displs), buffer.dtype.itemsize)
+        return TypedBlocks(np.empty(0, buffer.dtype), buffer.address, description, buffer)
+
+    def _of_elements(self, counts: tuple[int, ...], displs: tuple[int, ...], itemsize: int) -> Description:
+        key = counts, displs, itemsize
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            element = Typemap(np.zeros(1, np.int64), np.full(1, itemsize), frozenset(), itemsize)
+            nbytes = tuple(itemsize * count for count in counts)
+            layouts = _layouts(counts, [itemsize * displ for displ in displs], [element] * self._size)
+            ends = sorted((displ, displ + count) for displ, count in zip(displs, counts, strict=True) if count)
+            overlaps = any(first[1] > second[0] for first, second in pairwise(ends))
+            found = self._known[key] = Description((), counts, displs, (), nbytes, layouts, overlaps)
+        return found
 
     def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
         """Return what is known of counts, displacements and datatypes, or find it out."""

@@ -1,4 +1,4 @@
-"""Alltoallw: blocks with a datatype of their own for each pair of ranks.
+"""Alltoallw, and Alltoallv on a node: blocks of any length for each pair of ranks.
 
 On a node blocks are copied between the layouts of sender and receiver, without packing where the sender's array lies in
 a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are packed and travel as bytes by Alltoallv.
@@ -26,10 +26,13 @@ from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, 
 from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
 from mpicoll.messages.call_agreement import settle
 from mpicoll.shared_memory import numpy_allocator
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 STAGE_NBYTES = 1 << 20
 """Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
 _MIN_CHUNK_NBYTES = 16 << 10
+_MARKS = {"Alltoallw": 0x6D7069636F6C6C77, "Alltoallv": 0x6D7069636F6C6C76}
+"""By which a rank knows that a record is one of this collective."""
 
 
 class BlockExchange:
@@ -44,7 +47,8 @@ class BlockExchange:
     def __init__(self, scope: CallContext, table: int) -> None:
         self._scope, self._table = scope, table
         domain = scope.channel.node
-        self._on_node = domain is not None and domain.segments
+        self.on_node = domain is not None and domain.segments
+        """Whether blocks are exchanged in shared memory; the same on all ranks."""
         self._descriptions = Descriptions(scope.channel.size)
         self._words = memoryview(b"")
         self._address = 0
@@ -77,7 +81,7 @@ class BlockExchange:
         if scope.channel.refusal is not None:
             settle(scope.channel, scope.timeout)
         try:
-            shared = algorithm is None and self._on_node and self._table
+            shared = algorithm is None and self.on_node and self._table
             name = select.SHARED if shared else self._algorithm(algorithm)
             if name == select.NATIVE:
                 self._native(sendbuf, recvbuf)
@@ -88,10 +92,29 @@ class BlockExchange:
         except (TypeError, ValueError, KeyError, MpicollError) as error:
             scope.channel.refuse(error)
             raise
-        if self._on_node and name in select.ON_NODE:
-            self._on_shared_memory(send, recv)
+        if self.on_node and name in select.ON_NODE:
+            self._on_shared_memory("Alltoallw", send, recv)
         else:
             self._by_messages(send, recv, None if name in select.ON_NODE else algorithm)
+
+    def alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Give each rank its block from every rank, on a node; see :meth:`mpicoll.Intracomm.Alltoallv`."""
+        scope = self._scope
+        if scope.channel.refusal is not None:
+            settle(scope.channel, scope.timeout)
+        try:
+            recv = self._descriptions.blocks_of_elements(recvbuf, "recvbuf", writable=True)
+            send = recv
+            if not in_place(sendbuf):
+                send = self._descriptions.blocks_of_elements(sendbuf, "sendbuf", writable=False)
+            dtype = _common_type(send, recv)
+            self._check_own(send, recv)
+        except (TypeError, ValueError, KeyError) as error:
+            scope.channel.refuse(error)
+            raise
+        self._on_shared_memory("Alltoallv", send, recv, dtype)
+        if recv.buffer is not None:
+            recv.buffer.give_back()
 
     def _algorithm(self, algorithm: str | None) -> str:
         scope = self._scope
@@ -109,7 +132,10 @@ class BlockExchange:
 
     # On a node --------------------------------------------------------------------------------------------------------
 
-    def _on_shared_memory(self, send: TypedBlocks, recv: TypedBlocks) -> None:
+    def _on_shared_memory(
+        self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
+    ) -> None:
+        """Exchange blocks; `dtype` is the type of all elements if they have one."""
         if not self._address:
             self._make_words()
         words, inside = self._words, send is recv
@@ -120,19 +146,21 @@ class BlockExchange:
         words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
         words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
         words[kernels.MAY_DIRECT] = not inside
+        words[kernels.MARK] = _MARKS[title]
+        words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
         kernels.offer.run(self._address)
         self._plain(ALLTOALL, "alltoall", self._offers, self._arrived)
         rounds = kernels.take.run(self._address)
         if rounds:
-            self._take_rounds(rounds, recv)
+            self._take_rounds(title, rounds, recv)
         for rank, memory in unpacked.items():
             recv.entries(rank, memory).unpack()
 
-    def _take_rounds(self, rounds: int, recv: TypedBlocks) -> None:
+    def _take_rounds(self, title: str, rounds: int, recv: TypedBlocks) -> None:
         """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
         words, wrong = self._words, None
         if rounds < 0:
-            wrong, rounds = self._found_wrong(recv), words[kernels.ROUNDS]
+            wrong, rounds = self._found_wrong(title, recv), words[kernels.ROUNDS]
             if rounds <= 0:
                 self._scope.channel.refuse(wrong)  # the others hear of it in their next call
                 raise wrong
@@ -141,24 +169,26 @@ class BlockExchange:
             kernels.offer_round.run(self._address)
             self._plain(BARRIER, "barrier", None, None)
             if kernels.take_round.run(self._address) < 0:
-                wrong = wrong or self._found_wrong(recv)
+                wrong = wrong or self._found_wrong(title, recv)
         self._wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
         self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, self._wrong, MPI.MAX)
         if wrong is not None:
             raise wrong
         if self._wrong[0]:
             rank = int(self._wrong[0]) - 1
-            raise MismatchError(f"Alltoallw: rank {rank} got a block of another length than it expects")
+            raise MismatchError(f"{title}: rank {rank} got a block of another length, or type, than it expects")
 
-    def _found_wrong(self, recv: TypedBlocks) -> MismatchError:
+    def _found_wrong(self, title: str, recv: TypedBlocks) -> MismatchError:
         """Return the error for a block that cannot be used here."""
         rank, nbytes = self._words[kernels.WRONG_RANK], self._words[kernels.WRONG_NBYTES]
         if self._words[kernels.ROUNDS] < 0:
-            return MismatchError(f"this call differs between ranks: rank {rank} did not call Alltoallw")
-        if nbytes < 0:
-            return MismatchError(f"Alltoallw: what rank {rank} says of its block cannot be true")
+            return MismatchError(f"this call differs between ranks: rank {rank} did not call {title}")
+        if nbytes == kernels.OF_ANOTHER_TYPE:
+            return MismatchError(f"{title}: rank {rank} sends elements of another type than this rank expects")
+        if nbytes == kernels.DAMAGED:
+            return MismatchError(f"{title}: the record of rank {rank} is damaged")
         expected = recv.description.nbytes[rank]
-        return MismatchError(f"Alltoallw: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
+        return MismatchError(f"{title}: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
 
     def _plain(self, number: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Make a collective on whole arrays, in one compiled call if it can."""
@@ -166,7 +196,7 @@ class BlockExchange:
         if self._table:
             status = call.run(self._table, number, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            go_on(self._scope, status, None, collective, sendbuf, recvbuf, op)
+            go_on(self._scope, self._table, status, None, collective, sendbuf, recvbuf, op)
 
     # Elsewhere --------------------------------------------------------------------------------------------------------
 
@@ -179,6 +209,25 @@ class BlockExchange:
         run(self._scope, "alltoallv", [out, counts], [into, expected], MPI.SUM, 0, algorithm)
         for rank, memory in _parts(into, expected):
             recv.entries(rank, memory).unpack()
+
+
+def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:
+    """Return the type of all elements.
+
+    Raises
+    ------
+    ValueError
+        If there are two, or if the buffers overlap.
+    """
+    sent, got = sum(send.description.nbytes), sum(recv.description.nbytes)
+    if send is not recv and sent and got:
+        if send.array.dtype != recv.array.dtype:
+            raise ValueError(f"sendbuf has elements of {send.array.dtype}, but recvbuf of {recv.array.dtype}")
+        begins = send.address + send.description.layouts.low, recv.address + recv.description.layouts.low
+        ends = send.address + send.description.layouts.high, recv.address + recv.description.layouts.high
+        if begins[0] < ends[1] and begins[1] < ends[0]:
+            raise ValueError("sendbuf and recvbuf overlap in memory")
+    return (recv if got else send).array.dtype
 
 
 def _layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:

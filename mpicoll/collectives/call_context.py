@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,8 +43,18 @@ class CallContext(NamedTuple):
         return self._replace(means=self.means.without_memory())
 
 
+class ToldCounts(NamedTuple):
+    """Counts and element type that the root of a Gatherv or Scatterv has told all ranks."""
+
+    counts: Sequence[int]
+    dtype: np.dtype
+
+
 class CallArguments(NamedTuple):
-    """Arguments of a call; those that a collective does not have keep their defaults."""
+    """Arguments of a call; those that a collective does not have keep their defaults.
+
+    `recvcounts` are those of Reduce_scatter, or :class:`ToldCounts`.
+    """
 
     collective: str
     sendbuf: Any = None

@@ -9,10 +9,14 @@ from mpi4py import MPI
 from mpicoll.collectives import compiled_calls, hierarchy, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, NativeRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY, Channel
-from mpicoll.kernels.operation_words import OTHER
+from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER
 from mpicoll.messages.call_agreement import settle
+
+_NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)} | {"reduce_scatter_block": REDUCE_SCATTER}
 
 
 def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any) -> None:
@@ -57,6 +61,7 @@ def _refuse_if_running(channel: Channel) -> None:
 
 def go_on(
     scope: CallContext,
+    table: int,
     status: int,
     algorithm: str | None,
     collective: str,
@@ -65,15 +70,32 @@ def go_on(
     op: AnyOp = MPI.SUM,
     root: Any = 0,
 ) -> None:
-    """Complete a call for which :func:`mpicoll.kernels.dispatch.call` returned `status`."""
+    """Complete a call for which :func:`mpicoll.kernels.dispatch.call` returned `status`.
+
+    Parameters
+    ----------
+    table
+        With which it was called; 0 if it was not.
+    """
     if status == OTHER:
-        run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
-        return
+        plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
+        if plain is not None:
+            sendbuf, recvbuf = plain
+            if table and type(root) is int and 0 <= root < scope.channel.size:
+                status = call.run(table, _NUMBERS[collective], id(sendbuf), id(recvbuf), id(op), root)
+        if status == OTHER:
+            run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
+    if status not in (OTHER, DONE):
+        complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+
+
+def complete(scope: CallContext, status: int, made: CallArguments) -> None:
+    """Complete a call that has begun with `status`."""
     with scope.channel.alone.after_others():
         if scope.channel.dispatch.running:
-            compiled_calls.end(scope.channel, status, recvbuf, scope.timeout)
+            compiled_calls.end(scope.channel, status, made.recvbuf, scope.timeout)
         elif not on_shared_memory.end(scope.channel, status, scope.timeout):
-            _make_in_another_way(scope, CallArguments(collective, sendbuf, recvbuf, op, root))
+            _make_in_another_way(scope, made)
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:

@@ -28,7 +28,7 @@ from mpicoll.messages.call_agreement import agree
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
 from mpicoll.shared_memory.domain import PLAN_LANES, NonblockingSlot
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, op_number
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
@@ -124,7 +124,7 @@ def operation_of(task: CheckedOperation) -> OperationWords:
         offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
         bounds = offsets.ctypes.data
         if len(set(task.counts)) > 1:
-            distinction = zlib.crc32(offsets.tobytes(), task.root) >> 1
+            distinction = hash_of_offsets(offsets, task.root)
         task.kept = offsets
     send, recv, aside = _addresses(task, collective, node.rank)
     single_copy = int(task.algorithm == select.SINGLE_COPY)

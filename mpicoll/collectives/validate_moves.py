@@ -16,8 +16,16 @@ from mpicoll.buffers.datatypes import BYTE
 from mpicoll.buffers.flat import from_array, resolve
 from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart
 from mpicoll.buffers.vector_blocks import Blocks, ScatteredBlocks, resolve_blocks
-from mpicoll.collectives import select
-from mpicoll.collectives.call_context import AnyTask, CallArguments, CallContext, algorithm_for, check_root, native
+from mpicoll.collectives import on_shared_memory, select
+from mpicoll.collectives.call_context import (
+    AnyTask,
+    CallArguments,
+    CallContext,
+    ToldCounts,
+    algorithm_for,
+    check_root,
+    native,
+)
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.kernels.reduce import DTYPES
@@ -62,7 +70,7 @@ def _rooted(scope: CallContext, call: CallArguments, collective: str, whole: Any
     ends = _resolve_ends(scope, call, collective, root, whole, part)
     by_counts = call.collective != collective
     uneven = by_counts and not _tells_counts(scope)
-    counts, dtype = _counts(scope, ends, root, by_counts)
+    counts, dtype = _counts(scope, ends, root, by_counts, call.recvcounts)
     total, begin, end = sum(counts), sum(counts[:rank]), sum(counts[: rank + 1])
     send, recv = (ends.part, ends.whole) if collective == "gather" else (ends.whole, ends.part)
     _check_ends(ends, send, recv, total, end - begin)
@@ -114,7 +122,9 @@ def _resolve_ends(scope: CallContext, call: CallArguments, collective: str, root
     return _Ends(everything, None, counts)
 
 
-def _counts(scope: CallContext, ends: _Ends, root: int, by_counts: bool) -> tuple[Sequence[int], np.dtype]:
+def _counts(
+    scope: CallContext, ends: _Ends, root: int, by_counts: bool, known: ToldCounts | None
+) -> tuple[Sequence[int], np.dtype]:
     """Return the counts of all ranks' parts, as far as this rank knows them, 0 for others; and the element type.
 
     A rank without elements does not know the type of the others': it may have given any.
@@ -125,7 +135,7 @@ def _counts(scope: CallContext, ends: _Ends, root: int, by_counts: bool) -> tupl
         own = part.count if part is not None else whole.count // size if whole is not None else 0
         return [own] * size, dtype
     if _tells_counts(scope):
-        counts, told = _counts_from_root(scope, ends.counts, dtype, root)
+        counts, told = known or _counts_from_root(scope, ends.counts, dtype, root)
         return counts, dtype if part is not None and part.count else told
     if ends.counts is not None:
         return ends.counts, dtype
@@ -214,7 +224,7 @@ def _tells_counts(scope: CallContext) -> bool:
 def _counts_from_root(
     scope: CallContext, counts: Sequence[int] | None, dtype: np.dtype, root: int
 ) -> tuple[list[int], np.dtype]:
-    """Broadcast the root's counts and element type."""
+    """Broadcast the root's counts and element type; :mod:`mpicoll.collectives.vector_calls` makes the same call."""
     words = np.zeros(scope.channel.size + 1, np.int64)
     if counts is not None:
         words[:-1], words[-1] = counts, DTYPE_NUMBERS[dtype]
@@ -222,7 +232,8 @@ def _counts_from_root(
     at_root = scope.channel.rank == root
     given, result = (part, None) if at_root else (None, part)
     task = CheckedOperation(
-        scope.channel, "bcast", "Counts", "tree", words.size, words.dtype, given, result, target=part.buffer, root=root
-    )
-    task.run(scope.timeout)
-    return [int(count) for count in words[:-1]], DTYPES[words[-1]]
+        scope.channel, "bcast", "Bcast", select.SHARED, words.size, words.dtype, given, result, target=part.buffer,
+        root=root,
+    )  # fmt: skip
+    on_shared_memory.run(task, scope.timeout)
+    return words[:-1].tolist(), DTYPES[words[-1]]

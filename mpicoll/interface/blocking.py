@@ -20,6 +20,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import AnyOp, CallContext
 from mpicoll.collectives.execute import go_on, run
+from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.derived_communicators import DerivedIntracomm
 from mpicoll.kernels.dispatch import FOR_SHARED, FOR_SINGLE_COPY, call
@@ -50,6 +51,7 @@ class BlockingCollectives(DerivedIntracomm):
     _size: int
     _uncompressed: Any
     _block_exchange: BlockExchange
+    _vector_calls: VectorCalls
     _auto_table: int
     _table: int
 
@@ -97,7 +99,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "allreduce", sendbuf, recvbuf, op)
+            go_on(self._scope, table, status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
@@ -108,7 +110,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call.run(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
+            go_on(self._scope, table, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Broadcast: copy `buf` of the root to `buf` of all other ranks, of the same count and element type."""
@@ -117,7 +119,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call.run(table, BCAST, 0, id(buf), 0, root)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "bcast", None, buf, MPI.SUM, root)
+            go_on(self._scope, table, status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
     def Reduce_scatter(
         self,
@@ -133,7 +135,10 @@ class BlockingCollectives(DerivedIntracomm):
         By default the counts are the lengths of all ranks' `recvbuf`; ``MPI.IN_PLACE`` needs `recvcounts`. See
         :meth:`Allreduce` for the other parameters.
         """
-        run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+        if self._vector_calls.table and algorithm is None and recvcounts is not None:
+            self._vector_calls.reduce_scatter(sendbuf, recvbuf, recvcounts, op)
+        else:
+            run(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
@@ -144,7 +149,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
+            go_on(self._scope, table, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Gather a part of equal length from every rank, in rank order, on all ranks."""
@@ -153,11 +158,14 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "allgather", sendbuf, recvbuf)
+            go_on(self._scope, table, status, algorithm, "allgather", sendbuf, recvbuf)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Gather parts of any length on all ranks: ``recvbuf = [data, counts, displs, datatype]``."""
-        run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if self._vector_calls.table and algorithm is None:
+            self._vector_calls.allgatherv(sendbuf, recvbuf)
+        else:
+            run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Gather a part of equal length from every rank, in rank order, on `root`; others' `recvbuf` is ignored."""
@@ -166,11 +174,14 @@ class BlockingCollectives(DerivedIntracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call.run(table, GATHER, id(sendbuf), id(recvbuf), 0, root)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
+            go_on(self._scope, table, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Gather parts of any length on `root`, where ``recvbuf = [data, counts, displs, datatype]``."""
-        run(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        if self._vector_calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
+            self._vector_calls.gatherv(sendbuf, recvbuf, root)
+        else:
+            run(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Scatter: rank r gets the r-th of `size` equal parts of the root's `sendbuf`; others' `sendbuf` is ignored."""
@@ -179,11 +190,14 @@ class BlockingCollectives(DerivedIntracomm):
         if table and type(root) is int and 0 <= root < self._size:
             status = call.run(table, SCATTER, id(sendbuf), id(recvbuf), 0, root)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
+            go_on(self._scope, table, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Scatter parts of any length of the root's buffer, where ``sendbuf = [data, counts, displs, datatype]``."""
-        run(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        if self._vector_calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
+            self._vector_calls.scatterv(sendbuf, recvbuf, root)
+        else:
+            run(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Send the r-th of `size` equal parts of `sendbuf` to rank r; get a part from every rank, in rank order."""
@@ -192,11 +206,14 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, ALLTOALL, id(sendbuf), id(recvbuf), 0, 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "alltoall", sendbuf, recvbuf)
+            go_on(self._scope, table, status, algorithm, "alltoall", sendbuf, recvbuf)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Send a part of any length to each rank; both buffers are ``[data, counts, displs, datatype]``."""
-        run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if self._table and algorithm is None and self._block_exchange.on_node:
+            self._block_exchange.alltoallv(sendbuf, recvbuf)
+        else:
+            run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Give each rank its block from every rank, each with a datatype of its own.
@@ -228,7 +245,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, SCAN, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "scan", sendbuf, recvbuf, op)
+            go_on(self._scope, table, status, algorithm, "scan", sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> None:
         """Exclusive prefix reduction over ranks 0 to r - 1, in rank order; rank 0's `recvbuf` is not written."""
@@ -237,7 +254,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, EXSCAN, id(sendbuf), id(recvbuf), id(op), 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "exscan", sendbuf, recvbuf, op)
+            go_on(self._scope, table, status, algorithm, "exscan", sendbuf, recvbuf, op)
 
     def Barrier(self, *, algorithm: str | None = None) -> None:
         """Wait until every rank has called it."""
@@ -246,7 +263,7 @@ class BlockingCollectives(DerivedIntracomm):
         if table:
             status = call.run(table, BARRIER, 0, 0, 0, 0)
         if status != DONE:
-            go_on(self._scope, status, algorithm, "barrier")
+            go_on(self._scope, table, status, algorithm, "barrier")
 
     def _table_for(self, algorithm: Any) -> int:
         """Return the address of the table for the compiled path, 0 if this algorithm has none."""

@@ -14,6 +14,7 @@ from mpicoll.collectives import alltoallw
 from mpicoll.collectives.call_context import AnyOp
 from mpicoll.collectives.execute import start
 from mpicoll.collectives.on_shared_memory import start_quickly
+from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import Request
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.blocking import BlockingCollectives
@@ -23,6 +24,7 @@ from mpicoll.kernels.operation_words import (
     ALLTOALL,
     BARRIER,
     BCAST,
+    COLLECTIVES,
     EXSCAN,
     GATHER,
     REDUCE,
@@ -43,6 +45,9 @@ class NonblockingCollectives(BlockingCollectives):
         """Start a plain call by one compiled function; None, having done nothing, if it is not plain."""
         if not self._nonblocking_table or algorithm is not None or type(root) is not int:
             return None
+        plain = plain_arguments(COLLECTIVES[collective], sendbuf, recvbuf, self._size)
+        if plain is not None:
+            sendbuf, recvbuf = plain
         return start_quickly(self._scope, self._nonblocking_table, collective, sendbuf, recvbuf, op, root)
 
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:

@@ -58,19 +58,19 @@ class Exchange:
         number = _NUMBERS[collective]
         status = call.run(self.table, number, id(sendbuf), id(recvbuf), id(op), root) if self.table else OTHER
         if status != DONE:
-            go_on(self.scope, status, None, collective, sendbuf, recvbuf, op, root)
+            go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, op, root)
 
     def run(
         self, collective: str, sendbuf: Any = None, recvbuf: Any = None, op: MPI.Op = MPI.SUM, root: int = 0
     ) -> None:
         """Make a collective on arrays."""
-        go_on(self.scope, OTHER, None, collective, sendbuf, recvbuf, op, root)
+        go_on(self.scope, 0, OTHER, None, collective, sendbuf, recvbuf, op, root)
 
     def gather_records(self, work: Workspace) -> None:
         """Give every rank's record to all."""
         status = call.run(self.table, ALLGATHER, work.own_id, work.all_id, 0, 0) if self.table else OTHER
         if status != DONE:
-            go_on(self.scope, status, None, "allgather", work.own, work.all)
+            go_on(self.scope, self.table, status, None, "allgather", work.own, work.all)
 
     def gather_quickly(self, call_word: int, found: quick.Found) -> tuple[tuple[int, ...], bytes]:
         """Return the first two words of all ranks' records, and the records."""
@@ -140,7 +140,7 @@ class Exchange:
         """Give the root's record to all."""
         status = call.run(self.table, BCAST, 0, work.own_id, 0, root) if self.table else OTHER
         if status != DONE:
-            go_on(self.scope, status, None, "bcast", None, work.own, MPI.SUM, root)
+            go_on(self.scope, self.table, status, None, "bcast", None, work.own, MPI.SUM, root)
 
     def scatter_records(self, work: Workspace, call_word: int, payloads: Sequence[Payload], root: int) -> None:
         """Give each rank its record from the root, which alone has `payloads`."""

@@ -6,6 +6,7 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
+import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -191,10 +192,12 @@ class FastDispatch:
 
     def is_new(self, call: int, count: int) -> bool:
         """Return whether a call has not been compared between the ranks yet, and mark it as compared."""
-        entry = self._agreed[dispatch_table.agreed_entry(call, count)]
-        if (entry == (call, count)).all():
+        place = dispatch_table.agreed_entry(call, count)
+        entries = self._agreed[place : place + 2]
+        if [call, count] in entries.tolist():
             return False
-        entry[:] = call, count
+        entries[1] = entries[0]
+        entries[0] = call, count
         return True
 
     def recall(self, number: int) -> Signature | None:
@@ -211,6 +214,11 @@ class FastDispatch:
 
 def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
     return (0, 0) if memory is None else (memory.ctypes.data, memory.nbytes)
+
+
+def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
+    """Return what stands in a packed call for unequal parts and the root."""
+    return zlib.crc32(offsets.tobytes(), root) >> 1
 
 
 def describe(call: int, count: int) -> str:

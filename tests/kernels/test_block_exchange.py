@@ -78,7 +78,7 @@ class Ranks:
             for name, value in {
                 "SIZE": size, "RANK": rank, "PEERS": peers, "SENDS": self.rows[rank][0], "RECVS": self.rows[rank][1],
                 "OFFERS": self.records[rank][0], "ARRIVED": self.records[rank][1], "STAGE": self.stages[rank],
-                "CHUNK": CHUNK, "MAY_DIRECT": 1,
+                "CHUNK": CHUNK, "MAY_DIRECT": 1, "MARK": 77, "TYPE": 3,
             }.items():  # fmt: skip
                 self.put(rank, name, value)
 

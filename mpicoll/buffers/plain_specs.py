@@ -1,0 +1,117 @@
+"""Buffer specifications that say no more than an array does: ``[array, MPI.DOUBLE]``, ``[array, count]``, ...
+
+Calls with whole arrays are made by compiled code; with these, the most common specifications, they can be, too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.typemap import named
+
+
+def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
+    """Return a specification as an array; what is no buffer as it is; NotImplemented where it says something else.
+
+    Parameters
+    ----------
+    blocks
+        So many times the count of the specification are meant.
+    sent
+        Whether it may be one of NumPy's scalars, which nothing can be received into.
+    """
+    if type(spec) not in (list, tuple):
+        return _memory(spec, sent)
+    if len(spec) < 2:
+        return NotImplemented
+    array, *where = spec
+    array = _memory(array, sent)
+    if type(array) is not np.ndarray or not array.flags.c_contiguous or not array.dtype.isnative:
+        return NotImplemented
+    if isinstance(where[-1], (MPI.Datatype, str)) and not fits(array.dtype, where.pop()):
+        return NotImplemented
+    if not where:
+        return array
+    count, displ = where if len(where) == 2 else where[0] if type(where[0]) is tuple else (where[0], 0)
+    if type(count) is not int or type(displ) is not int or len(where) > 2:
+        return NotImplemented
+    stop = displ + count * blocks
+    if not 0 <= displ <= stop <= array.size:
+        return NotImplemented
+    return array if stop - displ == array.size else array.reshape(-1)[displ:stop]
+
+
+def _memory(data: Any, sent: bool) -> Any:
+    """Return an array of a subclass, or a scalar of NumPy to send, as a plain array; anything else as it is."""
+    if type(data) is np.ndarray:
+        return data
+    if isinstance(data, np.ndarray):
+        return data if isinstance(data, np.ma.MaskedArray) else np.ndarray.view(data, np.ndarray)  # it is refused later
+    return np.asarray(data) if sent and isinstance(data, np.generic) else data
+
+
+def fits(dtype: np.dtype, datatype: MPI.Datatype | str) -> bool:
+    """Return whether a datatype is that of an array's elements."""
+    found = _dtype_of_code(datatype) if isinstance(datatype, str) else _dtypes().get(datatype.handle)
+    return found is not None and (found is dtype or found == dtype)  # NumPy has None equal to float64
+
+
+@cache
+def _dtypes() -> dict[int, np.dtype]:
+    """Return element types by the handles of predefined datatypes, which no other datatype ever has."""
+    found = {}
+    for each in vars(MPI).values():
+        if isinstance(each, MPI.Datatype) and each != MPI.DATATYPE_NULL:
+            dtype = named(each)
+            if dtype.kind in "biufc":
+                found[each.handle] = dtype
+    return found
+
+
+@cache
+def _dtype_of_code(code: str) -> np.dtype | None:
+    try:
+        return _dtypes().get(MPI.Datatype.fromcode(code).handle)
+    except ValueError:
+        return None
+
+
+class PlainBlocks(NamedTuple):
+    """Blocks of elements of a contiguous array; `displs` are in elements."""
+
+    array: np.ndarray
+    counts: tuple[int, ...]
+    displs: tuple[int, ...]
+
+
+def are_counts(counts: Any, size: int) -> bool:
+    """Return whether this is a list or tuple of a count for each rank."""
+    if type(counts) not in (list, tuple) or len(counts) != size:
+        return False
+    return all(type(count) is int and count >= 0 for count in counts)
+
+
+def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
+    """Return the blocks of ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...; None for others."""
+    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
+        return None
+    array, *where = spec
+    if type(array) is not np.ndarray or not array.flags.c_contiguous:
+        return None
+    if isinstance(where[-1], (MPI.Datatype, str)) and not fits(array.dtype, where.pop()):
+        return None
+    if not where or len(where) > 2 or array.dtype.kind not in "biufc" or not array.dtype.isnative:
+        return None
+    counts, displs = where if len(where) == 2 else where[0] if type(where[0]) is tuple else (where[0], None)
+    if not are_counts(counts, size):
+        return None
+    if displs is None:
+        displs = [0, *accumulate(counts)][:-1]
+    elif not are_counts(displs, size):
+        return None
+    return PlainBlocks(array, tuple(counts), tuple(displs))
