@@ -72,6 +72,13 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 test-system: warmup  ## tests that launch whole programs
 	$(BIN)/python -m pytest -q $(or $(SYSTEM),tests/system) $(ARGS)
 
+$(VENV)/programs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(MPI),dev,programs]"
+	@touch $@
+
+test-programs: $(VENV)/programs warmup  ## programs of others, unmodified, on mpi4py and on mpicoll; needs PyPI and FFTW
+	$(BIN)/python -m tests.programs --ranks 2 3 $(ARGS)
+
 soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
 	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
 
