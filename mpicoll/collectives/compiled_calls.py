@@ -18,7 +18,7 @@ from mpicoll.kernels.reduce import native_address
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, CompiledCall, op_number
 
-_PLAIN = {name: name for name in COLLECTIVES if name != "reduce_scatter"} | {"reduce_scatter_block": "reduce_scatter"}
+PLAIN = {name: name for name in COLLECTIVES if name != "reduce_scatter"} | {"reduce_scatter_block": "reduce_scatter"}
 """Collectives that compiled code makes, by the names of calls; others have signatures, and tags, of their own."""
 
 
@@ -29,7 +29,7 @@ def learn(scope: CallContext, made: CallArguments, task: AnyTask, plan: Plan) ->
         return
     if (
         not isinstance(task, CheckedOperation)
-        or _PLAIN.get(made.collective) != task.collective
+        or PLAIN.get(made.collective) != task.collective
         or not plan.table.is_compiled
     ):
         return

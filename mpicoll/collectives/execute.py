@@ -6,12 +6,14 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.buffers.whole_arrays import whole_arrays
 from mpicoll.collectives import compiled_calls, hierarchy, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, NativeRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY, Channel
-from mpicoll.kernels.operation_words import OTHER
+from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
 from mpicoll.messages.call_agreement import settle
 
 
@@ -67,13 +69,34 @@ def go_on(
 ) -> None:
     """Do what is left to do of a call after :func:`mpicoll.kernels.dispatch.call` returned `status`."""
     if status == OTHER:
-        run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
-        return
+        arrays = whole_arrays(collective, sendbuf, recvbuf) if algorithm is None else None
+        if arrays is not None:
+            status = _dispatch(scope, collective, *arrays, op, root)
+        if arrays is None or status == OTHER:
+            run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
+            return
+        if status == DONE:
+            return
+        sendbuf, recvbuf = arrays
     with scope.channel.alone.after_others():
         if scope.channel.dispatch.running:
             compiled_calls.end(scope.channel, status, recvbuf, scope.timeout)
         elif not on_shared_memory.end(scope.channel, status, scope.timeout):
             _make_in_another_way(scope, CallArguments(collective, sendbuf, recvbuf, op, root))
+
+
+def _dispatch(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any) -> int:
+    """Make a call with arrays by compiled code, as the methods of a communicator do; return its status."""
+    table = scope.channel.dispatch
+    if (
+        scope.algorithm != select.AUTO
+        or not table.usable
+        or type(root) is not int
+        or not 0 <= root < scope.channel.size
+    ):
+        return OTHER
+    send = 0 if collective == "bcast" else id(sendbuf)
+    return call.run(table.address, COLLECTIVES.index(compiled_calls.PLAIN[collective]), send, id(recvbuf), id(op), root)
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:
