@@ -1,6 +1,7 @@
 """Buffer specifications that name a whole array and its own element type, such as ``[array, MPI.DOUBLE]``.
 
-They describe the same buffer as the array alone, which compiled code recognises.
+They describe the same buffer as the array alone, which compiled code recognises; so do arrays of a subclass, and
+NumPy's scalars to send.
 """
 
 from __future__ import annotations
@@ -24,30 +25,40 @@ _ONE_VECTOR = ("allreduce", "reduce", "bcast", "scan", "exscan")
 
 
 def whole_arrays(collective: str, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any] | None:
-    """Return both buffers as arrays, or as they are where they are no specifications.
+    """Return both buffers with plain arrays in place of specifications, of subclasses, and of scalars to send.
 
     Returns
     -------
-    None if neither is a specification, or if one of them says something else than its array.
+    None if there is nothing to replace, or if a specification says something else than its array.
     """
-    if type(sendbuf) not in (list, tuple) and type(recvbuf) not in (list, tuple):
-        return None
     counted = collective in _ONE_VECTOR
-    send, recv = _whole(sendbuf, counted), _whole(recvbuf, counted)
-    return None if send is Ellipsis or recv is Ellipsis else (send, recv)
+    send, recv = _whole(sendbuf, counted, True), _whole(recvbuf, counted, False)
+    if send is Ellipsis or recv is Ellipsis or (send is sendbuf and recv is recvbuf):
+        return None
+    return send, recv
 
 
-def _whole(spec: Any, counted: bool) -> Any:
+def _whole(spec: Any, counted: bool, sent: bool) -> Any:
     """Return the array of a specification; Ellipsis if the specification is not that of the whole array."""
-    if type(spec) not in (list, tuple):
-        return spec
+    if not isinstance(spec, (list, tuple)):
+        return _plain(spec, sent)
     counts = spec[1:-1] if counted else ()
-    if len(spec) != 2 + len(counts) or len(counts) > 1 or type(spec[0]) is not np.ndarray:
+    if len(spec) != 2 + len(counts) or len(counts) > 1:
         return Ellipsis
-    array, datatype = spec[0], spec[-1]
-    if not isinstance(datatype, MPI.Datatype) or _dtypes().get(datatype.handle) != array.dtype:
+    array, datatype = _plain(spec[0], sent), spec[-1]
+    if type(array) is not np.ndarray or not isinstance(datatype, MPI.Datatype):
+        return Ellipsis
+    if _dtypes().get(datatype.handle) != array.dtype:
         return Ellipsis
     return array if all(type(count) is int and count == array.size for count in counts) else Ellipsis
+
+
+def _plain(data: Any, sent: bool) -> Any:
+    """Return the memory of an array of a subclass, or of one of NumPy's scalars to send, as an array; else `data`."""
+    if isinstance(data, np.ndarray):
+        is_plain = type(data) is np.ndarray or isinstance(data, np.ma.MaskedArray)  # a masked one is refused later
+        return data if is_plain else np.ndarray.view(data, np.ndarray)
+    return np.asarray(data) if sent and isinstance(data, np.generic) else data
 
 
 @lru_cache(maxsize=1)

@@ -62,6 +62,10 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "barrier": lambda c: c.Barrier(),
     "lists": lambda c: c.Allreduce([filled(c), MPI.DOUBLE], [np.zeros(COUNT), MPI.DOUBLE]),
     "list and array": lambda c: c.Allreduce([filled(c), COUNT, MPI.DOUBLE], np.zeros(COUNT)),
+    "subclass": lambda c: c.Allreduce(filled(c).view(Sub), np.zeros(COUNT).view(Sub)),
+    "list of a subclass": lambda c: c.Allreduce([filled(c).view(Sub), MPI.DOUBLE], np.zeros(COUNT)),
+    "scalar": lambda c: c.Allreduce(np.float64(c.rank), np.zeros(1)),
+    "list of a scalar": lambda c: c.Allreduce([np.float64(c.rank), MPI.DOUBLE], [np.zeros(()), MPI.DOUBLE]),
     "list in place": lambda c: c.Allreduce(IN_PLACE, (filled(c), MPI.DOUBLE)),
     "list at the root": lambda c: c.Reduce(
         [filled(c), MPI.DOUBLE], [np.zeros(COUNT), COUNT, MPI.DOUBLE] if c.rank == 1 else None, MPI.SUM, 1
@@ -79,7 +83,7 @@ LEFT_ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "strided target": (lambda a: a, lambda a: np.repeat(a, 2)[::2], {}),
     "byte-swapped": (lambda a: a.astype(">f8"), lambda a: a.astype(">f8"), {}),
     "misaligned": (lambda a: np.frombuffer(b"x" + a.tobytes(), np.uint8)[1:].view("f8"), lambda a: a, {}),
-    "subclass": (lambda a: a.view(Sub), lambda a: a, {}),
+    "strided subclass": (lambda a: np.repeat(a, 2)[::2].view(Sub), lambda a: a, {}),
     "part of a list": (lambda a: [np.append(a, 9.0), COUNT, MPI.DOUBLE], lambda a: a, {}),
     "list from a place": (lambda a: [np.append(9.0, a), (COUNT, 1), MPI.DOUBLE], lambda a: a, {}),
     "letter": (lambda a: [a, "d"], lambda a: a, {}),
@@ -139,6 +143,8 @@ def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: boo
         (lambda c: c.Allreduce(IN_PLACE, np.broadcast_to(np.zeros(3), (3,))), ValueError),
         (lambda c: c.Allreduce(np.zeros(3), None), TypeError),
         (lambda c: c.Allreduce([np.zeros(3), MPI.DOUBLE], [np.zeros(4), MPI.DOUBLE]), ValueError),
+        (lambda c: c.Allreduce(np.ma.zeros(3), np.zeros(3)), TypeError),
+        (lambda c: c.Allreduce(np.zeros(()), [np.float64(3), MPI.DOUBLE]), ValueError),
         (lambda c: c.Allreduce([np.zeros(3), 4, MPI.DOUBLE], np.zeros(3)), ValueError),
         (lambda c: c.Allgather(np.zeros(2), [np.zeros(2 * c.size), 2 * c.size, MPI.DOUBLE]), ValueError),
         (lambda c: c.Bcast(np.zeros(3), c.size), ValueError),
@@ -170,6 +176,10 @@ def test_lists_give_the_results_of_arrays(comm: Intracomm) -> None:
         comm.Bcast((data, COUNT, MPI.DOUBLE), 1)
         assert all((wide[other] == np.arange(COUNT) % 7 + other).all() for other in range(size))
         assert (data == np.arange(COUNT) % 7 + 1).all()
+        comm.Reduce(data.view(Sub), result.view(Sub), root=0)
+        assert (result.reshape(-1) == (size * (np.arange(COUNT) % 7 + 1) if rank == 0 else total(comm))).all()
+        comm.Allreduce([np.float64(rank), MPI.DOUBLE], [highest := np.zeros(()), MPI.DOUBLE], MPI.MAX)
+        assert highest == size - 1
         whole = [np.arange(2.0 * size), MPI.DOUBLE] if rank == 1 else None
         part, back = np.zeros(2), np.zeros(2 * size)
         comm.Scatter(whole, [part, MPI.DOUBLE], 1)
