@@ -23,7 +23,7 @@ def _details(result: Measurement) -> str:
     lines = [f"=== WORSE {name} on rank {rank}: {text}" for (rank, name), text in found.worse.items()]
     lines += [f"=== {trouble}" for trouble in found.troubles]
     failed = sorted({name for _, name in found.failed_plain})
-    lines += [f"  fails with mpi4py alone: {name}" for name in failed]
+    lines += [f"  {result.program.name} on {result.ranks} ranks: fails with plain mpi4py: {name}" for name in failed]
     return "\n".join(lines)
 
 
@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 break
             results.append(result)
             print(result.row(), flush=True)
-    for result in results:
-        print(_details(result), end="")
-    print("\n".join(unavailable), end="\n" if unavailable else "")
+    for text in (*map(_details, results), *unavailable):
+        if text:
+            print(text)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([result.record() for result in results], indent=1))
     return 0 if results and not unavailable and all(result.comparison.good for result in results) else 1

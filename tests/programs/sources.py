@@ -29,7 +29,9 @@ def require_installed(program: Program) -> None:
     try:
         version = importlib.metadata.version(program.name)
     except importlib.metadata.PackageNotFoundError:
-        raise Unavailable(f"{program.name} is not installed; pip install -e '.[programs]' does it") from None
+        raise Unavailable(
+            f"{program.name} is not installed here; make test-programs runs it in an environment that has it"
+        ) from None
     if version != program.version:
         raise Unavailable(f"{program.name} {version} is installed, {program.version} is wanted")
 
