@@ -72,6 +72,15 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 test-system: warmup  ## tests that launch whole programs
 	$(BIN)/python -m pytest -q $(or $(SYSTEM),tests/system) $(ARGS)
 
+# An environment of their own: some of these packages install a package `tests`.
+$(VENV)-programs/ready: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)-programs
+	$(VENV)-programs/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$(MPI),test,programs]"
+	@touch $@
+
+test-programs: $(VENV)-programs/ready warmup  ## programs of others, unmodified, on mpi4py and on mpicoll; needs PyPI and FFTW
+	$(VENV)-programs/bin/python -m tests.programs --ranks 2 3 $(ARGS)
+
 soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
 	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
 
@@ -99,7 +108,7 @@ wheel: $(VENV)/ready  ## build the wheel and the source distribution, in dist/
 	$(BIN)/python -m build --no-isolation
 
 # Other MPI libraries that are already there are measured too.
-OTHERS = $(filter-out $(BIN)/python,$(wildcard .venv*/bin/python))
+OTHERS = $(filter-out $(BIN)/python %-programs/bin/python,$(wildcard .venv*/bin/python))
 
 bench: warmup  ## everything against the MPI library, in ten minutes (for each library that is there), with a report
 	$(BIN)/python -m bench --also $(OTHERS) $(ARGS)

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 _WORLD_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -106,6 +107,7 @@ def launcher_mismatch(size: int, library: str) -> str | None:
     )
 
 
+@lru_cache(maxsize=1)
 def processor() -> str:
     """Return the name of the processor model; "" if the system does not say."""
     try:

@@ -106,6 +106,7 @@ def run(
     timeout: float = 60.0,
     test_timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
+    folder: Path = REPOSITORY,
     stream: bool = False,
     meanwhile: Callable[[dict[int, int]], None] | None = None,
 ) -> Outcome:
@@ -115,6 +116,8 @@ def run(
     ----------
     timeout, test_timeout
         Seconds for the whole run, and for a single test of it.
+    folder
+        Working directory of the ranks.
     stream
         Let the output through instead of collecting it.
     meanwhile
@@ -122,13 +125,13 @@ def run(
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mpicoll-test-") as name:
-        folder = Path(name)
+        notes = Path(name)
         command = launch.command(size, [str(BOOTSTRAP), *arguments])
         variables = {**launch.clean_environment(), FOLDER: name, "PYTHONUNBUFFERED": "1", **(environment or {})}
-        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        with (notes / "out").open("wb") as out, (notes / "err").open("wb") as err:
             process = subprocess.Popen(
                 command,
-                cwd=REPOSITORY,
+                cwd=folder,
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=None if stream else out,
@@ -139,15 +142,15 @@ def run(
             while process.poll() is None:
                 time.sleep(0.02)
                 if meanwhile is not None:
-                    meanwhile(_pids(folder))
+                    meanwhile(_pids(notes))
                 late = time.monotonic() - begin > timeout
-                if late or (test_timeout is not None and _overdue(folder, test_timeout)):
-                    report = _where_everybody_stands(folder)
+                if late or (test_timeout is not None and _overdue(notes, test_timeout)):
+                    report = _where_everybody_stands(notes)
                     break
-            _end(process, folder)
-        texts = [(folder / kind).read_text(errors="replace") for kind in ("out", "err")]
+            _end(process, notes)
+        texts = [(notes / kind).read_text(errors="replace") for kind in ("out", "err")]
         if stream and process.returncode:
-            report += _quiet_ranks(folder)
+            report += _quiet_ranks(notes)
         return Outcome(process.returncode, *texts, time.monotonic() - begin, report)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm
@@ -301,9 +301,26 @@ def fill_dispatch(channel: Channel, means: Capabilities) -> int:
     if node is None:
         return channel.dispatch.address
     methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
-    for collective in means.in_memory:
-        for bits in range(BUCKETS):
-            ends = (1 << bits >> 1, (1 << bits) - 1)
-            taken = {choose(collective, end, means) for end in ends}
-            channel.dispatch.choose(collective, bits, methods.get(taken.pop()) if len(taken) == 1 else None)
+    for collective, bits, name in _choices_by_length(means, BUCKETS):
+        if name in methods:
+            channel.dispatch.choose(collective, bits, methods[name])
     return channel.dispatch.address
+
+
+_choices: dict[tuple[Any, ...], tuple[tuple[str, int, str], ...]] = {}
+"""By capabilities: a program that makes many communicators makes them of few kinds."""
+
+
+def _choices_by_length(means: Capabilities, buckets: int) -> tuple[tuple[str, int, str], ...]:
+    """Return (collective, bits, algorithm) where all vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes take one."""
+    rules = tuple((collective, tuple(rows)) for collective, rows in means.rules.items())
+    key = (*(each for each in means if each is not means.rules), rules, buckets)
+    if key not in _choices:
+        ends = {bits: (1 << bits >> 1, (1 << bits) - 1) for bits in range(buckets)}
+        _choices[key] = tuple(
+            (collective, bits, choose(collective, first, means))
+            for collective in means.in_memory
+            for bits, (first, last) in ends.items()
+            if choose(collective, first, means) == choose(collective, last, means)
+        )
+    return _choices[key]

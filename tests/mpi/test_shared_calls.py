@@ -43,6 +43,10 @@ def warm(comm: Intracomm) -> None:
         comm.Barrier()
 
 
+def range_of(comm: Intracomm) -> list[int]:
+    return [rank + 2 for rank in range(comm.size)]
+
+
 PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "two arrays": lambda c: c.Allreduce(filled(c), np.zeros(COUNT)),
     "keywords": lambda c: c.Allreduce(sendbuf=filled(c), recvbuf=np.zeros(COUNT), op=MPI.SUM),
@@ -60,6 +64,30 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "allgather": lambda c: c.Allgather(filled(c), np.zeros((c.size, COUNT))),
     "reduce_scatter_block": lambda c: c.Reduce_scatter_block(np.ones(COUNT * c.size), np.zeros(COUNT)),
     "barrier": lambda c: c.Barrier(),
+    "lists": lambda c: c.Allreduce([filled(c), MPI.DOUBLE], [np.zeros(COUNT), MPI.DOUBLE]),
+    "list and array": lambda c: c.Allreduce([filled(c), COUNT, MPI.DOUBLE], np.zeros(COUNT)),
+    "subclass": lambda c: c.Allreduce(filled(c).view(Sub), np.zeros(COUNT).view(Sub)),
+    "list of a subclass": lambda c: c.Allreduce([filled(c).view(Sub), MPI.DOUBLE], np.zeros(COUNT)),
+    "scalar": lambda c: c.Allreduce(np.float64(c.rank), np.zeros(1)),
+    "list of a scalar": lambda c: c.Allreduce([np.float64(c.rank), MPI.DOUBLE], [np.zeros(()), MPI.DOUBLE]),
+    "list in place": lambda c: c.Allreduce(IN_PLACE, (filled(c), MPI.DOUBLE)),
+    "list at the root": lambda c: c.Reduce(
+        [filled(c), MPI.DOUBLE], [np.zeros(COUNT), COUNT, MPI.DOUBLE] if c.rank == 1 else None, MPI.SUM, 1
+    ),
+    "part of a list": lambda c: c.Allreduce([np.append(filled(c), 9.0), COUNT, MPI.DOUBLE], np.zeros(COUNT)),
+    "list from a place": lambda c: c.Allreduce([np.append(9.0, filled(c)), (COUNT, 1), MPI.DOUBLE], np.zeros(COUNT)),
+    "letter": lambda c: c.Allreduce([filled(c), "d"], np.zeros(COUNT)),
+    "counts of blocks": lambda c: c.Allgather([filled(c), COUNT], [np.zeros(COUNT * c.size), COUNT, MPI.DOUBLE]),
+    "allgatherv": lambda c: c.Allgatherv(np.ones(c.rank + 2), [np.zeros(99), range_of(c), MPI.DOUBLE]),
+    "gatherv": lambda c: c.Gatherv(np.ones(c.rank + 2), [np.zeros(99), range_of(c)] if c.rank == 1 else None, 1),
+    "scatterv": lambda c: c.Scatterv([np.ones(99), range_of(c), "d"] if c.rank == 1 else None, np.zeros(c.rank + 2), 1),
+    "reduce_scatter": lambda c: c.Reduce_scatter(np.ones(sum(range_of(c))), np.zeros(c.rank + 2), range_of(c)),
+    "equal counts": lambda c: c.Allgatherv(filled(c), [np.zeros((c.size, COUNT)), [COUNT] * c.size]),
+    "bcast of a list": lambda c: c.Bcast([filled(c), COUNT, MPI.DOUBLE], root=1),
+    "allgather of lists": lambda c: c.Allgather([filled(c), MPI.DOUBLE], [np.zeros(COUNT * c.size), MPI.DOUBLE]),
+    "blocks of lists": lambda c: c.Reduce_scatter_block(
+        [np.ones(COUNT * c.size), MPI.DOUBLE], [np.zeros(COUNT), MPI.DOUBLE]
+    ),
 }
 OP = mpicoll.op(lambda a, b: a + b)
 LEFT_ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -68,8 +96,8 @@ LEFT_ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "strided target": (lambda a: a, lambda a: np.repeat(a, 2)[::2], {}),
     "byte-swapped": (lambda a: a.astype(">f8"), lambda a: a.astype(">f8"), {}),
     "misaligned": (lambda a: np.frombuffer(b"x" + a.tobytes(), np.uint8)[1:].view("f8"), lambda a: a, {}),
-    "subclass": (lambda a: a.view(Sub), lambda a: a, {}),
-    "list": (lambda a: [a, MPI.DOUBLE], lambda a: a, {}),
+    "strided subclass": (lambda a: np.repeat(a, 2)[::2].view(Sub), lambda a: a, {}),
+    "bytes": (lambda a: [a.view(np.uint8), MPI.DOUBLE], lambda a: a, {}),
     "memoryview": (memoryview, lambda a: a, {}),
     "own operation": (lambda a: a, lambda a: a, {"op": OP}),
     "algorithm": (lambda a: a, lambda a: a, {"algorithm": "ring"}),
@@ -124,6 +152,11 @@ def test_other_calls_go_the_long_way(comm: Intracomm, name: str, everywhere: boo
         (lambda c: (lambda a: c.Allgather(a[:2], a[1 : 1 + 2 * c.size]))(c.zeros(99)), ValueError),
         (lambda c: c.Allreduce(IN_PLACE, np.broadcast_to(np.zeros(3), (3,))), ValueError),
         (lambda c: c.Allreduce(np.zeros(3), None), TypeError),
+        (lambda c: c.Allreduce([np.zeros(3), MPI.DOUBLE], [np.zeros(4), MPI.DOUBLE]), ValueError),
+        (lambda c: c.Allreduce(np.ma.zeros(3), np.zeros(3)), TypeError),
+        (lambda c: c.Allreduce(np.zeros(()), [np.float64(3), MPI.DOUBLE]), ValueError),
+        (lambda c: c.Allreduce([np.zeros(3), 4, MPI.DOUBLE], np.zeros(3)), ValueError),
+        (lambda c: c.Allgather(np.zeros(2), [np.zeros(2 * c.size), 2 * c.size, MPI.DOUBLE]), ValueError),
         (lambda c: c.Bcast(np.zeros(3), c.size), ValueError),
         (lambda c: c.Bcast(np.zeros(3), -1), ValueError),
         (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root=1 << 70), (ValueError, TypeError)),
@@ -140,6 +173,29 @@ def test_wrong_arguments_are_refused_as_ever(comm: Intracomm, call: Callable[[In
     assert comm._scope.channel.dispatch.number <= number + 1
     comm.Allreduce(filled(comm), result := np.zeros(COUNT))
     assert (result == total(comm)).all()
+
+
+def test_lists_give_the_results_of_arrays(comm: Intracomm) -> None:
+    size, rank = comm.size, comm.rank
+    warm(comm)
+    for _ in range(3):
+        data, result, wide = filled(comm), np.zeros((2, COUNT // 2)), np.zeros((size, COUNT))
+        comm.Allreduce([data, MPI.DOUBLE], [result, MPI.DOUBLE])
+        assert (result.reshape(-1) == total(comm)).all()
+        comm.Allgather([data, MPI.DOUBLE], [wide, MPI.DOUBLE])
+        comm.Bcast((data, COUNT, MPI.DOUBLE), 1)
+        assert all((wide[other] == np.arange(COUNT) % 7 + other).all() for other in range(size))
+        assert (data == np.arange(COUNT) % 7 + 1).all()
+        comm.Reduce(data.view(Sub), result.view(Sub), root=0)
+        assert (result.reshape(-1) == (size * (np.arange(COUNT) % 7 + 1) if rank == 0 else total(comm))).all()
+        comm.Allreduce([np.float64(rank), MPI.DOUBLE], [highest := np.zeros(()), MPI.DOUBLE], MPI.MAX)
+        assert highest == size - 1
+        whole = [np.arange(2.0 * size), MPI.DOUBLE] if rank == 1 else None
+        part, back = np.zeros(2), np.zeros(2 * size)
+        comm.Scatter(whole, [part, MPI.DOUBLE], 1)
+        comm.Gather([part, MPI.DOUBLE], [back, MPI.DOUBLE] if rank == 0 else None, 0)
+        assert part.tolist() == [2 * rank, 2 * rank + 1]
+        assert back.tolist() == (list(range(2 * size)) if rank == 0 else [0] * (2 * size))
 
 
 def test_overlap_is_seen_through_different_arrays(comm: Intracomm) -> None:

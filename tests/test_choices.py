@@ -1,0 +1,50 @@
+"""What the dispatch table of a new communicator says is what `select.choose` says, and is found only once."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpicoll.collectives import select
+from mpicoll.collectives.select import Capabilities, Rule
+from mpicoll.kernels.dispatch_table import BUCKETS
+from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
+
+FAST = Ratios((0.1,) * len(LENGTHS), (0.1,) * len(LENGTHS))
+MEANS = Capabilities(4, 1 << 24, in_memory=COLLECTIVES, copies=FAST)
+ALL = [
+    MEANS,
+    MEANS._replace(copies=None),
+    MEANS._replace(copies=Ratios()),
+    MEANS._replace(shared_nbytes=4096),
+    MEANS._replace(may_block=False),
+    MEANS._replace(rules={"bcast": (Rule(1000, "tree"),)}),
+    MEANS._replace(rules={"bcast": (Rule(2000, "tree"),)}),
+    MEANS._replace(rules={"reduce": (Rule(2000, "tree"),)}),
+]
+
+
+def test_choices_are_those_of_each_length() -> None:
+    found = [
+        {(collective, bits): name for collective, bits, name in select._choices_by_length(each, BUCKETS)}
+        for each in ALL
+    ]
+    for means, choices in zip(ALL, found, strict=True):
+        for collective in COLLECTIVES:
+            for bits in range(25):
+                ends = {select.choose(collective, end, means) for end in (1 << bits >> 1, (1 << bits) - 1)}
+                assert choices.get((collective, bits)) == (ends.pop() if len(ends) == 1 else None)
+    with_rules = found[-3:]
+    assert all(found.count(each) == 1 for each in with_rules)
+
+
+def test_communicators_of_one_kind_share_their_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = select._choices_by_length(MEANS, BUCKETS)
+
+    def fail(*_: object) -> str:
+        raise AssertionError("chosen again")
+
+    monkeypatch.setattr(select, "choose", fail)
+    assert select._choices_by_length(MEANS._replace(rules={}), BUCKETS) is first
+    with pytest.raises(AssertionError, match="chosen again"):
+        select._choices_by_length(MEANS._replace(size=5), BUCKETS)
