@@ -42,8 +42,8 @@ IN_PLACE = ("allreduce", "reduce", "allgather", "reduce_scatter_block", "alltoal
 """Collectives that are drawn in place, too."""
 WEIGHTS = {
     "allreduce": 8, "reduce": 4, "bcast": 4, "allgather": 4, "reduce_scatter_block": 4, "barrier": 1,
-    "reduce_scatter": 1, "allgatherv": 1, "gather": 2, "gatherv": 1, "scatter": 2, "scatterv": 1, "alltoall": 3,
-    "alltoallv": 1, "scan": 2, "exscan": 2,
+    "reduce_scatter": 2, "allgatherv": 2, "gather": 2, "gatherv": 2, "scatter": 2, "scatterv": 2, "alltoall": 3,
+    "alltoallv": 3, "scan": 2, "exscan": 2,
 }  # fmt: skip
 EXACT_COMPRESSORS = ("fp16", "bf16")
 COMPRESSORS = (*EXACT_COMPRESSORS, "int8", "topk:0.1")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll import Intracomm
 from tests import layouts
@@ -44,6 +47,15 @@ class Memory:
     def spec_of_parts(self, counts: Sequence[int]) -> Any:
         """Return what a call gets for a buffer of parts of so many elements."""
         return [self.data, list(counts)]
+
+    def spec_of_typed_parts(self, counts: Sequence[int]) -> Any:
+        """Return what Alltoallw gets for a buffer of parts of so many elements."""
+        itemsize, memory, begin = self.data.itemsize, self.data, 0
+        step = self.data.strides[0] if self.data.size > 1 else itemsize
+        if self._around is not None:
+            memory, begin = self._around, self._inside[0]
+        displs = [begin + step * place for place in running_sum(counts)]
+        return [memory, (list(counts), displs), [element(itemsize, step)] * len(counts)]
 
     @property
     def unit(self) -> int:
@@ -88,6 +100,12 @@ class DatatypeMemory(Memory):
         self._scattered = layouts.Scattered(layout, count, dtype)
         self.spec, self.spec_of_parts = self._scattered.spec, self._scattered.spec_of_parts  # type: ignore[method-assign]
 
+    def spec_of_typed_parts(self, counts: Sequence[int]) -> Any:
+        """Return what Alltoallw gets for a buffer of parts of so many elements."""
+        memory, entries, datatype = self._scattered.spec_of_parts(counts)
+        extent = datatype.Get_extent()[1]
+        return [memory, (entries, [extent * place for place in running_sum(entries)]), [datatype] * len(entries)]
+
     @property
     def unit(self) -> int:
         """Elements of an entry of the datatype."""
@@ -110,6 +128,20 @@ class DatatypeMemory(Memory):
     def is_intact(self) -> bool:
         """Say whether nothing was written but the elements."""
         return self._scattered.is_intact()
+
+
+def running_sum(counts: Sequence[int]) -> list[int]:
+    """Return the sums of the counts before each."""
+    return [0, *accumulate(counts)][:-1]
+
+
+@functools.cache
+def element(itemsize: int, step: int) -> MPI.Datatype:
+    """Return a datatype of elements of so many bytes at such a distance; never freed."""
+    inner = MPI.BYTE.Create_contiguous(itemsize)
+    made = inner.Create_resized(0, step).Commit()
+    inner.Free()
+    return made
 
 
 def draw_kind(numbers: random.Random) -> str:

@@ -99,6 +99,12 @@ class Call:
     def make(self, prefix: str = "", suffix: str = "", **settings: Any) -> Any:
         """Make the call; `prefix` and `suffix` as in ``Iallreduce`` and ``Allreduce_init``."""
         operation = self.operation
+        if operation.collective == "alltoallv" and operation.number % 2 and not (prefix or suffix or settings):
+            assert self._send is not None
+            assert self._recv is not None
+            sent = operation.sent_counts(self.comm.rank)
+            self.comm.Alltoallw(self._send.spec_of_typed_parts(sent), self._recv.spec_of_typed_parts(sent))
+            return None
         name = operation.collective if prefix else operation.collective.capitalize()
         return getattr(self.comm, prefix + name + suffix)(*self._arguments(), **settings)
 
