@@ -52,7 +52,8 @@ def _tell_numba() -> None:
     """Register the helpers that have been defined since the last time."""
     while jit.helpers:
         function, inline = jit.helpers.pop(0)
-        register_jitable(**FLAGS, **({"forceinline": True} if inline else {}))(function)
+        flags = {**FLAGS, "no_cfunc_wrapper": True, **({"forceinline": True} if inline else {})}
+        register_jitable(**flags)(function)
 
 
 def _flags_of(kernel: Kernel) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def uncached(function: Callable) -> Callable:
 def dispatcher(kernel: Kernel) -> Any:
     """Return Numba's dispatcher of a kernel, with Numba's own cache on disk if the kernel is of a file of ours."""
     _tell_numba()
-    made = njit(**_flags_of(kernel))(kernel.function)
+    made = njit(**_flags_of(kernel), no_cfunc_wrapper=True)(kernel.function)
     if kernel.name:
         try:
             made._cache = _KernelCache(kernel.function)
