@@ -66,6 +66,17 @@ def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")
         if not text.isdigit() or int(text) < 1:
             raise ValueError(f"MPICOLL_CORES: {text!r} is not a number of cores")
         return int(text)
+    return _own_quota() if root == Path("/") else _quota(root)
+
+
+@lru_cache(maxsize=1)
+def _own_quota() -> int | None:
+    """Return the quota that holds for this process; read once, since every new communicator asks for it."""
+    return _quota(Path("/"))
+
+
+def _quota(root: Path) -> int | None:
+    """Return the CPU quota of the control group in cores, None if there is none."""
     try:
         group = re.search(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE)
         quota, period = (root / "sys/fs/cgroup" / (group[1] if group else "") / "cpu.max").read_text().split()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mpicoll.collectives import select
 from mpicoll.collectives.select import Capabilities, Rule
+from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import BUCKETS
 from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.shared_memory.fast_dispatch import FastDispatch
 from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
 
 FAST = Ratios((0.1,) * len(LENGTHS), (0.1,) * len(LENGTHS))
@@ -48,3 +51,15 @@ def test_communicators_of_one_kind_share_their_choices(monkeypatch: pytest.Monke
     assert select._choices_by_length(MEANS._replace(rules={}), BUCKETS) is first
     with pytest.raises(AssertionError, match="chosen again"):
         select._choices_by_length(MEANS._replace(size=5), BUCKETS)
+
+
+def test_choices_are_copied_from_one_dispatch_table_to_the_next() -> None:
+    tables = [FastDispatch(2, np.zeros(words.job_words(2), np.int64)) for _ in range(3)]
+    tables[0].choose("bcast", 7, words.STAGE)
+    tables[0].choose("exscan", BUCKETS - 1, words.TRANSFER)
+    tables[1].chosen = tables[0].chosen
+    assert (tables[1].chosen == tables[0].chosen).all()
+    assert np.count_nonzero(tables[1].chosen) == 2
+    tables[0].choose("bcast", 7, None)
+    assert np.count_nonzero(tables[1].chosen) == 2
+    assert not tables[2].chosen.any()

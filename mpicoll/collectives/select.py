@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm
 
@@ -301,10 +303,20 @@ def fill_dispatch(channel: Channel, means: Capabilities) -> int:
     if node is None:
         return channel.dispatch.address
     methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
-    for collective, bits, name in _choices_by_length(means, BUCKETS):
+    choices = _choices_by_length(means, BUCKETS)
+    key = id(choices), node.method
+    if key in _chosen:
+        channel.dispatch.chosen = _chosen[key]
+        return channel.dispatch.address
+    for collective, bits, name in choices:
         if name in methods:
             channel.dispatch.choose(collective, bits, methods[name])
+    _chosen[key] = channel.dispatch.chosen
     return channel.dispatch.address
+
+
+_chosen: dict[tuple[int, int], np.ndarray] = {}
+"""The part of a dispatch table that has choices, by the identity of choices, which are never dropped."""
 
 
 _choices: dict[tuple[Any, ...], tuple[tuple[str, int, str], ...]] = {}

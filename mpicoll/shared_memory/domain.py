@@ -10,6 +10,7 @@ blocking operations, :data:`NONBLOCKING_LANES` for nonblocking and :data:`PLAN_L
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import warnings
@@ -289,11 +290,17 @@ def slot_nbytes(size: int) -> int:
     return max(_PAGE, min(MAX_SLOT_NBYTES, SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
 
 
+@functools.cache
+def _wrong_with_atomics() -> str:
+    """Return what does not work here; tested once, since it starts a thread."""
+    return atomics.self_test()
+
+
 def obstacle(size: int) -> str:
     """Return the reason why this process cannot share memory with others, "" if there is none."""
     if os.environ.get("MPICOLL_NODE", "on") == "off":
         return "MPICOLL_NODE=off"
-    wrong = atomics.self_test()
+    wrong = _wrong_with_atomics()
     if wrong:
         return wrong
     if segment.own().nbytes:

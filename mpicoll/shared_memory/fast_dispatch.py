@@ -190,6 +190,15 @@ class FastDispatch:
         row = dispatch_table.BUCKETS * layout.COLLECTIVES.index(collective)
         self._words[dispatch_table.CHOSEN + row + bits] = 0 if method is None else method + 1
 
+    @property
+    def chosen(self) -> np.ndarray:
+        """A copy of all choices that :meth:`choose` has made."""
+        return self._words[_CHOICES].copy()
+
+    @chosen.setter
+    def chosen(self, choices: np.ndarray) -> None:
+        self._words[_CHOICES] = choices
+
     def is_new(self, call: int, count: int) -> bool:
         """Return whether a call has not been compared between the ranks yet, and mark it as compared."""
         place = dispatch_table.agreed_entry(call, count)
@@ -210,6 +219,9 @@ class FastDispatch:
             if call == dispatch_table.KNOWN_IN_HISTORY
             else Signature.of(describe(call, count))
         )
+
+
+_CHOICES = slice(dispatch_table.CHOSEN, dispatch_table.CHOSEN + len(layout.COLLECTIVES) * dispatch_table.BUCKETS)
 
 
 def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
