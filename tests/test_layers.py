@@ -32,6 +32,7 @@ FLOORS = {
     "mpicoll/parameter_server": 3,
     "mpicoll/comm.py": 4,
     "mpicoll/interface": 4,
+    "mpicoll/jit": 4,
     "mpicoll/measure.py": 4,
     "mpicoll/gradients": 5,
     "mpicoll/tune.py": 5,

@@ -281,6 +281,17 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
             self._start_the_long_way(status)
         self.active = True
 
+    @property
+    def job_address(self) -> int:
+        """Address of the job for :func:`mpicoll.kernels.executor.begin`; 0 if it cannot start this operation alone."""
+        return self._short if self._channel.broken is None and self._flight is None else 0
+
+    def continue_start(self, status: int) -> None:
+        """Go on after compiled code has begun the operation with `status`."""
+        if status != DONE:
+            self._start_the_long_way(status)
+        self.active = True
+
     def _start_the_long_way(self, status: int) -> None:
         """Complete a start for which `begin` returned `status`."""
         task = self._task
