@@ -76,7 +76,7 @@ from .operation_words import (
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
 """Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
 UNEVEN = 64
-"""Added to the number of a collective whose parts have different lengths; see `call`."""
+"""Added to the number of a collective whose parts may have different lengths; see `call`."""
 AT_ONCE_NBYTES = 256 << 10
 """Longer vectors are only begun here, so that other threads can run meanwhile."""
 
@@ -248,7 +248,7 @@ def call(table, collective, send, recv, op, root):
     table : int
         Address of `table_words` words; plus FOR_SHARED or FOR_SINGLE_COPY to disregard what they say is chosen.
     collective : int
-        Its number; plus UNEVEN if ranks own parts of different lengths.
+        Its number; plus UNEVEN if ranks own parts of lengths that are given; then it is never made by messages.
     send, recv, op : int
         What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
     root : int

@@ -6,6 +6,7 @@ a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are pac
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, PersistentRequest, Request
+from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError, MpicollError
 from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.dispatch import call
@@ -50,6 +52,7 @@ class BlockExchange:
         self.on_node = domain is not None and domain.segments
         """Whether blocks are exchanged in shared memory; the same on all ranks."""
         self._descriptions = Descriptions(scope.channel.size)
+        self._alone = threading.Lock()
         self._words = memoryview(b"")
         self._address = 0
 
@@ -135,7 +138,21 @@ class BlockExchange:
     def _on_shared_memory(
         self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
     ) -> None:
-        """Exchange blocks; `dtype` is the type of all elements if they have one."""
+        """Exchange blocks; `dtype` is the type of all elements if they have one.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread is exchanging blocks on this communicator.
+        """
+        if not self._alone.acquire(blocking=False):
+            raise RuntimeError(BUSY)
+        try:
+            self._exchange(title, send, recv, dtype)
+        finally:
+            self._alone.release()
+
+    def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
         if not self._address:
             self._make_words()
         words, inside = self._words, send is recv

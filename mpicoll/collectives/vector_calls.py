@@ -16,7 +16,8 @@ from mpi4py import MPI
 from mpicoll.buffers.plain_specs import are_counts, array_of, plain_blocks
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, ToldCounts
 from mpicoll.collectives.execute import complete, go_on, run
-from mpicoll.kernels.dispatch import UNEVEN, call
+from mpicoll.collectives.select import SHARED
+from mpicoll.kernels.dispatch import FOR_SHARED, UNEVEN, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
     BCAST,
@@ -33,7 +34,7 @@ _MAX_KNOWN = 256
 
 
 class _Parts(NamedTuple):
-    """Parts of different lengths, as compiled code takes them: the words, and their address; 0 for equal parts."""
+    """Lengths of parts as compiled code takes them: the words, and their address."""
 
     words: np.ndarray
     address: int
@@ -96,9 +97,11 @@ class VectorCalls:
         if type(part) is not np.ndarray:
             self._complete(OTHER, made)
             return
-        status = call.run(self.table, BCAST, 0, id(words), 0, root)
+        # Always on shared memory, as on the general path: a tuning table may say otherwise for broadcasts.
+        table = self.table + FOR_SHARED
+        status = call.run(table, BCAST, 0, id(words), 0, root)
         if status != DONE:
-            go_on(scope, self.table, status, None, "bcast", None, words, MPI.SUM, root)
+            go_on(scope, table, status, SHARED, "bcast", None, words, MPI.SUM, root)
         *counts, dtype = words.tolist()
         send, recv = (part, whole) if number == GATHER else (whole, part)
         status = self._call(number, send, recv, tuple(counts), root=root)
@@ -109,18 +112,16 @@ class VectorCalls:
     ) -> int:
         """Make the compiled call; return its status."""
         parts = self._known.get((counts, root)) or self._parts(counts, root)
-        if parts.address:
-            return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
-        return call.run(self.table, number, id(send), id(recv), id(op), root)
+        return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
 
     def _parts(self, counts: Sequence[int], root: int) -> _Parts:
         """Return the words for counts; they are kept, since a call that is on its way uses them."""
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         offsets = np.array([0, *accumulate(counts)], np.int64)
-        words = np.array([root, hash_of_offsets(offsets, root), *offsets], np.int64)
-        address = words.ctypes.data if len(set(counts)) > 1 else 0
-        made = self._known[counts, root] = _Parts(words, address)
+        distinction = hash_of_offsets(offsets, root) if len(set(counts)) > 1 else root
+        words = np.array([root, distinction, *offsets], np.int64)
+        made = self._known[counts, root] = _Parts(words, words.ctypes.data)
         return made
 
     def _complete(self, status: int, made: CallArguments) -> None:

@@ -214,7 +214,7 @@ def test_damage_is_seen(spec: str) -> None:
             codec.decompress(payload[:length].copy(), guard[:2000])
     if spec != "sampled":  # which may send a third more
         many = encode(made("topk:0.5"), x)
-        with pytest.raises(CorruptPayload, match="counts or places"):
+        with pytest.raises(CorruptPayload, match="counts or indices"):
             codec.decompress(many, guard[:2000])
 
 

@@ -161,7 +161,7 @@ def test_parts_of_shapes() -> None:
 
 
 def test_more_shapes_than_elements() -> None:
-    with pytest.raises(ValueError, match="shapes: they have 21 elements, but the vector 20"):
+    with pytest.raises(ValueError, match="shapes: they have 21 elements, but the vector has 20"):
         PowerSGD(shapes=((3, 7),)).rounds(20, 2)
     with pytest.raises(ValueError, match="rows: 3"):
         PowerSGD(rows=3, shapes=((3, 7),))

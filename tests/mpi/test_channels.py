@@ -93,7 +93,7 @@ def test_too_many_persistent_operations_are_refused_by_all_ranks(few_slots: Intr
     if few_slots.rank:
         for request in kept:
             request.Free()
-    with pytest.raises(RuntimeError, match=f"persistent request: {HALF} of them are alive"):
+    with pytest.raises(RuntimeError, match=f"persistent request: all {HALF} tag slots of the communicator are in use"):
         few_slots.Allreduce_init(MPI.IN_PLACE, data)
     for request in kept:
         request.Free()

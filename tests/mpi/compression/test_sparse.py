@@ -197,7 +197,7 @@ def test_damage_ends_the_call_on_all_ranks(comm: Intracomm, monkeypatch: pytest.
         for _ in range(2):
             comm.Allreduce(x, x.copy(), compression=spec)
 
-    with pytest.raises(CorruptPayload, match="counts or places"):
+    with pytest.raises(CorruptPayload, match="counts or indices"):
         twice()
 
 

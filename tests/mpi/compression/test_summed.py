@@ -350,5 +350,5 @@ def test_gradients_are_seen_by_their_shapes_and_go_on_from_a_checkpoint(comm: In
 
 def test_shapes_of_another_vector_are_refused(comm: Intracomm) -> None:
     x = np.ones(100, np.float32)
-    with pytest.raises(ValueError, match="shapes: they have 101 elements, but the vector 100"):
+    with pytest.raises(ValueError, match="shapes: they have 101 elements, but the vector has 100"):
         comm.Allreduce(x, x.copy(), compression=PowerSGD(shapes=((101, 1),)))
