@@ -27,6 +27,10 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
     """
     if type(spec) not in (list, tuple):
         return _memory(spec, sent)
+    if len(spec) == 2 and type(spec[1]) is MPI.Datatype and type(spec[0]) is np.ndarray:  # the usual case, quickly
+        array, datatype = spec
+        if array.dtype is _dtypes().get(datatype.handle) and array.flags.c_contiguous:
+            return array
     if len(spec) < 2:
         return NotImplemented
     array, *where = spec

@@ -60,7 +60,7 @@ class VectorCalls:
         """Make an Allgatherv."""
         send, blocks = array_of(sendbuf, sent=True), _blocks(recvbuf, self._size)
         status = OTHER
-        if blocks is not None and type(send) is np.ndarray:
+        if blocks is not None and (type(send) is np.ndarray or send is MPI.IN_PLACE):
             whole, counts = blocks
             status = self._call(ALLGATHER, send, whole, counts)
         self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))

@@ -82,6 +82,9 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "gatherv": lambda c: c.Gatherv(np.ones(c.rank + 2), [np.zeros(99), range_of(c)] if c.rank == 1 else None, 1),
     "scatterv": lambda c: c.Scatterv([np.ones(99), range_of(c), "d"] if c.rank == 1 else None, np.zeros(c.rank + 2), 1),
     "reduce_scatter": lambda c: c.Reduce_scatter(np.ones(sum(range_of(c))), np.zeros(c.rank + 2), range_of(c)),
+    "allgather in place": lambda c: c.Allgather(IN_PLACE, np.ones((c.size, COUNT))),
+    "allgather in place into a list": lambda c: c.Allgather(IN_PLACE, [np.ones((c.size, COUNT)), MPI.DOUBLE]),
+    "allgatherv in place": lambda c: c.Allgatherv(IN_PLACE, [np.ones(99), range_of(c), MPI.DOUBLE]),
     "equal counts": lambda c: c.Allgatherv(filled(c), [np.zeros((c.size, COUNT)), [COUNT] * c.size]),
     "bcast of a list": lambda c: c.Bcast([filled(c), COUNT, MPI.DOUBLE], root=1),
     "allgather of lists": lambda c: c.Allgather([filled(c), MPI.DOUBLE], [np.zeros(COUNT * c.size), MPI.DOUBLE]),
@@ -196,6 +199,23 @@ def test_lists_give_the_results_of_arrays(comm: Intracomm) -> None:
         comm.Gather([part, MPI.DOUBLE], [back, MPI.DOUBLE] if rank == 0 else None, 0)
         assert part.tolist() == [2 * rank, 2 * rank + 1]
         assert back.tolist() == (list(range(2 * size)) if rank == 0 else [0] * (2 * size))
+
+
+@pytest.mark.parametrize("count", [1, 1000, 200_000])
+def test_allgather_in_place_keeps_the_own_part(comm: Intracomm, count: int) -> None:
+    size, rank, counts = comm.size, comm.rank, [count + other for other in range(comm.size)]
+    warm(comm)
+    for make in (np.zeros, comm.zeros):
+        for _ in range(3):
+            whole = make((size, count))
+            whole[rank] = np.arange(count) + rank
+            comm.Allgather(IN_PLACE, whole)
+            assert all((whole[other] == np.arange(count) + other).all() for other in range(size))
+            uneven = make(sum(counts) + 3)
+            begin = sum(counts[:rank])
+            uneven[begin : begin + counts[rank]] = rank + 1
+            comm.Allgatherv(IN_PLACE, [uneven, counts])
+            assert (uneven == np.repeat([*range(1, size + 1), 0], [*counts, 3])).all()
 
 
 def test_overlap_is_seen_through_different_arrays(comm: Intracomm) -> None:
