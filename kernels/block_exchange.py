@@ -208,7 +208,7 @@ def _is_sound(words, rank, layout, nbytes):
     for dimension in range(dimensions):
         count, stride = load(layout + 8 * (SHAPE + dimension)), load(layout + 8 * (STRIDES + dimension))
         # Divided, since products of wrong numbers could leave the range of integers and come back.
-        if not 1 <= count <= nbytes // total or not -room <= stride <= room or abs(stride) > room // count:
+        if not 1 <= count <= nbytes // total or not -room <= stride <= room or abs(stride) > room // max(count - 1, 1):
             return False
         total *= count
     low, high = reach(layout)

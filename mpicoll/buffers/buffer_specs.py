@@ -160,6 +160,8 @@ def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:
             datatype = MPI.Datatype.fromcode(datatype)
         except ValueError:
             raise UnknownTypeCode(f"{argument}: {datatype!r} is not a type code") from None
+    if not isinstance(datatype, MPI.Datatype):
+        raise TypeError(f"{argument}: {datatype!r} is not a datatype")
     if datatype == MPI.DATATYPE_NULL:
         raise ValueError(f"{argument}: the datatype is MPI.DATATYPE_NULL")
     return datatype

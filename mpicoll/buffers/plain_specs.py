@@ -37,17 +37,29 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
     array = _memory(array, sent)
     if type(array) is not np.ndarray or not array.flags.c_contiguous or not array.dtype.isnative:
         return NotImplemented
-    if isinstance(where[-1], (MPI.Datatype, str)) and not fits(array.dtype, where.pop()):
+    if isinstance(where[-1], (MPI.Datatype, str)):
+        if not fits(array.dtype, where.pop()):
+            return NotImplemented
+    elif len(spec) > 2:
         return NotImplemented
     if not where:
         return array
-    count, displ = where if len(where) == 2 else where[0] if type(where[0]) is tuple else (where[0], 0)
-    if type(count) is not int or type(displ) is not int or len(where) > 2:
+    count, displ = _pair(where, 0)
+    if type(count) is not int or type(displ) is not int:
         return NotImplemented
     stop = displ + count * blocks
     if not 0 <= displ <= stop <= array.size:
         return NotImplemented
     return array if stop - displ == array.size else array.reshape(-1)[displ:stop]
+
+
+def _pair(where: list[Any], default: Any) -> tuple[Any, Any]:
+    """Return counts and displacements, which may be given as a pair; None for what is neither."""
+    if len(where) == 1 and type(where[0]) is tuple:
+        where = [*where[0]]
+    elif len(where) == 1:
+        where = [*where, default]
+    return (where[0], where[1]) if len(where) == 2 else (None, None)
 
 
 def _memory(data: Any, sent: bool) -> Any:
@@ -107,11 +119,14 @@ def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     array, *where = spec
     if type(array) is not np.ndarray or not array.flags.c_contiguous:
         return None
-    if isinstance(where[-1], (MPI.Datatype, str)) and not fits(array.dtype, where.pop()):
+    if isinstance(where[-1], (MPI.Datatype, str)):
+        if not fits(array.dtype, where.pop()):
+            return None
+    elif len(spec) > 2:
         return None
-    if not where or len(where) > 2 or array.dtype.kind not in "biufc" or not array.dtype.isnative:
+    if not where or array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
-    counts, displs = where if len(where) == 2 else where[0] if type(where[0]) is tuple else (where[0], None)
+    counts, displs = _pair(where, None)
     if not are_counts(counts, size):
         return None
     if displs is None:

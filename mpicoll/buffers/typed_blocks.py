@@ -118,7 +118,11 @@ class Descriptions:
         if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
             raise TypeError(f"{argument}: it must be [data, (counts, displs), datatypes] or [data, datatypes]")
         data, *where, datatypes = spec
-        counts, displs = where[0] if len(where) == 1 else where or ((1,) * self._size, (0,) * self._size)
+        if len(where) == 1 and (not isinstance(where[0], (list, tuple)) or len(where[0]) != 2):
+            raise TypeError(f"{argument}: {where[0]!r} is not a pair of counts and displacements")
+        counts, displs = where[0] if len(where) == 1 else where or (None, None)
+        if counts is None and displs is None:
+            counts, displs = (1,) * self._size, (0,) * self._size
         last = self._last.get(argument)
         if last is not None and _is_same(last, counts, displs, datatypes):
             description = last[2]
@@ -167,6 +171,8 @@ class Descriptions:
 
     def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
         """Return what is known of counts, displacements and datatypes, or find it out."""
+        if counts is None or displs is None:
+            raise TypeError(f"{argument}: counts {counts!r} and displacements {displs!r} must both be given")
         key = tuple(counts), tuple(displs), tuple(map(id, datatypes))
         found = self._known.get(key)
         if found is not None and all(found.datatypes):
@@ -185,6 +191,8 @@ def _copied(numbers: Any) -> Any:
 def _is_same(last: tuple[Any, Any, Description], counts: Any, displs: Any, datatypes: Any) -> bool:
     """Return whether an argument is like the one before; the caller may have changed the lists meanwhile."""
     before = last[2].datatypes
+    if last[0] is None or last[1] is None:
+        return False
     if type(counts) is not type(last[0]) or type(displs) is not type(last[1]) or len(datatypes) != len(before):
         return False
     if counts != last[0] or displs != last[1]:
@@ -223,6 +231,8 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     if data is None:
         return np.empty(0, np.uint8)
     array = memory_of(data, argument, writable)
+    if array.dtype.hasobject:
+        raise TypeError(f"{argument}: elements of dtype {array.dtype} cannot be communicated")
     check_flat(array, argument, writable)
     return array
 

@@ -21,7 +21,7 @@ from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY
-from mpicoll.errors import MismatchError, MpicollError
+from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
@@ -56,8 +56,19 @@ class BlockExchange:
         self._words = memoryview(b"")
         self._address = 0
 
+    def _is_ready(self) -> bool:
+        """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
+        if self.on_node and not self._address:
+            self._make_words()
+            domain, good = self._scope.channel.node, self._wrong
+            assert domain is not None
+            good[0] = domain.in_own_arena(self._stage.ctypes.data)  # a full segment gives private memory
+            self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, good, MPI.MIN)
+            self.on_node = bool(good[0])
+        return self.on_node
+
     def _make_words(self) -> None:
-        """Make the memory of the exchange when it is first needed."""
+        """Make the memory of the exchange."""
         domain, size = self._scope.channel.node, self._scope.channel.size
         assert domain is not None
         chunk = max(_MIN_CHUNK_NBYTES, STAGE_NBYTES // size)
@@ -92,10 +103,12 @@ class BlockExchange:
             recv = self._descriptions.blocks(recvbuf, "recvbuf", writable=True)
             send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)
             self._check_own(send, recv)
-        except (TypeError, ValueError, KeyError, MpicollError) as error:
+        except Exception as error:
             scope.channel.refuse(error)
             raise
-        if self.on_node and name in select.ON_NODE:
+        if _is_same_memory(send, recv):
+            send = recv
+        if name in select.ON_NODE and self._is_ready():
             self._on_shared_memory("Alltoallw", send, recv)
         else:
             self._by_messages(send, recv, None if name in select.ON_NODE else algorithm)
@@ -112,9 +125,12 @@ class BlockExchange:
                 send = self._descriptions.blocks_of_elements(sendbuf, "sendbuf", writable=False)
             dtype = _common_type(send, recv)
             self._check_own(send, recv)
-        except (TypeError, ValueError, KeyError) as error:
+        except Exception as error:
             scope.channel.refuse(error)
             raise
+        if not self._is_ready():
+            run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
+            return
         self._on_shared_memory("Alltoallv", send, recv, dtype)
         if recv.buffer is not None:
             recv.buffer.give_back()
@@ -153,16 +169,18 @@ class BlockExchange:
             self._alone.release()
 
     def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
-        if not self._address:
-            self._make_words()
         words, inside = self._words, send is recv
-        target, unpacked = _layouts_of(recv)
-        source, packed = (target, unpacked) if inside else _layouts_of(send)
-        for rank, memory in packed.items():
-            send.entries(rank, memory).pack()
+        try:
+            target, unpacked = _layouts_of(recv)
+            source, packed = (target, unpacked) if inside else _layouts_of(send)
+            for rank, memory in packed.items():
+                send.entries(rank, memory).pack()
+        except Exception as error:
+            self._scope.channel.refuse(error)
+            raise
         words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
         words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
-        words[kernels.MAY_DIRECT] = not inside
+        words[kernels.MAY_DIRECT] = not inside and not _ranges_meet(send, recv)
         words[kernels.MARK] = _MARKS[title]
         words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
         kernels.offer.run(self._address)
@@ -240,11 +258,38 @@ def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:
     if send is not recv and sent and got:
         if send.array.dtype != recv.array.dtype:
             raise ValueError(f"sendbuf has elements of {send.array.dtype}, but recvbuf of {recv.array.dtype}")
-        begins = send.address + send.description.layouts.low, recv.address + recv.description.layouts.low
-        ends = send.address + send.description.layouts.high, recv.address + recv.description.layouts.high
-        if begins[0] < ends[1] and begins[1] < ends[0]:
+        if _ranges_meet(send, recv) and _have_bytes_in_common(send, recv):
             raise ValueError("sendbuf and recvbuf overlap in memory")
     return (recv if got else send).array.dtype
+
+
+def _is_same_memory(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether two arguments are the same blocks of the same memory, which stands for IN_PLACE."""
+    if send.address != recv.address:
+        return False
+    return send.description is recv.description or np.array_equal(
+        send.description.layouts.rows, recv.description.layouts.rows
+    )
+
+
+def _ranges_meet(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether blocks of the two arguments may lie between each other."""
+    sent, got = send.description.layouts, recv.description.layouts
+    first, behind = (
+        max(send.address + sent.low, recv.address + got.low),
+        min(send.address + sent.high, recv.address + got.high),
+    )
+    return first < behind
+
+
+def _have_bytes_in_common(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether contiguous blocks of the two arguments overlap."""
+    ends = []
+    for blocks in (send, recv):
+        rows = blocks.description.layouts.rows
+        begins = blocks.address + rows[:, ADDRESS]
+        ends.append([(int(begin), int(begin + n)) for begin, n in zip(begins, rows[:, NBYTES], strict=True) if n])
+    return any(begin < last and first < end for begin, end in ends[0] for first, last in ends[1])
 
 
 def _layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:

@@ -78,14 +78,16 @@ def go_on(
         With which it was called; 0 if it was not.
     """
     if status == OTHER:
-        plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
+        plain = None
+        if table and type(root) is int and 0 <= root < scope.channel.size:
+            plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
         if plain is not None:
-            sendbuf, recvbuf = plain
-            if table and type(root) is int and 0 <= root < scope.channel.size:
-                status = call.run(table, _NUMBERS[collective], id(sendbuf), id(recvbuf), id(op), root)
-        if status == OTHER:
+            status = call.run(table, _NUMBERS[collective], id(plain[0]), id(plain[1]), id(op), root)
+        if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
-    if status not in (OTHER, DONE):
+            return
+        sendbuf, recvbuf = plain
+    if status != DONE:
         complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
 
 

@@ -218,6 +218,8 @@ class PersistentRequest(Request, MPI.Prequest):
     """A persistent collective: set up once for fixed buffers, started any number of times."""
 
     _task: Any
+    _on_free: Callable[[], None] | None = None
+    """Called when the request is freed, by who keeps something of it."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
@@ -247,6 +249,9 @@ class PersistentRequest(Request, MPI.Prequest):
         """Raise RuntimeError if the operation is still in flight."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
+        if self._on_free is not None:
+            self._on_free()
+            self._on_free = None
 
 
 class MessageRequest(JobRequest, PersistentRequest):

@@ -29,6 +29,7 @@ from mpicoll.collectives.call_context import (
 )
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.messages.call_agreement import agree
 from mpicoll.progress.call_signature import Signature
 
@@ -46,6 +47,8 @@ def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
     scope.channel.ensure_usable()
     try:
         return _prepare(scope, call)
+    except (MismatchError, RemoteError, CollectiveTimeout):  # of a call inside, which all ranks have heard of
+        raise
     except Exception as error:  # memory that is missing, or an error of MPI, on this rank alone too
         channel = scope.channel
         if channel.check == "full" and channel.broken is None:

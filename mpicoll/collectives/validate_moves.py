@@ -7,6 +7,7 @@ broadcasts its counts first; messages need only the counts that each rank knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,5 +236,6 @@ def _counts_from_root(
         scope.channel, "bcast", "Bcast", select.SHARED, words.size, words.dtype, given, result, target=part.buffer,
         root=root,
     )  # fmt: skip
-    on_shared_memory.run(task, scope.timeout)
+    if not on_shared_memory.run(task, scope.timeout):
+        replace(task, algorithm="tree").run(scope.timeout)
     return words[:-1].tolist(), DTYPES[words[-1]]

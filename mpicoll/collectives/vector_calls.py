@@ -54,6 +54,7 @@ class VectorCalls:
         self.table = table if scope.channel.node is not None else 0
         """0 where all of these calls take the general path."""
         self._known: dict[tuple[Sequence[int], int], _Parts] = {}
+        self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
@@ -111,7 +112,7 @@ class VectorCalls:
         self, number: int, send: Any, recv: Any, counts: Sequence[int], op: AnyOp = MPI.SUM, root: int = 0
     ) -> int:
         """Make the compiled call; return its status."""
-        parts = self._known.get((counts, root)) or self._parts(counts, root)
+        parts = self._in_use = self._known.get((counts, root)) or self._parts(counts, root)
         return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
 
     def _parts(self, counts: Sequence[int], root: int) -> _Parts:

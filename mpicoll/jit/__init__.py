@@ -39,8 +39,8 @@ def run(plan: PersistentRequest) -> None:
     Raises
     ------
     RuntimeError
-        In compiled functions, if it fails; :func:`last_error` returns the exception, which the program should raise or
-        treat. In Python the exception itself is raised.
+        In compiled functions, if it fails, and after Ctrl-C; :func:`last_error` returns the exception, which the
+        program should raise or treat. In Python the exception itself is raised.
     """
     plan.Start()
     plan.Wait()

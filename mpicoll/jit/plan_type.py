@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import traceback
-import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,18 @@ from mpicoll.collectives.requests import PersistentRequest
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 
-_BEGIN, _ADVANCE, _JOB, _CALLBACK, _WORDS = range(5)
-"""Words of a plan: addresses of compiled functions, of its job (0: Python starts it), and of `_complete` for C."""
+_BEGIN, _ADVANCE, _JOB, _CALLBACK, _RESULT, _WORDS = range(6)
+"""Words of a plan: addresses of compiled functions, of its job (0: Python starts it), and of `_complete` for C; and
+what that says."""
+_COMPLETE, _FAILED, _NOTHING, _AGAIN = range(4)
+"""What `_complete` says: nothing if a signal handler has raised an exception before its first line; then it is called
+again, and fails once the operation is complete."""
 _TRIES = 8
 """How often compiled code looks, for some tens of microseconds each time, before Python waits."""
 _ONE_WORD = ("int64",)
 last_error: BaseException | None = None
-_plans: weakref.WeakValueDictionary[int, PersistentRequest] = weakref.WeakValueDictionary()
-"""Plans by the addresses of their words; who calls a compiled function with one keeps it alive."""
+_plans: dict[int, tuple[PersistentRequest, np.ndarray]] = {}
+"""Plans and their words, by the addresses of these, until they are freed."""
 
 
 class PlanType(types.Type):
@@ -58,23 +62,25 @@ class _PlanModel(models.PrimitiveModel):
         super().__init__(manager, kind, ir.IntType(64))
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-def _complete(words: int, status: int) -> int:
-    """Complete in Python what compiled code has begun with `status`; return 1 if that fails."""
+@ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+def _complete(address: int, status: int) -> None:
+    """Complete in Python what compiled code has begun with `status`, and write what came of it."""
     global last_error
-    made = _plans[words]
     try:
-        if status == OTHER:
-            made.Start()
-        else:
-            assert isinstance(made, PersistentSharedRequest)
+        made, words = _plans[address]
+        interrupted = words[_RESULT] == _AGAIN
+        if isinstance(made, PersistentSharedRequest) and status != OTHER:
             made.continue_start(status)
+        else:
+            made.Start()
         made.Wait()
+        if interrupted:
+            raise KeyboardInterrupt
+        words[_RESULT] = _COMPLETE
     except BaseException as error:  # nothing may be raised through compiled code
         last_error = error
         traceback.clear_frames(error.__traceback__)
-        return 1
-    return 0
+        words[_RESULT] = _FAILED
 
 
 def _address_of(made: PersistentRequest) -> int:
@@ -86,10 +92,15 @@ def _address_of(made: PersistentRequest) -> int:
         words[_ADVANCE] = executor.advance.variant(_ONE_WORD).address
         words[_CALLBACK] = ctypes.cast(_complete, ctypes.c_void_p).value or 0
         made._jit_words = words  # type: ignore[attr-defined]
+        _plans[words.ctypes.data] = made, words
+        made._on_free = partial(_forget_job, words)
     words[_JOB] = made.job_address if isinstance(made, PersistentSharedRequest) else 0
-    address = words.ctypes.data
-    _plans[address] = made
-    return int(address)
+    return int(words.ctypes.data)
+
+
+def _forget_job(words: np.ndarray) -> None:
+    """Let Python say that the plan was freed; the words stay, since a compiled function may have their address."""
+    words[_JOB] = 0
 
 
 @unbox(PlanType)
@@ -134,15 +145,22 @@ def _call(typingctx: Any, function: Any, job: Any) -> Any:
 
 
 @intrinsic
-def _call_back(typingctx: Any, function: Any, plan: Any, status: Any) -> Any:
-    """Call `_complete`, which takes the interpreter lock; return its result."""
+def _call_back(typingctx: Any, plan: Any, status: Any, result: Any) -> Any:
+    """Write a result, call `_complete`, which takes the interpreter lock, and return the result that it has written."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
-        kind = ir.FunctionType(word, [word, word])
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        plan, status, result = arguments
+        kind = ir.FunctionType(ir.VoidType(), [word, word])
+        function, place = (
+            builder.inttoptr(builder.add(plan, ir.Constant(word, 8 * number)), word.as_pointer())
+            for number in (_CALLBACK, _RESULT)
+        )
+        builder.store(result, place)
+        builder.call(builder.inttoptr(builder.load(function), kind.as_pointer()), [plan, status])
+        return builder.load(place)
 
-    return types.int64(types.int64, plan, types.int64), generate
+    return types.int64(plan, types.int64, types.int64), generate
 
 
 def implement(run: Callable[[PersistentRequest], None]) -> None:
@@ -161,5 +179,10 @@ def _run(plan: Any) -> None:
         while status == WAITING and tries < _TRIES:
             status = _call(_word(plan, _ADVANCE), job)
             tries += 1
-    if status != DONE and _call_back(_word(plan, _CALLBACK), plan, status):
+    if status == DONE:
+        return
+    result = _call_back(plan, status, _NOTHING)
+    while result in (_NOTHING, _AGAIN):
+        result = _call_back(plan, status, _AGAIN)
+    if result != _COMPLETE:
         raise RuntimeError("a collective of mpicoll has failed; mpicoll.jit.last_error() says why")

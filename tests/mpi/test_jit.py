@@ -7,11 +7,12 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
-from numba import njit
+from numba import njit, types
 
 import mpicoll.jit
 from mpicoll import Intracomm
 from mpicoll.errors import CollectiveTimeout
+from mpicoll.jit import plan_type
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -35,6 +36,15 @@ def two(first, second, times):
 @njit
 def once(plan):
     mpicoll.jit.run(plan)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compile before any rank waits for others."""
+    kind, vector = plan_type.plan, types.int64[::1]
+    iterate.compile((kind, vector, vector, types.int64))
+    two.compile((kind, kind, types.int64))
+    once.compile((kind,))
 
 
 @pytest.mark.parametrize("count", [1, 1000, 300_000])
@@ -92,6 +102,18 @@ def test_plans_by_messages(comm: Intracomm) -> None:
     with pytest.raises(RuntimeError, match="last_error"):
         once(plan)
     assert "freed" in str(mpicoll.jit.last_error())
+
+
+def test_a_freed_plan_is_not_started(comm: Intracomm) -> None:
+    x, y = np.ones(3), np.zeros(3)
+    plan = comm.Allreduce_init(x, y)
+    once(plan)
+    plan.Free()
+    other = comm.Allreduce_init(x, y)  # in the same lane
+    with pytest.raises(RuntimeError, match="last_error"):
+        once(plan)
+    assert "freed" in str(mpicoll.jit.last_error())
+    other.Free()
 
 
 def test_an_error_is_raised_on_every_rank(comm: Intracomm) -> None:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
+from mpicoll.errors import RemoteError
 from mpicoll.shared_memory import fast_dispatch
 from tests.mpi.memory import HERE, KINDS, place, went_the_short_way
 
@@ -216,6 +217,33 @@ def test_allgather_in_place_keeps_the_own_part(comm: Intracomm, count: int) -> N
             uneven[begin : begin + counts[rank]] = rank + 1
             comm.Allgatherv(IN_PLACE, [uneven, counts])
             assert (uneven == np.repeat([*range(1, size + 1), 0], [*counts, 3])).all()
+
+
+def test_lists_mean_flat_memory(comm: Intracomm) -> None:
+    """In another order than C's, too."""
+    warm(comm)
+    data, result = np.arange(6.0).reshape(2, 3), np.zeros((3, 2), order="F")
+    comm.Allreduce([data, MPI.DOUBLE], result)
+    assert (result.T.reshape(-1) == comm.size * np.arange(6)).all()
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1,), (1, 2, 3, 4, 5)])
+def test_a_tuple_that_is_no_pair_is_left_to_the_general_path(comm: Intracomm, counts: tuple[int, ...]) -> None:
+    warm(comm)
+    parts, whole = np.zeros(2), np.zeros(2 * comm.size)
+    ignored = [whole, counts, MPI.DOUBLE]
+    comm.Gather(parts, ignored if comm.rank != 0 else whole, 0)
+    if len(counts) != comm.size:
+        with pytest.raises((ValueError, TypeError, RemoteError)):
+            comm.Allgatherv(parts, ignored if comm.rank == 1 else [whole, [2] * comm.size, MPI.DOUBLE])
+        return
+    comm.Allgatherv(parts[:1], ignored)
+
+
+def test_three_items_without_a_datatype_are_refused(comm: Intracomm) -> None:
+    warm(comm)
+    with pytest.raises((TypeError, RemoteError)):
+        comm.Allreduce([np.zeros(3), 2, 1] if comm.rank == 1 else np.zeros(2), np.zeros(2))
 
 
 def test_overlap_is_seen_through_different_arrays(comm: Intracomm) -> None:
