@@ -218,8 +218,7 @@ class PersistentRequest(Request, MPI.Prequest):
     """A persistent collective: set up once for fixed buffers, started any number of times."""
 
     _task: Any
-    _on_free: Callable[[], None] | None = None
-    """Called when the request is freed, by who keeps something of it."""
+    _on_free: Callable[[], None] = staticmethod(lambda: None)  # for who keeps something of the request
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
@@ -249,9 +248,7 @@ class PersistentRequest(Request, MPI.Prequest):
         """Raise RuntimeError if the operation is still in flight."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
-        if self._on_free is not None:
-            self._on_free()
-            self._on_free = None
+        self._on_free()
 
 
 class MessageRequest(JobRequest, PersistentRequest):
