@@ -1,4 +1,4 @@
-"""The end of a run with a profile: records of all ranks are gathered, compared, measured again and written."""
+"""End of a profiled run: gather the records of all ranks, analyse them, repeat calls, write the profile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.002
 _LARGEST_POLL_SECONDS = 0.05
 _WRITE_SECONDS = 60.0
-"""So long ranks wait for rank 0 to write the profile: a rank with an exit status aborts MPI as soon as it goes on."""
+"""Seconds that ranks wait for rank 0 to write the profile: a rank with an exit status then aborts MPI at once."""
 _FLUSH_SECONDS = 0.1
-"""For the launcher to read what rank 0 wrote, before a rank with an exit status aborts MPI."""
+"""Seconds left to the launcher to read rank 0's output before a rank with an exit status aborts MPI."""
 
 
 class EndOfRun:
-    """Made when MPI is initialised, collectively, and used once before it is finalised."""
+    """Writer of the profile: created collectively when MPI is initialised, used once before it is finalised."""
 
     def __init__(self, MPI: Any, recorder: CallRecorder) -> None:
         from mpicoll.program import program_clock
@@ -34,7 +34,11 @@ class EndOfRun:
         self._offset = program_clock.offset_to_first(self._comm, clock, self._identity)
 
     def report(self, options: argparse.Namespace, facts: dict[str, Any], limit: float | None) -> None:
-        """Write the profile on rank 0; after `limit` seconds, if one is given, this rank's own calls alone."""
+        """Write the profile on rank 0; collective over COMM_WORLD.
+
+        If the other ranks have not arrived after `limit` seconds, this rank writes a profile of its own calls alone,
+        as text. With `limit` None it waits for them.
+        """
         if self._MPI.Is_finalized():
             return
         from mpicoll.program import method_wrappers, program_clock, rank_records
@@ -57,7 +61,7 @@ class EndOfRun:
         self._everybody_comes(_WRITE_SECONDS)
 
     def _everybody_comes(self, limit: float | None) -> bool:
-        """Wait for all ranks to get here; False after `limit` seconds."""
+        """Return True once all ranks have arrived, False after `limit` seconds."""
         request, begun, pause = self._comm.Ibarrier(), time.monotonic(), _POLL_SECONDS
         while not request.Test():
             if limit is not None and time.monotonic() - begun > limit:
