@@ -53,7 +53,7 @@ def test_summary_and_progress_bar_are_apart():
     done = train("--epochs", "1")
     assert done.returncode == 0
     assert "test accuracy" in done.stdout
-    assert "how the time went" in done.stdout
+    assert "time by phase" in done.stdout
     assert "23/23" in done.stderr
     assert train("--epochs", "1", "--no-progress").stderr == ""
 
