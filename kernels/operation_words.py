@@ -48,7 +48,7 @@ STAGE, TRANSFER, NOTHING = range(3)
 
 DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range(9)
 """Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
-and `calls.call`; the reducer raised an exception; see `messages.execute_bound` for the last two. After MISMATCH, LOST,
+and `dispatch.call`; the reducer raised an exception; see `messages.execute_bound` for the last two. After MISMATCH, LOST,
 RAISED and FAILED the operation has not ended."""
 
 JOB_WORDS = 40
