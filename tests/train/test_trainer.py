@@ -109,7 +109,7 @@ def test_early_stopping_waits_for_so_many_evaluations():
         ({"strategy": "magic"}, UsageError, "strategy: 'magic' is not one of replicated"),
         ({"lr": -1}, UsageError, "lr"),
         ({"learning_rate": 1}, TypeError, "learning_rate: not an option; the options are"),
-        ({"tensor": 2}, TypeError, "tensor: models of one's own have no layers"),
+        ({"tensor": 2}, TypeError, "tensor: not an option for user-defined models"),
         ({"dataset": "digits"}, TypeError, "dataset: not an option"),
         ({"warmup_dense": 3}, UsageError, "warmup_dense has no meaning without compression"),
         ({"strategy": "sharded", "compression": "int8"}, UsageError, "compression is not for strategy='sharded'"),
