@@ -23,8 +23,9 @@ from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, Persi
 from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
-from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
+from mpicoll.kernels.short_exchange import TAKEN, exchange
 from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
 from mpicoll.messages.call_agreement import settle
 from mpicoll.shared_memory import numpy_allocator
@@ -183,13 +184,26 @@ class BlockExchange:
         words[kernels.MAY_DIRECT] = not inside and not _ranges_meet(send, recv)
         words[kernels.MARK] = _MARKS[title]
         words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
-        kernels.offer.run(self._address)
-        self._plain(ALLTOALL, "alltoall", self._offers, self._arrived)
-        rounds = kernels.take.run(self._address)
+        rounds = self._first_round(send)
         if rounds:
             self._take_rounds(title, rounds, recv)
         for rank, memory in unpacked.items():
             recv.entries(rank, memory).unpack()
+
+    def _first_round(self, send: TypedBlocks) -> int:
+        """Offer own blocks and take those of the others; return what :func:`kernels.take` does."""
+        address, offers, arrived, status = self._address, self._offers, self._arrived, OTHER
+        if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
+            status = int(exchange.run(address, self._table, id(offers), id(arrived)))
+            if status >= TAKEN - 1:
+                return status - TAKEN
+        else:
+            kernels.offer.run(address)
+            if self._table:
+                status = call.run(self._table, ALLTOALL, id(offers), id(arrived), 0, 0)
+        if status != DONE:
+            go_on(self._scope, self._table, status, None, "alltoall", offers, arrived)
+        return int(kernels.take.run(address))
 
     def _take_rounds(self, title: str, rounds: int, recv: TypedBlocks) -> None:
         """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
