@@ -27,7 +27,7 @@ from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
 from mpicoll.kernels.short_exchange import TAKEN, exchange
 from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
-from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
@@ -56,16 +56,18 @@ class BlockExchange:
         self._alone = threading.Lock()
         self._words = memoryview(b"")
         self._address = 0
+        self._ready = False  # until all ranks have agreed, which a refused call may prevent
 
     def _is_ready(self) -> bool:
         """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
-        if self.on_node and not self._address:
-            self._make_words()
+        if self.on_node and not self._ready:
+            if not self._address:
+                self._make_words()
             domain, good = self._scope.channel.node, self._wrong
             assert domain is not None
             good[0] = domain.in_own_arena(self._stage.ctypes.data)  # a full segment gives private memory
             self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, good, MPI.MIN)
-            self.on_node = bool(good[0])
+            self.on_node, self._ready = bool(good[0]), True
         return self.on_node
 
     def _make_words(self) -> None:
@@ -105,8 +107,7 @@ class BlockExchange:
             send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)
             self._check_own(send, recv)
         except Exception as error:
-            scope.channel.refuse(error)
-            raise
+            refuse(scope.channel, "alltoallw", error, scope.timeout)
         if _is_same_memory(send, recv):
             send = recv
         if name in select.ON_NODE and self._is_ready():
@@ -127,8 +128,7 @@ class BlockExchange:
             dtype = _common_type(send, recv)
             self._check_own(send, recv)
         except Exception as error:
-            scope.channel.refuse(error)
-            raise
+            refuse(scope.channel, "alltoallv", error, scope.timeout)
         if not self._is_ready():
             run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
             return
@@ -177,8 +177,7 @@ class BlockExchange:
             for rank, memory in packed.items():
                 send.entries(rank, memory).pack()
         except Exception as error:
-            self._scope.channel.refuse(error)
-            raise
+            refuse(self._scope.channel, title.lower(), error, self._scope.timeout)
         words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
         words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
         words[kernels.MAY_DIRECT] = not inside and not _ranges_meet(send, recv)
