@@ -274,14 +274,12 @@ def _c_symbols() -> Any:
 
 @functools.cache
 def _address_of(name: str) -> int:
-    """Return the address of an imported symbol, of Numba's runtime, Python or the C library.
+    """Return the address of a symbol of Numba's runtime, Python or the C library.
 
     Raises
     ------
-    AttributeError, KeyError
+    AttributeError, KeyError, ImportError
         If there is no such symbol.
-    ImportError
-        If Numba's extension is missing.
     """
     if name in linked:
         return int(linked[name].address)
@@ -302,10 +300,7 @@ def is_complete(image: Image) -> bool:
 
 
 def _place(image: Image, environment: Any) -> int:
-    """Copy an image to executable memory and return its address.
-
-    The memory is never freed, since C code may run it while the interpreter shuts down.
-    """
+    """Copy an image to executable memory, never freed, since C code may run it at shutdown; return its address."""
     memory = mmap.mmap(-1, len(image.code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -326,8 +321,6 @@ def load(entry: Entry, function: Callable) -> Loaded:
 
     Parameters
     ----------
-    entry
-        The machine code.
     function
         The Python function that was compiled, for its name and its module.
 
