@@ -26,7 +26,7 @@ from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.measure import compare
-from mpicoll.quantities import format_nbytes, table
+from mpicoll.quantities import format_nbytes, positive_number, table
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
 _FIRST, _FACTOR = 8, 4
@@ -45,7 +45,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--collective", nargs="+", choices=COLLECTIVES, help=which)
     compressors = "compressors to compare with dense messages, such as int8"
     add("--compression", nargs="+", default=[], type=_compressor, metavar="SPEC", help=compressors)
-    add("--seconds", type=float, default=1.0, help="seconds of measurement for each size (default: %(default)s)")
+    add(
+        "--seconds",
+        type=positive_number,
+        default=1.0,
+        help="seconds of measurement for each size (default: %(default)s)",
+    )
     add("--max-mb", type=int, default=16, help="largest message size in MB (default: %(default)s)")
     add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser

@@ -16,7 +16,7 @@ from pathlib import Path
 from mpicoll.environment import launched_rank
 from mpicoll.errors import MpicollError
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
-from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, table
+from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
 from mpicoll.schedules import ALGORITHMS, find_any
 from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import MachineDescription, Wire
@@ -43,22 +43,15 @@ def make_parser() -> argparse.ArgumentParser:
     pays = "print the message size above which each compressor pays, and its gain at 128 MB; measures their speed here"
     add("--compression", nargs="+", default=[], metavar="SPEC", help=pays)
     ratio = "compressed size over original size, for a predicted algorithm (default: 1)"
-    add("--wire-ratio", type=_positive_number, default=1.0, metavar="X", help=ratio)
+    add("--wire-ratio", type=positive_number, default=1.0, metavar="X", help=ratio)
     speed = "speed of encoding and of decoding, in 10^9 bytes per second (default: unlimited)"
-    add("--codec-gbps", type=_positive_number, metavar="X", help=speed)
+    add("--codec-gbps", type=positive_number, metavar="X", help=speed)
     add("--plot", type=Path, metavar="FILE", help="plot time over message size as .svg or .png; needs mpicoll[plot]")
     add("--fit", action="store_true", help="measure this machine; under mpirun")
     add("--save", type=Path, metavar="FILE", help="file that --fit writes (default: in the user's cache directory)")
-    add("--seconds", type=_positive_number, default=60.0, help="approximate time of --fit in seconds (default: 60)")
-    add("--deadline", type=_positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
+    add("--seconds", type=positive_number, default=60.0, help="approximate time of --fit in seconds (default: 60)")
+    add("--deadline", type=positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
     return parser
-
-
-def _positive_number(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
 
 
 def main(argv: Sequence[str]) -> int:

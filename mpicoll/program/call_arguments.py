@@ -48,12 +48,7 @@ def forms(name: str) -> tuple[str, str, str]:
     return name, f"I{name.lower()}", f"{name}_init"
 
 
-NAMES = {
-    form: name
-    for name in BUFFERS
-    for form, exists in zip(forms(name), (True, True, True), strict=True)
-    if exists
-} | {name: name for name in OBJECTS}  # fmt: skip
+NAMES = {form: name for name in BUFFERS for form in forms(name)} | {name: name for name in OBJECTS}
 """Names of all methods that make a collective call, with the collective's name."""
 
 
