@@ -22,9 +22,10 @@ if not _dist.is_available():
     raise ImportError("mpicoll.torch: this PyTorch was built without torch.distributed", name="torch")
 
 from mpicoll.torch import process_group, rendezvous
+from mpicoll.torch.comm_hooks import CompressionHook, hook
 from mpicoll.torch.process_group import ProcessGroup
 
-__all__ = ["ProcessGroup"]
+__all__ = ["CompressionHook", "ProcessGroup", "hook"]
 
 rendezvous.install()
 process_group.register()

@@ -82,8 +82,9 @@ def sparse_allreduce(comm: Intracomm, tensor: torch.Tensor, op: Any) -> None:
     comm.Allgather(np.array([own._nnz()], np.int64), counts)
     indices = _gathered_rows(comm, own.indices().t().contiguous(), counts.tolist())
     values = _gathered_rows(comm, own.values().contiguous(), counts.tolist())
-    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    tensor.detach().copy_(total / comm.size if how.mean else total)
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+    with torch.no_grad():  # a detached sparse tensor has indices of its own
+        tensor.copy_(total / comm.size if how.mean else total)
 
 
 def _gathered_rows(comm: Intracomm, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
