@@ -23,9 +23,71 @@ if not _dist.is_available():
 
 from mpicoll.torch import process_group, rendezvous
 from mpicoll.torch.comm_hooks import CompressionHook, hook
+from mpicoll.torch.distributed_optimizer import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
 from mpicoll.torch.process_group import ProcessGroup
+from mpicoll.torch.tensor_communicator import (
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async_,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    poll,
+    rank,
+    shutdown,
+    size,
+    synchronize,
+)
 
-__all__ = ["CompressionHook", "ProcessGroup", "hook"]
+__all__ = [
+    "Average",
+    "Compression",
+    "CompressionHook",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "ProcessGroup",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "hook",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]
 
 rendezvous.install()
 process_group.register()

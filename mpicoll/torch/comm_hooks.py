@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback, compressor
 from mpicoll.compression.error_feedback import chosen
+from mpicoll.torch import tensor_collectives
 from mpicoll.torch.group_queues import queue_of
-from mpicoll.torch.tensor_memory import memory
 
 DENSE_BYTES = 4 << 10
 """Buckets of fewer bytes are not compressed by default."""
@@ -181,14 +180,11 @@ CompressionHook.__call__.__annotations__.update(
 
 
 def average(comm: Intracomm, tensor: torch.Tensor, compression: Compressor | ErrorFeedback | None) -> None:
-    """Replace a contiguous tensor with its mean over the ranks, by compressed messages; blocking."""
-    room = tensor.detach()
-    if compression is not None and tensor.dtype != torch.float32:
-        room = room.to(torch.float32)
-    room.div_(comm.size)
-    comm.Allreduce(MPI.IN_PLACE, memory(room).reshape(-1), MPI.SUM, compression=compression)
-    if room.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(room)
+    """Replace a tensor with its mean over the ranks, by compressed messages if `compression` is given; blocking."""
+    if compression is None:
+        tensor_collectives.allreduce(comm, tensor, dist.ReduceOp.AVG)
+    else:
+        tensor_collectives.compressed_sum(comm, tensor, compression, mean=True)
 
 
 def hook(

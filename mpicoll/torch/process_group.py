@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,8 +118,8 @@ class ProcessGroup(dist.ProcessGroup):
             raise RuntimeError(f"{what}: the process group {self._closed}")
         comm = self._comm_for(options)
         if getattr(options, "asyncOp", True):
-            return self._queue.put(what, lambda: function(comm, *arguments), outputs)
-        self._queue.run(what, function, comm, *arguments)
+            return self._queue.put(what, partial(_make_call, comm, function, *arguments), outputs)
+        self._queue.run(what, _make_call, comm, function, *arguments)
         return _DONE
 
     def _comm_for(self, options: Any) -> Intracomm:
@@ -297,6 +298,18 @@ class ProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""
         self._closed = self._closed or "was aborted"
+
+
+def _make_call(comm: Intracomm, function: Callable[..., None], *arguments: Any) -> None:
+    """Make a call; if it is refused before any rank could hear of it, tell the others, so that they do not wait."""
+    channel = comm.channel
+    number = channel.dispatch.number
+    try:
+        function(comm, *arguments)
+    except (TypeError, ValueError) as error:
+        if channel.dispatch.number == number:
+            channel.refuse(error)
+        raise
 
 
 def _gather_each(comm: Intracomm, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:

@@ -50,7 +50,7 @@ class Reduction(NamedTuple):
     mean: bool = False
 
 
-_known: dict[tuple[Any, torch.dtype], Reduction] = {}
+_known: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
@@ -61,9 +61,10 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     ValueError
         If the operation is not defined on such elements.
     """
-    found = _known.get((op, dtype))
+    key = hash(op), dtype  # its hash is its number, and comparing two of them takes longer
+    found = _known.get(key)
     if found is None or found.factor is not None:
-        found = _known[op, dtype] = _reduction(op, dtype)
+        found = _known[key] = _reduction(op, dtype)
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import reductions_of_tensors, tensor_memory
 from mpicoll.torch.reductions_of_tensors import Reduction, reduction
 from mpicoll.torch.tensor_memory import is_plain, memory, packed, plain_copy, readable, room_for, unpack
@@ -80,19 +81,45 @@ def sparse_allreduce(comm: Intracomm, tensor: torch.Tensor, op: Any) -> None:
     own = tensor.detach().coalesce()
     counts = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([own._nnz()], np.int64), counts)
-    indices = _gathered_rows(comm, own.indices().t().contiguous(), counts.tolist())
-    values = _gathered_rows(comm, own.values().contiguous(), counts.tolist())
+    indices = gathered_rows(comm, own.indices().t().contiguous(), counts.tolist())
+    values = gathered_rows(comm, own.values().contiguous(), counts.tolist())
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
     with torch.no_grad():  # a detached sparse tensor has indices of its own
         tensor.copy_(total / comm.size if how.mean else total)
 
 
-def _gathered_rows(comm: Intracomm, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def gathered_rows(comm: Intracomm, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Return the rows of all ranks, of which there are `counts`."""
     whole = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
     width = rows[0].numel() if len(rows) else int(np.prod(rows.shape[1:]))
     _allgatherv(comm, rows, whole, [width * count for count in counts])
     return whole
+
+
+def compressed_sum(
+    comm: Intracomm, tensor: torch.Tensor, compression: str | Compressor | ErrorFeedback, *, mean: bool
+) -> None:
+    """Replace a tensor with its sum, or its mean, over the ranks, by compressed messages.
+
+    Elements that are not float32 are compressed as float32.
+
+    Raises
+    ------
+    TypeError
+        If the elements are not real floating-point numbers.
+    """
+    if not tensor.is_floating_point():
+        raise TypeError(f"compression: tensors of {tensor.dtype} cannot be compressed")
+
+    def write(room: torch.Tensor) -> None:
+        single = room.to(torch.float32)
+        if mean:
+            single.div_(comm.size)
+        comm.Allreduce(MPI.IN_PLACE, memory(single).reshape(-1), MPI.SUM, compression=compression)
+        if single.data_ptr() != room.data_ptr():
+            room.copy_(single)
+
+    in_room(tensor, write)
 
 
 def broadcast(comm: Intracomm, tensor: torch.Tensor, root: int) -> None:
@@ -168,7 +195,7 @@ def allgather(comm: Intracomm, outputs: Sequence[torch.Tensor], tensor: torch.Te
 
 def _allgatherv(comm: Intracomm, tensor: torch.Tensor, room: torch.Tensor, counts: Sequence[int]) -> None:
     given = _apart(tensor, room, sum(counts[: comm.rank]) * tensor.element_size())
-    comm.Allgatherv(given if given is MPI.IN_PLACE else given.reshape(-1), [memory(room).reshape(-1), tuple(counts)])
+    comm.Allgatherv(given if given is MPI.IN_PLACE else given.reshape(-1), [memory(room).reshape(-1), list(counts)])
 
 
 def gather(comm: Intracomm, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
@@ -253,7 +280,7 @@ def alltoall(comm: Intracomm, outputs: Sequence[torch.Tensor], tensors: Sequence
 def _alltoallv(
     comm: Intracomm, given: torch.Tensor, sent: Sequence[int], room: torch.Tensor, received: Sequence[int]
 ) -> None:
-    comm.Alltoallv([readable(given).reshape(-1), tuple(sent)], [memory(room).reshape(-1), tuple(received)])
+    comm.Alltoallv([readable(given).reshape(-1), list(sent)], [memory(room).reshape(-1), list(received)])
 
 
 def alltoall_single(

@@ -76,6 +76,17 @@ def test_an_argument_that_is_wrong_on_all_ranks(pg: Any) -> None:
     assert tensor.tolist() == [pg.size()] * 2
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_argument_that_is_wrong_on_one_rank(pg: Any, async_op: bool) -> None:
+    began = time.monotonic()
+    size = pg.size()
+    splits, even = [size] * size if pg.rank() == 1 else [1] * size, [1] * size
+    with pytest.raises(ValueError if pg.rank() == 1 else RemoteError, match=r"output_split_sizes: .* are not"):
+        _wait(dist.all_to_all_single(torch.zeros(size), torch.zeros(size), splits, even, pg, async_op))
+    assert time.monotonic() - began < 10
+
+
 def _options(op: Any) -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = op, False
