@@ -80,6 +80,7 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	for ranks in 1 2 3 4; do \
 	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
 	done
+	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
 
 # An environment of their own: some of these packages install a package `tests`.
 $(VENV)-programs/ready: pyproject.toml setup.py

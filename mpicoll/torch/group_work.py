@@ -213,13 +213,21 @@ class CallQueue:
 
     def run(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         """Make a call and return when it has ended; raise what it raises."""
-        if self._waiting or not self._turn.acquire(blocking=False):
+        if not self.begin():
             self.put(what, lambda: call(*arguments)).wait()
             return
         try:
             call(*arguments)
         finally:
-            self._turn.release()
+            self.end()
+
+    def begin(self) -> bool:
+        """Return whether this thread may make a call now, and must then call :meth:`end`."""
+        return not self._waiting and self._turn.acquire(blocking=False)
+
+    def end(self) -> None:
+        """Let others make calls."""
+        self._turn.release()
 
     def put(self, what: str, call: Callable[[], None], outputs: Any = ()) -> dist.Work:
         """Put a call into the queue; return its work.

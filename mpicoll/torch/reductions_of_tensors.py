@@ -53,6 +53,14 @@ class Reduction(NamedTuple):
 _known: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
+PLAIN_OPS: dict[tuple[int, torch.dtype], MPI.Op] = {
+    (hash(getattr(ReduceOp, name)), dtype): _OPS[name]
+    for name in ("SUM", "PRODUCT", "MIN", "MAX")
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
+}
+"""Operations that need nothing before or after them, on elements that NumPy has."""
+
+
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     """Return the reduction for a ReduceOp and elements of `dtype`.
 
