@@ -8,12 +8,11 @@ Numba's own cache.
 
 import contextlib
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
 from numba import njit, types
@@ -25,15 +24,12 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import register_jitable
 
 from . import intrinsics, jit, machine_code, object_file, overloads
-from .compile_lock import in_turn
-from .compile_progress import compiling
 from .jit import FLAGS, Kernel, Native
 from .machine_code import Entry, Loaded
 from .source_stamps import entry_name, stamp_of
 
 __all__ = ["compiled", "compiled_native", "dispatcher", "intrinsics", "numba_type", "overloads", "uncached"]
 
-_compile_lock = threading.RLock()
 _warned: set[str] = set()
 
 
@@ -54,6 +50,21 @@ def _tell_numba() -> None:
         function, inline = jit.helpers.pop(0)
         flags = {**FLAGS, "no_cfunc_wrapper": True, **({"forceinline": True} if inline else {})}
         register_jitable(**flags)(function)
+    while jit.links:
+        _tell_linked(jit.links.pop(0))
+
+
+def _tell_linked(native: Native) -> None:
+    """Register a linked function, which is compiled when a kernel calls it."""
+    result, *arguments = map(numba_type, native.signature)
+    symbol = jit.symbol_of(native)
+
+    def define() -> None:
+        llvmlite.binding.add_symbol(symbol, native.address)
+
+    intrinsics.external(native.function, symbol, result, *arguments, before=define)
+    if machine_code.obstacle():
+        define()  # Numba may find the kernel in its own cache
 
 
 def _flags_of(kernel: Kernel) -> dict[str, Any]:
@@ -80,32 +91,8 @@ def dispatcher(kernel: Kernel) -> Any:
     return made
 
 
-def _lock_file(function: Callable) -> Path | None:
-    folder = machine_code.folder_to_write()
-    name = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
-    return None if folder is None else folder / f"{name}.lock"
-
-
-@contextlib.contextmanager
-def _turn(kind: Kernel | Native, signature: tuple[str, ...]) -> Any:
-    """Wait until no other process compiles this function; yield what that one has left, or None."""
-    path = _lock_file(kind.function)
-    with contextlib.nullcontext() if path is None else in_turn(path), _compile_lock:
-        found = jit.loaded(kind, signature)
-        if found is not None:
-            yield found
-            return
-        with compiling(entry_name(kind.function) or kind.function.__name__):
-            yield None
-
-
 def compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
     """Compile a kernel for some types, and keep the result."""
-    with _turn(kernel, signature) as found:
-        return found or _compiled(kernel, signature)
-
-
-def _compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
     made, wanted = dispatcher(kernel), tuple(map(numba_type, signature))
     cache = made._cache if isinstance(made._cache, _KernelCache) else None
     if cache is not None:
@@ -124,12 +111,7 @@ def _compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
 
 
 def compiled_native(native: Native) -> Loaded:
-    """Compile a function with a C interface."""
-    with _turn(native, native.signature) as found:
-        return found or _compiled_native(native)
-
-
-def _compiled_native(native: Native) -> Loaded:
+    """Compile a function with a C interface, and keep the result."""
     _tell_numba()
     flags = {**FLAGS, "nopython": True}
     del flags["nogil"]  # who calls knows whether it holds the lock

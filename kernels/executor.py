@@ -58,7 +58,7 @@ from .instructions import (
     WAIT_DONE,
 )
 from .instructions import DONE as DONE_ROW
-from .jit import helper, kernel_for, short_kernel
+from .jit import helper, kernel_for, linked, short_kernel
 from .messages import execute_bound
 from .movement import copy_range, reduce_range
 from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve
@@ -153,11 +153,11 @@ def _leave(job, row, status):
     return status
 
 
-@helper
+@linked("int64", "int64", "int64")
 def progress(job, only_start):
     """Execute the plan as far as the other ranks have come; return a status. See `advance`.
 
-    With `only_start` return before others are waited for that may not have started.
+    If `only_start` is not 0, return before others are waited for that may not have started.
     """
     row, worked = get(job, ROW), 0
     while True:
@@ -226,7 +226,7 @@ def begin(job):
     spins, yields = get(job, SPINS), get(job, YIELDS)
     put(job, SPINS, get(job, START_SPINS))
     put(job, YIELDS, get(job, START_YIELDS))
-    status = progress(job, not is_short(job))
+    status = progress(job, int(not is_short(job)))
     put(job, SPINS, spins)
     put(job, YIELDS, yields)
     return status
@@ -242,4 +242,4 @@ def advance(job):
         Address of the operation's words. Those from COLLECTIVE on describe it; plan, counts, addresses and the
         element size must be right, nothing is checked here.
     """
-    return progress(job, False)
+    return progress(job, 0)

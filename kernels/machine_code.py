@@ -46,6 +46,8 @@ _HARMLESS = {
 }
 """Variables of Numba that do not change machine code."""
 _EXTENSIONS = ("numba._helperlib", "numba._dynfunc", "numba.core.runtime._nrt_python")
+linked: dict[str, Any] = {}
+"""By symbol, a `jit.Native` that kernels call, see `jit.linked`."""
 _FOLDER = Path(__file__).parent
 _loading = threading.RLock()
 
@@ -278,6 +280,8 @@ def _address_of(name: str) -> int:
     AttributeError, KeyError
         If there is none.
     """
+    if name in linked:
+        return int(linked[name].address)
     if name.startswith("NRT_"):
         return int(_extension(_EXTENSIONS[2]).c_helpers[name.removeprefix("NRT_")])
     if name.startswith("numba_"):
