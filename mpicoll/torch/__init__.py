@@ -53,6 +53,7 @@ from mpicoll.torch.tensor_communicator import (
     size,
     synchronize,
 )
+from mpicoll.torch.tensor_memory import empty
 
 __all__ = [
     "Average",
@@ -77,6 +78,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "empty",
     "hook",
     "init",
     "is_initialized",

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpicoll.comm import Intracomm
 from mpicoll.torch.group_work import CallQueue, EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
+from mpicoll.torch.tensor_collectives import make_call
 
 NAME = "mpicoll"
 DONE = EndedWork()
@@ -95,8 +96,8 @@ class BaseGroup(dist.ProcessGroup):
             raise RuntimeError(f"{what}: the process group {self._closed}")
         comm = self._comm_for(options)
         if getattr(options, "asyncOp", True):
-            return self._queue.put(what, partial(_make_call, comm, function, *arguments), outputs)
-        self._queue.run(what, _make_call, comm, function, *arguments)
+            return self._queue.put(what, partial(make_call, comm, function, *arguments), outputs)
+        self._queue.run(what, make_call, comm, function, *arguments)
         return DONE
 
     def _comm_for(self, options: Any) -> Intracomm:
@@ -133,15 +134,3 @@ class BaseGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""
         self._closed = self._closed or "was aborted"
-
-
-def _make_call(comm: Intracomm, function: Callable[..., None], *arguments: Any) -> None:
-    """Make a call; if it is refused before any rank could hear of it, tell the others, so that they do not wait."""
-    channel = comm.channel
-    number = channel.dispatch.number
-    try:
-        function(comm, *arguments)
-    except (TypeError, ValueError) as error:
-        if channel.dispatch.number == number:
-            channel.refuse(error)
-        raise

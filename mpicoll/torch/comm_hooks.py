@@ -87,7 +87,8 @@ class CompressionHook:
             raise TypeError(f"hook: gradients of {tensor.dtype} cannot be compressed")
         queue, comm = queue_of(state)
         compression = self._compression(bucket)
-        return queue.put("hook", partial(average, comm, tensor, compression), tensor).get_future()
+        call = partial(tensor_collectives.make_call, comm, average, tensor, compression)
+        return queue.put("hook", call, tensor).get_future()
 
     def _compression(self, bucket: dist.GradBucket) -> Compressor | ErrorFeedback | None:
         """Return how a bucket is compressed; anew if it has other parameters than before."""

@@ -12,6 +12,7 @@ import torch
 from mpicoll.compression import Compressor, ErrorFeedback, compressor
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.group_work import QueuedWork
+from mpicoll.torch.tensor_memory import empty
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
@@ -31,7 +32,7 @@ class GradientBucket:
     def __init__(self, parameters: list[torch.Tensor], compression: Any) -> None:
         self.parameters = parameters
         count = sum(parameter.numel() for parameter in parameters)
-        self._vector = torch.zeros(count, dtype=parameters[0].dtype)
+        self._vector = empty(count, dtype=parameters[0].dtype)
         parts = self._vector.split([parameter.numel() for parameter in parameters])
         self._parts = [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
         self._compression = _compression(compression, parameters) if self._vector.nbytes >= DENSE_BYTES else None
@@ -46,9 +47,8 @@ class GradientBucket:
                 part.copy_(parameter.grad.detach())
         if scale != 1.0:
             self._vector.mul_(scale)
-        comm = communicator.world().comm
-        call = partial(communicator.reduce_in_place, comm, self._vector, op, self._compression)
-        return communicator.world().queue.put("gradients", call, self._vector)
+        arguments = self._vector, op, self._compression
+        return communicator.start("gradients", self._vector, communicator.reduce_in_place, *arguments)
 
     def finish(self) -> None:
         """Write the result to the gradients; one that is None, since this rank did not use it, is made."""

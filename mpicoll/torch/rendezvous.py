@@ -99,8 +99,6 @@ def exchange_records(comm: MPI.Intracomm, record: str, seconds: float) -> list[s
     request, until = comm.Iallgather(mine, everyone), time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > until:
-            raise CollectiveTimeout(
-                f"init_process_group: not all {comm.Get_size()} ranks have come after {seconds:g} s"
-            )
+            raise CollectiveTimeout(f"rendezvous: not all {comm.Get_size()} ranks have come after {seconds:g} s")
         time.sleep(_NAP_SECONDS)
     return [row.tobytes().rstrip(b"\0").decode() for row in everyone]

@@ -23,6 +23,21 @@ _PACK_NBYTES = 1 << 20
 """Tensors of a coalesced call that together are no longer travel in one message."""
 
 
+def make_call(comm: Intracomm, function: Callable[..., None], *arguments: Any) -> None:
+    """Call ``function(comm, *arguments)``, one of this module.
+
+    If it refuses its arguments before any rank could hear of it, the other ranks are told, so that they do not wait.
+    """
+    channel = comm.channel
+    number = channel.dispatch.number
+    try:
+        function(comm, *arguments)
+    except (TypeError, ValueError) as error:
+        if channel.dispatch.number == number:
+            channel.refuse(error)
+        raise
+
+
 def in_room(tensor: torch.Tensor, write: Callable[[torch.Tensor], None]) -> None:
     """Call `write` with a contiguous tensor that has the elements of `tensor`, and copy what it wrote back."""
     if tensor.layout == torch.strided and is_plain(tensor):

@@ -20,6 +20,8 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
 from mpicoll.torch.group_work import CallQueue, QueuedWork
+from mpicoll.torch.rendezvous import exchange_records
+from mpicoll.torch.tensor_collectives import make_call
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 _TIMEOUT = timedelta(minutes=30)
@@ -36,6 +38,7 @@ class _World:
     """A communicator of all ranks, its queue, and the ranks of this node."""
 
     def __init__(self, timeout: timedelta) -> None:
+        exchange_records(MPI.COMM_WORLD, "", timeout.total_seconds())  # so that what follows cannot wait for ever
         self.comm = Intracomm(MPI.COMM_WORLD.Dup(), timeout=timeout.total_seconds())
         self.queue = CallQueue("mpicoll")
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -51,7 +54,7 @@ def init(timeout: timedelta = _TIMEOUT) -> None:
     Parameters
     ----------
     timeout
-        Time that a rank waits in a step of a call before it raises CollectiveTimeout.
+        Time that a rank waits for the others here, and in a step of a call, before it raises CollectiveTimeout.
     """
     global _world
     if _world is None:
@@ -98,12 +101,15 @@ def local_size() -> int:
     return world().local_size
 
 
-def _start(what: str, call: Callable[[], None], output: torch.Tensor) -> QueuedWork:
-    return world().queue.put(what, call, output)
+def start(what: str, output: torch.Tensor, function: Callable[..., None], *arguments: Any) -> QueuedWork:
+    """Put ``function(comm, *arguments)`` into the queue; return its work, whose result is `output`."""
+    here = world()
+    return here.queue.put(what, partial(make_call, here.comm, function, *arguments), output)
 
 
-def _make(what: str, call: Callable[[], None]) -> None:
-    world().queue.run(what, call)
+def _make(what: str, function: Callable[..., None], *arguments: Any) -> None:
+    here = world()
+    here.queue.run(what, make_call, here.comm, function, *arguments)
 
 
 def synchronize(handle: QueuedWork) -> torch.Tensor:
@@ -142,7 +148,7 @@ def allreduce_async_(
     compression
         For averages and sums of float32: a compressor, as for :meth:`mpicoll.Intracomm.Allreduce`.
     """
-    return _start("allreduce", partial(reduce_in_place, world().comm, tensor, op, compression), tensor)
+    return start("allreduce", tensor, reduce_in_place, tensor, op, compression)
 
 
 def reduce_in_place(
@@ -162,7 +168,7 @@ def allreduce_(
     compression: str | Compressor | ErrorFeedback | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, in place; return it. See :func:`allreduce_async_`."""
-    _make("allreduce", partial(reduce_in_place, world().comm, tensor, op, compression))
+    _make("allreduce", reduce_in_place, tensor, op, compression)
     return tensor
 
 
@@ -183,12 +189,12 @@ def allreduce(
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> QueuedWork:
     """Start to broadcast a tensor from the root, in place; return a handle for :func:`synchronize`."""
-    return _start("broadcast", partial(tensor_collectives.broadcast, world().comm, tensor, root_rank), tensor)
+    return start("broadcast", tensor, tensor_collectives.broadcast, tensor, root_rank)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Broadcast a tensor from the root, in place; return it."""
-    _make("broadcast", partial(tensor_collectives.broadcast, world().comm, tensor, root_rank))
+    _make("broadcast", tensor_collectives.broadcast, tensor, root_rank)
     return tensor
 
 
@@ -208,7 +214,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     if not tensor.dim():
         raise ValueError("tensor: it has no dimension to join it along")
     found: list[torch.Tensor] = []
-    _make("allgather", partial(_allgather, world().comm, tensor.detach(), found))
+    _make("allgather", _allgather, tensor.detach(), found)
     return found[0]
 
 
@@ -220,18 +226,18 @@ def _allgather(comm: Intracomm, tensor: torch.Tensor, found: list[torch.Tensor])
 
 def barrier() -> None:
     """Wait until every rank has called it."""
-    _make("barrier", world().comm.Barrier)
+    _make("barrier", Intracomm.Barrier)
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
     """Return the root's object, of any kind that can be pickled."""
     found: list[Any] = []
-    _make("broadcast_object", lambda: found.append(world().comm.bcast(value, root_rank)))
+    _make("broadcast_object", lambda comm: found.append(comm.bcast(value, root_rank)))
     return found[0]
 
 
 def allgather_object(value: Any, name: str | None = None) -> list[Any]:
     """Return the objects of all ranks, of any kind that can be pickled, in rank order."""
     found: list[Any] = []
-    _make("allgather_object", lambda: found.append(world().comm.allgather(value)))
+    _make("allgather_object", lambda comm: found.append(comm.allgather(value)))
     return list(found[0])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
 import torch
+
+from mpicoll.shared_memory import numpy_allocator
 
 _CARRIERS = {torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16))}
 """Element types that PyTorch does not hand to NumPy: a type of equal size, and what NumPy takes it for."""
@@ -16,6 +19,23 @@ _BYTES = tuple(
     if hasattr(torch, name)
 )
 """Element types that can be moved only."""
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return an uninitialised tensor in this process' memory segment; local.
+
+    Collectives among the ranks of a node read and write such tensors, and views of them, without a copy. Where there
+    are no memory segments it is an ordinary tensor.
+
+    Parameters
+    ----------
+    shape
+        The lengths of the dimensions.
+    """
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    room = numpy_allocator.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)
 
 
 def memory(tensor: torch.Tensor) -> np.ndarray:

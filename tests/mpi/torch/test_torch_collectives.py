@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+import mpicoll.torch
+
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -272,6 +274,17 @@ def test_premultiplied_sums(pg: Any, factor: Any) -> None:
     tensor = torch.ones(5)
     dist.reduce(tensor, op=op, group=pg, group_dst=0)
     assert (tensor == (size * float(factor) if pg.rank() == 0 else 1)).all()
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_tensors_in_shared_memory(pg: Any, dtype: torch.dtype) -> None:
+    for shape in ((0,), (7,), (300, 1000)):
+        tensor = mpicoll.torch.empty(*shape, dtype=dtype)
+        assert (tensor.shape, tensor.dtype) == (shape, dtype)
+        assert tensor.is_contiguous()
+        tensor.copy_(values(pg.rank(), shape, dtype))
+        dist.broadcast(tensor, group=pg, group_src=0)
+        assert torch.equal(tensor, values(0, shape, dtype))
 
 
 def test_sparse_sums(pg: Any) -> None:

@@ -178,6 +178,13 @@ def test_models_that_differ() -> None:
         optimizer.step()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_an_argument_that_is_wrong_on_one_rank() -> None:
+    tensor = torch.ones(3, dtype=torch.bool if RANK == 1 else torch.float32)
+    with pytest.raises(ValueError if RANK == 1 else RemoteError, match=r"op: AVG is not defined on tensors of torch"):
+        hvd.allreduce(tensor)
+
+
 def test_wrong_arguments() -> None:
     optimizer = torch.optim.SGD(model().parameters(), 0.1)
     with pytest.raises(ValueError, match="backward_passes_per_step: 0"):

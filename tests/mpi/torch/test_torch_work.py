@@ -12,7 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
-from mpicoll.torch import rendezvous
+from mpicoll.torch import group_communicators, rendezvous
 
 pytestmark = pytest.mark.mpi
 
@@ -261,6 +261,22 @@ def test_rendezvous_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("RANK")
     assert rendezvous._lacking("env://")
     assert not rendezvous._lacking("env://?rank=3")
+
+
+def test_ranks_of_pytorch_are_not_those_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the variables of a launcher number the processes otherwise."""
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    monkeypatch.setattr(group_communicators, "_world_ranks", [])
+    reverse, timeout = size - 1 - rank, timedelta(seconds=10)
+    comm = group_communicators.communicator_of(None, reverse, size, "0", [], timeout)
+    assert (comm.rank, comm.size) == (reverse, size)
+    assert group_communicators._world_ranks == list(range(size))[::-1]
+    comm.Free()
+    with pytest.raises(RuntimeError, match=rf"it has {size + 1} ranks, but MPI {size}; start the program with mpirun"):
+        group_communicators.communicator_of(None, rank, size + 1, "0", [], timeout)
+    if size > 1:
+        with pytest.raises(RuntimeError, match="each once"):
+            group_communicators.communicator_of(None, 0, size, "0", [], timeout)
 
 
 def test_records_of_all_ranks() -> None:
