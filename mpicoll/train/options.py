@@ -305,3 +305,27 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise HelpRequested(f"mpicoll {__version__}")
     complete(options)
     return TrainConfig(**options)
+
+
+def option_names() -> tuple[str, ...]:
+    """Return the names of all options, with underscores, but for ``help`` and ``version``."""
+    names = (action.dest for action in _parser()._actions)
+    return tuple(name for name in names if name not in ("help", "version"))
+
+
+def written(name: str, value: Any) -> list[str]:
+    """Return an option as the command line has it, nothing where it is left out.
+
+    Parameters
+    ----------
+    name
+        Name of the option, with underscores.
+    value
+        True for an option without a value; None, False and () leave it out.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if name == "progress":
+        return [] if value else ["--no-progress"]
+    if value is None or value is False or value == ():
+        return []
+    return [option] if value is True else [f"{option}={value}"]

@@ -20,7 +20,7 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord, StepRecord
 from mpicoll.train.option_checks import DEFAULTS
-from mpicoll.train.options import parse
+from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
 
@@ -243,7 +243,7 @@ def _config(
             raise TypeError(f"{name}: models of one's own have no layers that could be divided")
         if name not in OPTIONS:
             raise TypeError(f"{name}: there is no such option; there are {', '.join(OPTIONS)}")
-    written = [text for name, value in options.items() for text in _written(name, value)]
+    written = [text for name, value in options.items() for text in written(name, value)]
     try:
         config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *written])
     except UsageError as error:
@@ -257,13 +257,3 @@ def _in_arguments(text: str) -> str:
     text = text.removeprefix("argument ")
     text = re.sub(r"--strategy (\w+)", r"strategy='\1'", text)
     return re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)
-
-
-def _written(name: str, value: Any) -> list[str]:
-    """Return an option as the command line has it."""
-    option = f"--{name.replace('_', '-')}"
-    if name == "progress":
-        return [] if value else ["--no-progress"]
-    if value is None or value is False or value == ():
-        return []
-    return [option] if value is True else [f"{option}={value}"]
