@@ -17,6 +17,11 @@ _REQUEST, _REPLY = 1, 2
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.002
 
 
+def thread_level() -> int:
+    """Return the level of threads that the MPI library supports."""
+    return MPI.Query_thread()
+
+
 class Hub(Protocol):
     """Source of replies; :class:`~mpicoll.search.coordinator.StudyCoordinator`.
 
@@ -115,13 +120,12 @@ class LocalCoordinator:
         Makes the replies.
     """
 
-    def __init__(self, comm: MPI.Intracomm, hub: Hub, timeout: float, *, threaded: bool | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, hub: Hub, timeout: float) -> None:
         self._comm, self._hub, self._timeout = comm, hub, timeout
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._sending: list[tuple[MPI.Request, np.ndarray]] = []
-        threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE if threaded is None else threaded
         self._thread: threading.Thread | None = None
-        if threaded and comm.Get_size() > 1:
+        if thread_level() == MPI.THREAD_MULTIPLE and comm.Get_size() > 1:
             self._thread = threading.Thread(target=self._serve, name="mpicoll-search", daemon=True)
             self._thread.start()
 

@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_search(parser)
+    _add_study(parser)
     _add_output(parser)
     return parser
 
@@ -153,6 +154,10 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --sampler grid: values of a range without a step (default: %(default)s)",
     )
+
+
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pruning, metric and storage")
     group.add_argument(
         "--pruner",
         choices=PRUNERS,

@@ -59,7 +59,7 @@ def journal(path: str) -> Iterator[optuna.storages.JournalStorage]:
         except OSError as error:
             raise UsageError(f"--storage {path}: cannot be locked: {error.strerror}") from None
         _remove_torn_line(path, descriptor)
-        backend = JournalFileBackend(str(place), lock_obj=_NoLock())  # type: ignore[arg-type]
+        backend = JournalFileBackend(str(place), lock_obj=_NoLock())
         try:
             storage = optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
