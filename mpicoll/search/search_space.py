@@ -18,6 +18,7 @@ OWNERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "hidden": ("model", ("mlp",)),
     "filters": ("model", ("conv",)),
     "momentum": ("optimizer", ("momentum", "lars")),
+    "trust": ("optimizer", ("lars",)),
     "nesterov": ("optimizer", ("momentum",)),
     "beta1": ("optimizer", ("adam", "adamw", "lamb")),
     "beta2": ("optimizer", ("adam", "adamw", "lamb")),

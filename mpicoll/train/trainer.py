@@ -243,9 +243,9 @@ def _config(
             raise TypeError(f"{name}: models of one's own have no layers that could be divided")
         if name not in OPTIONS:
             raise TypeError(f"{name}: there is no such option; there are {', '.join(OPTIONS)}")
-    written = [text for name, value in options.items() for text in written(name, value)]
+    words = [text for name, value in options.items() for text in written(name, value)]
     try:
-        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *written])
+        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *words])
     except UsageError as error:
         raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
