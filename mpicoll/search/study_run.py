@@ -116,7 +116,7 @@ def run(
 
     Raises
     ------
-    UsageError
+    mpicoll.errors.UsageError
         On every rank, if an argument is wrong, or the storage cannot be used.
     SearchError
         If the study cannot go on, for instance since its storage cannot be written.
