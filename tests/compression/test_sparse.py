@@ -123,9 +123,7 @@ def test_every_position_is_as_likely_as_its_run_is_short() -> None:
     assert (np.abs(hits - times * chance) < 4 * np.sqrt(times * chance * (1 - chance))).all()
 
 
-@pytest.mark.parametrize(
-    "spec", ["randomk:k=2", "randomk:k=3", "wangni:0.4", "wangni:variance=1.5"]
-)
+@pytest.mark.parametrize("spec", ["randomk:k=2", "randomk:k=3", "wangni:0.4", "wangni:variance=1.5"])
 def test_right_on_average(spec: str) -> None:
     codec, x = made(spec), np.array([3, -1, 0.5, 0.01, -20, 0, 1e-3, 2], np.float32)
     total, squares, times = np.zeros(8), np.zeros(8), 10_000

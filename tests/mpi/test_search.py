@@ -19,6 +19,7 @@ from mpicoll.search.coordinator import StudyCoordinator
 from mpicoll.search.search_space import parse_space
 from mpicoll.search.study_storage import journal
 from mpicoll.search.trainer_objective import TrainerObjective
+from mpicoll.search.trial_execution import Interrupted
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.training_run import run as train
 
@@ -159,6 +160,25 @@ def test_pruning_is_decided_alike_on_all_ranks(comm: Intracomm) -> None:
         assert steps <= {1, 3, 9}
 
 
+@pytest.mark.parametrize(
+    ("sampler", "pruner"), [("tpe", "median"), ("cmaes", "hyperband"), ("random", "asha"), ("tpe", "none")]
+)
+def test_samplers_and_pruners(comm: Intracomm, sampler: str, pruner: str) -> None:
+    def objective(trial: Trial, comm: Intracomm) -> float:
+        x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)
+        for step in range(1, 4):
+            trial.report(x**2 + y**2, step)
+            if trial.should_prune():
+                raise TrialPruned
+        return x**2 + y**2
+
+    options = {**OPTIONS, "sampler": sampler, "pruner": pruner}
+    result = run(objective, trials=25, comm=comm, group=group_size(), **options)
+    assert result.counts["complete"] + result.counts["pruned"] == 25
+    assert (result.counts["pruned"] > 0) == (pruner != "none")
+    assert result.best_value < 5
+
+
 def test_a_study_of_the_programs_own(comm: Intracomm) -> None:
     study = optuna.create_study(direction="maximize") if comm.rank == 0 else None
     result = run(quadratic, study, trials=5, comm=comm, **OPTIONS)
@@ -218,6 +238,28 @@ def test_a_study_goes_on_where_it_was_interrupted(comm: Intracomm, shared_folder
         complete = [trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"]
         assert len(set(complete)) == 9
     assert run(quadratic, trials=9, comm=comm, storage=path, **OPTIONS).new_trials == 0
+
+
+def test_a_study_that_is_asked_to_stop_ends_and_goes_on(comm: Intracomm, shared_folder: Path) -> None:
+    path, stopping = str(shared_folder / "journal"), True
+
+    def objective(trial: Trial, comm: Intracomm) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        comm.Barrier()
+        if stopping and trial.number == 3:
+            raise Interrupted
+        return x
+
+    result = run(objective, trials=50, comm=comm, group=group_size(), storage=path, **OPTIONS)
+    assert result.counts["interrupted"] == 1
+    assert 3 <= result.counts["complete"] <= 3 + comm.size
+    stopping = False
+    again = run(objective, trials=12, comm=comm, group=group_size(), storage=path, **OPTIONS)
+    assert (again.counts["complete"], again.counts["interrupted"]) == (12, 1)
+    if again.study is not None:
+        x = [trial.params["x"] for trial in again.study.trials if trial.state.name == "COMPLETE"]
+        assert again.study.trials[3].params["x"] in x
+        assert len(set(x)) == 12
 
 
 def test_a_grid_goes_on(comm: Intracomm, shared_folder: Path) -> None:
