@@ -10,6 +10,7 @@ Numba are imported inside the functions, after the number of threads is chosen.
 
 from __future__ import annotations
 
+import random
 import sys
 import traceback
 from collections.abc import Sequence
@@ -74,7 +75,10 @@ def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
 
     objective = TrainerObjective(options.trainer, options.space, options.metric)
     all_succeed(world, lambda: check_outputs(options) if world.rank == 0 else None)
-    points = list(grid(options.space, objective.defaults, options.points)) if options.sampler == "grid" else None
+    points = None
+    if options.sampler == "grid":
+        points = list(grid(options.space, objective.defaults, options.points))
+        random.Random(options.sampler_seed).shuffle(points)  # pruners compare with trials that have come before
     config = objective.config
     settings = StudySettings(
         trials=options.trials,
@@ -110,7 +114,7 @@ def _publish(result: StudyResult, options: SearchOptions, objective: TrainerObje
         say(command)
     trials = [trial for trial in result.study.get_trials(deepcopy=False) if trial.state.is_finished()]
     if options.json is not None:
-        write_results(options.json, result, command, [record_of(trial) for trial in trials])
+        write_results(options.json, result, command, [(record_of(trial), trial.user_attrs) for trial in trials])
     if options.plot is not None:
         draw(result.study, options.plot)
 

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpicoll.search.coordinator import TrialRecord
     from mpicoll.search.study_run import StudyResult
 
+Facts = Mapping[str, Any]
 _HEAD = f"{'trial':>5} {'state':<11} {'value':>9} {'seconds':>8} {'group':>5}  parameters"
 _PLOTS = {
     "history": "plot_optimization_history",
@@ -145,17 +146,17 @@ def draw(study: optuna.Study, folder: str) -> None:
             pyplot.close("all")
 
 
-def write_results(path: str, result: StudyResult, command: str, records: list[TrialRecord]) -> None:
-    """Write all trials and the best one as JSON."""
-    best: Mapping[str, Any] | None = None
+def write_results(path: str, result: StudyResult, command: str, trials: Sequence[tuple[TrialRecord, Facts]]) -> None:
+    """Write all trials, each with the facts noted about it, and the best one as JSON."""
+    best: Facts | None = None
     if result.best_number is not None:
-        attributes = result.best_attributes
         best = {
             "number": result.best_number,
             "value": result.best_value,
             "params": result.best_params,
             "command": command,
-            "attributes": attributes,
+            "attributes": result.best_attributes,
         }
     facts = {"counts": result.counts, "busy": result.busy, "seconds": result.seconds, "new_trials": result.new_trials}
-    write_json(path, {"best": best, **facts, "trials": [record._asdict() for record in records]})
+    rows = [{**record._asdict(), "attributes": attributes} for record, attributes in trials]
+    write_json(path, {"best": best, **facts, "trials": rows})
