@@ -65,13 +65,21 @@ class ParameterLayout:
             for span, shape in zip(self.spans[layer], self._shapes[layer], strict=True)
         ]
 
-    def decayed(self, start: int, stop: int) -> list[ParameterSpan]:
-        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`, equal neighbours joined."""
+    def decayed(self, start: int, stop: int, *, joined: bool = True) -> list[ParameterSpan]:
+        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`.
+
+        Parameters
+        ----------
+        joined
+            Whether neighbours that are alike are joined; otherwise each span is an array, or a part of one.
+        """
         cut = [
             ParameterSpan(max(span.start, start) - start, min(span.stop, stop) - start, span.decays)
             for span in itertools.chain.from_iterable(self.spans)
             if max(span.start, start) < min(span.stop, stop)
         ]
+        if not joined:
+            return cut
         groups = [list(group) for _, group in itertools.groupby(cut, key=lambda span: span.decays)]
         return [ParameterSpan(group[0].start, group[-1].stop, group[0].decays) for group in groups]
 

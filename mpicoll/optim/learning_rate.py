@@ -5,6 +5,22 @@ from __future__ import annotations
 import math
 
 
+def scaled(peak: float, rule: str, batch: int, base: int) -> float:
+    """Return the learning rate for batches of `batch` samples, where `peak` is that for batches of `base`.
+
+    Parameters
+    ----------
+    rule
+        ``"none"``; ``"linear"``, in proportion to the batch (Goyal et al., "Accurate, large minibatch SGD",
+        arXiv:1706.02677, 2017, section 2.1); or ``"sqrt"``, to its square root, which keeps the variance of a step
+        (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997, 2014, section
+        5; Hoffer et al., "Train longer, generalize better", NIPS 2017).
+    """
+    if rule == "none":
+        return peak
+    return peak * (batch / base if rule == "linear" else math.sqrt(batch / base))
+
+
 def learning_rate(step: int, total: int, peak: float, warmup: int, schedule: str) -> float:
     """Return the learning rate of a step.
 

@@ -172,7 +172,8 @@ class FlatVectorStrategy:
             average=average,
             dtype=model.dtype,
         )
-        self._spans = model.layout.decayed(0, model.parameter_count)
+        joined = not OPTIMIZERS[config.optimizer].layerwise
+        self._spans = model.layout.decayed(0, model.parameter_count, joined=joined)
         self._flat: FlatParameters
 
     def parameters(self, layer: int) -> Arrays:

@@ -16,9 +16,16 @@ NOOP = "noop"
 """Name of the algorithm that does not sum gradients, to measure the cost of communication."""
 MODES = ("sync", "local", "ps", "p2p", "gossip")
 ASYNCHRONOUS = ("ps", "p2p", "gossip")
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
-LEARNING_RATES = {"sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001}
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw", "lars", "lamb")
+LAYERWISE = ("lars", "lamb")
+"""Optimizers that need norms of whole arrays."""
+LEARNING_RATES = {
+    "sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.01,
+}  # fmt: skip
 """Defaults of ``--lr``."""
+SCALINGS = ("none", "linear", "sqrt")
+BASE_BATCH = 64
+"""Default of ``--base-batch``."""
 AVERAGINGS = ("periodic", "elastic")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
@@ -72,7 +79,10 @@ class TrainConfig:
         ``"1f1b"``: backward passes as early as possible; ``"gpipe"``: after all forward passes.
     mode
         Mode of synchronisation, one of `MODES`; ``"sync"`` takes each step on all ranks together.
-    optimizer, beta1, beta2, epsilon
+    scale_lr, base_batch
+        Rule by which `lr`, meant for `base_batch` samples a step, is scaled to the samples of a step; one of
+        `SCALINGS`.
+    optimizer, beta1, beta2, epsilon, trust
         Update rule and its settings; None for the rule's defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
         For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
@@ -128,6 +138,9 @@ class TrainConfig:
     beta1: float | None = None
     beta2: float | None = None
     epsilon: float | None = None
+    trust: float | None = None
+    scale_lr: str = "none"
+    base_batch: int = BASE_BATCH
     sync_every: int = 16
     averaging: str = "periodic"
     servers: int = 0
@@ -158,7 +171,14 @@ class TrainConfig:
         """Settings of the optimizer that differ from its defaults."""
         if self.optimizer == "momentum":
             return {"momentum": self.momentum, "nesterov": float(self.nesterov)}
-        given = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        momentum = self.momentum if self.optimizer == "lars" else None
+        given = {
+            "momentum": momentum,
+            "trust": self.trust,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "epsilon": self.epsilon,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
     @property

@@ -6,7 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 from mpicoll.errors import UsageError
-from mpicoll.train.config import LEARNING_RATES, NOOP, PIPELINE_SCHEDULES, TrainConfig, parse_synthetic
+from mpicoll.train.config import (
+    BASE_BATCH,
+    LAYERWISE,
+    LEARNING_RATES,
+    NOOP,
+    PIPELINE_SCHEDULES,
+    TrainConfig,
+    parse_synthetic,
+)
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
 HIDDEN = (256, 128)
@@ -24,7 +32,10 @@ _OF_MODES = {
     "on_silence": "ps",
 }
 """Options that one mode alone has, and this mode."""
-LATER = ("mode", "shard", "lr", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow", *_OF_MODES)
+LATER = (
+    "mode", "shard", "lr", "base_batch", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow",
+    *_OF_MODES,
+)  # fmt: skip
 """Options whose defaults depend on other options."""
 
 
@@ -64,14 +75,31 @@ def _check_optimizer(options: dict[str, Any]) -> None:
         options["lr"] = LEARNING_RATES[name]
     if mode == "gossip" and name != "momentum":
         raise UsageError(f"--optimizer {name} is not for --strategy gossip, which supports momentum only")
-    if mode in ("ps", "p2p") and name == "adamw":
-        raise UsageError(f"--optimizer adamw is not for --strategy {strategy_name(mode)}")
-    settings = {"beta1": ("adam", "adamw"), "beta2": ("adam", "adamw"), "epsilon": ("adagrad", "adam", "adamw")}
+    if mode in ("ps", "p2p") and (name == "adamw" or name in LAYERWISE):
+        raise UsageError(f"--optimizer {name} is not for --strategy {strategy_name(mode)}")
+    _check_whole_arrays(options)
+    moments = ("adam", "adamw", "lamb")
+    settings = {"beta1": moments, "beta2": moments, "epsilon": ("adagrad", *moments), "trust": ("lars",)}
     for setting, owners in settings.items():
         if options[setting] is not None and name not in owners:
             raise UsageError(f"--{setting} is for --optimizer {' or '.join(owners)}, not {name}")
+    if options["base_batch"] is not None and options["scale_lr"] == "none":
+        raise UsageError("--base-batch has no meaning without --scale-lr")
+    options["base_batch"] = options["base_batch"] or BASE_BATCH
     if options["nesterov"] and (name != "momentum" or not options["momentum"]):
         raise UsageError("--nesterov needs --optimizer momentum and a --momentum above 0")
+
+
+def _check_whole_arrays(options: dict[str, Any]) -> None:
+    """Refuse optimizers that need norms of whole arrays where ranks hold parts of them."""
+    name = options["optimizer"]
+    if name not in LAYERWISE:
+        return
+    if options["shard"] != "none":
+        strategy = strategy_name(options["mode"], options["shard"])
+        raise UsageError(f"--optimizer {name} is not for --strategy {strategy}, where ranks hold parts of arrays")
+    if options["tensor"] > 1:
+        raise UsageError(f"--optimizer {name} is not for --tensor, where ranks hold parts of arrays")
 
 
 def _check_model(options: dict[str, Any]) -> None:

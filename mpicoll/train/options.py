@@ -12,6 +12,7 @@ from mpicoll import __version__
 from mpicoll.errors import UsageError
 from mpicoll.train.config import (
     AVERAGINGS,
+    BASE_BATCH,
     DTYPES,
     FEEDBACK,
     MODELS,
@@ -19,6 +20,7 @@ from mpicoll.train.config import (
     OPTIMIZERS,
     PIPELINE_SCHEDULES,
     PUSHES,
+    SCALINGS,
     SCHEDULES,
     SHARDINGS,
     SILENCES,
@@ -30,9 +32,10 @@ from mpicoll.train.strategies import STRATEGIES
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _OF_OPTIMIZERS = {
-    "beta1": "adam and adamw: decay of the mean of gradients (default: 0.9)",
-    "beta2": "adam and adamw: decay of the mean of their squares (default: 0.999)",
-    "epsilon": "adagrad, adam and adamw: number added to the divisor (default: 1e-10, 1e-8, 1e-8)",
+    "beta1": "adam, adamw and lamb: decay of the mean of gradients (default: 0.9)",
+    "beta2": "adam, adamw and lamb: decay of the mean of their squares (default: 0.999)",
+    "epsilon": "adagrad, adam, adamw and lamb: number added to the divisor (default: 1e-10, 1e-8, 1e-8, 1e-6)",
+    "trust": "lars: factor of each array's trust ratio (default: 0.001)",
 }
 _DESCRIPTION = """\
 Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
@@ -132,14 +135,22 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=_integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
-                       "all but adamw, gossip has momentum (default: %(default)s)")  # fmt: skip
+                       "sgd to adam, gossip has momentum; not lars and lamb: sharded strategies and --tensor "
+                       "(default: %(default)s)")  # fmt: skip
     group.add_argument("--lr", type=_real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
-                       "and momentum, 0.01 for adagrad, 0.001 for adam and adamw)")  # fmt: skip
+                       "and momentum, 0.01 for adagrad and lamb, 0.001 for adam and adamw, 1 for lars)")  # fmt: skip
+    group.add_argument("--scale-lr", choices=SCALINGS, help="multiply --lr by the samples of a step over --base-batch, "
+                       "or by the square root of that (default: %(default)s)")  # fmt: skip
+    group.add_argument("--base-batch", type=_integer(1), metavar="N",
+                       help=f"samples of a step for which --lr is meant (default: {BASE_BATCH})")  # fmt: skip
     for name, text in _OF_OPTIMIZERS.items():
-        in_range = _real(0, open_start=True) if name == "epsilon" else _real(0, 1)
+        in_range = _real(0, open_start=True) if name in ("epsilon", "trust") else _real(0, 1)
         group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
     group.add_argument(
-        "--momentum", type=_real(0, 1), metavar="X", help="decay of --optimizer momentum (default: %(default)s)"
+        "--momentum",
+        type=_real(0, 1),
+        metavar="X",
+        help="decay of --optimizer momentum and lars (default: %(default)s)",
     )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=_real(0), metavar="X",
@@ -307,3 +318,27 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise HelpRequested(f"mpicoll {__version__}")
     complete(options)
     return TrainConfig(**options)
+
+
+def option_names() -> tuple[str, ...]:
+    """Return the names of all options, with underscores, but for ``help`` and ``version``."""
+    names = (action.dest for action in _parser()._actions)
+    return tuple(name for name in names if name not in ("help", "version"))
+
+
+def written(name: str, value: Any) -> list[str]:
+    """Return an option as the command line has it, nothing where it is left out.
+
+    Parameters
+    ----------
+    name
+        Name of the option, with underscores.
+    value
+        True for an option without a value; None, False and () leave it out.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if name == "progress":
+        return [] if value else ["--no-progress"]
+    if value is None or value is False or value == ():
+        return []
+    return [option] if value is True else [f"{option}={value}"]

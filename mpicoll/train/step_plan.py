@@ -10,7 +10,7 @@ import numpy as np
 from mpicoll.data.datasets import Dataset, Samples
 from mpicoll.data.sampler import batch_of_rank, epoch_order, part, steps_per_epoch
 from mpicoll.models.micro_batches import MicroBatch
-from mpicoll.optim.learning_rate import learning_rate
+from mpicoll.optim.learning_rate import learning_rate, scaled
 from mpicoll.train.config import TrainConfig
 
 _EVALUATION_ROWS = 1024
@@ -27,6 +27,8 @@ class StepPlan:
         Steps of the whole run.
     epoch_count
         Number of epochs; the last one may be cut short.
+    peak
+        Largest learning rate.
     """
 
     def __init__(self, config: TrainConfig, count: int) -> None:
@@ -35,6 +37,7 @@ class StepPlan:
         steps = config.epochs * self.steps_per_epoch
         self.total_steps = steps if config.steps is None else min(steps, config.steps)
         self.epoch_count = -(-self.total_steps // self.steps_per_epoch)
+        self.peak = scaled(config.lr, config.scale_lr, config.step_batch, config.base_batch)
         self._epoch, self._order = -1, np.empty(0, np.int32)
 
     def ends_epoch(self, step: int) -> bool:
@@ -56,7 +59,7 @@ class StepPlan:
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         config = self._config
-        return learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
+        return learning_rate(step, self.total_steps, self.peak, config.warmup, config.schedule)
 
 
 class BatchReader:

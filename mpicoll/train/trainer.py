@@ -20,7 +20,7 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord, StepRecord
 from mpicoll.train.option_checks import DEFAULTS
-from mpicoll.train.options import parse
+from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
 
@@ -245,9 +245,9 @@ def _config(
             raise TypeError(f"{name}: not an option for user-defined models, whose layers cannot be divided")
         if name not in OPTIONS:
             raise TypeError(f"{name}: not an option; the options are {', '.join(OPTIONS)}")
-    written = [text for name, value in options.items() for text in _written(name, value)]
+    words = [text for name, value in options.items() for text in written(name, value)]
     try:
-        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *written])
+        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *words])
     except UsageError as error:
         raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
@@ -259,13 +259,3 @@ def _in_arguments(text: str) -> str:
     text = text.removeprefix("argument ")
     text = re.sub(r"--strategy (\w+)", r"strategy='\1'", text)
     return re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)
-
-
-def _written(name: str, value: Any) -> list[str]:
-    """Return an option as arguments of the command line."""
-    option = f"--{name.replace('_', '-')}"
-    if name == "progress":
-        return [] if value else ["--no-progress"]
-    if value is None or value is False or value == ():
-        return []
-    return [option] if value is True else [f"{option}={value}"]

@@ -41,7 +41,14 @@ def only_line(done):
 
 @pytest.mark.parametrize(
     "options",
-    ["--batch 64", "--batch 5 --model logistic", "--model conv --batch 50", "--algorithm ring --bucket-bytes 10K"],
+    [
+        "--batch 64",
+        "--batch 5 --model logistic",
+        "--model conv --batch 50",
+        "--algorithm ring --bucket-bytes 10K",
+        "--optimizer lars --scale-lr sqrt --batch 100",
+        "--optimizer lamb",
+    ],
 )
 def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
     curves = {}
