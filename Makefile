@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -71,6 +71,16 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 
 test-system: warmup  ## tests that launch whole programs
 	$(BIN)/python -m pytest -q $(or $(SYSTEM),tests/system) $(ARGS)
+
+$(VENV)/torch: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.6"
+	@touch $@
+
+test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks; installs PyTorch, some hundred MB
+	for ranks in 1 2 3 4; do \
+	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
+	done
+	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
 
 # An environment of their own: some of these packages install a package `tests`.
 $(VENV)-programs/ready: pyproject.toml setup.py
@@ -135,6 +145,9 @@ bench-strategies: warmup  ## samples a second, memory and bytes of every strateg
 bench-async: warmup  ## ways of training that do not wait, and a parameter server's pace
 	$(BIN)/python -m bench.async_modes --ranks $(RANKS) $(ARGS)
 	$(BIN)/python -m bench.server
+
+bench-torch: $(VENV)/torch warmup  ## mpicoll.torch against gloo on 2 ranks, in five minutes
+	$(BIN)/python -m bench.torch_backend $(ARGS)
 
 bench-cluster: warmup  ## the collectives on an emulated cluster of 2 and of 4 hosts (Linux, root)
 	for hosts in 2 4; do \

@@ -25,7 +25,7 @@ Lengths and addresses in records come from other processes, and are checked befo
 """
 
 from .atomics import load, store
-from .jit import helper, kernel_for
+from .jit import helper, kernel_for, linked
 from .operation_words import MAPPED, PEER_WORDS, SEGMENT_ADDRESS, SEGMENT_NBYTES
 from .strided_copy import (
     ADDRESS,
@@ -164,15 +164,9 @@ def _offer_to(words, rank, record):
     return (nbytes + chunk - 1) // chunk
 
 
-@kernel_for("int64")
-def offer(words):
-    """Write the records of an exchange, and pack what is staged in the first round.
-
-    Parameters
-    ----------
-    words : int
-        Address of the words of an exchange.
-    """
+@linked("void", "int64")
+def offer_blocks(words):
+    """Write the records of an exchange, and pack what is staged in the first round; see `offer`."""
     size, own, rounds = load(words + 8 * SIZE), load(words + 8 * RANK), 0
     records = load(words + 8 * OFFERS)
     for rank in range(size):
@@ -184,6 +178,18 @@ def offer(words):
     store(own_record + 8 * _MARK, load(words + 8 * MARK))
     store(own_record + 8 * _NBYTES, load(_layout(words, SENDS, own) + 8 * NBYTES))
     store(own_record + 8 * _KIND, _INLINE)
+
+
+@kernel_for("int64")
+def offer(words):
+    """Write the records of an exchange, and pack what is staged in the first round.
+
+    Parameters
+    ----------
+    words : int
+        Address of the words of an exchange.
+    """
+    offer_blocks(words)
 
 
 @kernel_for("int64")
@@ -276,16 +282,9 @@ def _take_all(words):
     return 0
 
 
-@kernel_for("int64")
-def take(words):
-    """Take what the records that have arrived offer in the first round, and the own block.
-
-    Returns
-    -------
-    int
-        The number of rounds, the same on all ranks and kept in ROUNDS; -1 if WRONG_RANK has made another call, or has
-        a block that cannot be used.
-    """
+@linked("int64", "int64")
+def take_blocks(words):
+    """Take what the records that have arrived offer; see `take`."""
     size, own, rounds = load(words + 8 * SIZE), load(words + 8 * RANK), 0
     for rank in range(size):
         record = load(words + 8 * ARRIVED) + OFFER_NBYTES * rank
@@ -309,6 +308,19 @@ def take(words):
         seek(source, send, load(words + 8 * SEND_BASE), 0)
         copy_between(target, source, nbytes)
     return rounds if found == 0 else -1
+
+
+@kernel_for("int64")
+def take(words):
+    """Take what the records that have arrived offer in the first round, and the own block.
+
+    Returns
+    -------
+    int
+        The number of rounds, the same on all ranks and kept in ROUNDS; -1 if WRONG_RANK has made another call, or has
+        a block that cannot be used.
+    """
+    return take_blocks(words)
 
 
 @kernel_for("int64")

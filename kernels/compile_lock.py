@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 try:
@@ -23,15 +23,21 @@ class CompileLock:
         self._path = path
         self._descriptor: int | None = None
 
-    def take(self) -> None:
-        """Wait for the turn; for so long, and not at all where no such file can be made."""
+    def take(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait for the turn; for so long, and not at all where no such file can be made.
+
+        Parameters
+        ----------
+        meanwhile
+            Called once if another process has the turn.
+        """
         if self._descriptor is not None or fcntl is None:
             return
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
             return
-        if _is_locked(descriptor):
+        if _is_locked(descriptor, meanwhile):
             self._descriptor = descriptor
         else:
             os.close(descriptor)
@@ -55,13 +61,16 @@ class CompileLock:
             self._descriptor = None
 
 
-def _is_locked(descriptor: int) -> bool:
+def _is_locked(descriptor: int, meanwhile: Callable[[], None]) -> bool:
     """Wait until the file can be locked, and lock it; False where that takes too long or files have no locks."""
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until, idle = time.monotonic() + _PATIENCE_SECONDS, True
     while time.monotonic() < until:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if idle:
+                meanwhile()
+            idle = False
             time.sleep(_NAP_SECONDS)
         except OSError:  # as on file systems of clusters that are mounted without locks
             return False
@@ -71,10 +80,10 @@ def _is_locked(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def in_turn(path: Path) -> Iterator[None]:
-    """Hold a turn in the body."""
+def in_turn(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a turn in the body; `meanwhile` is called once if another process has it."""
     turn = CompileLock(path)
-    turn.take()
+    turn.take(meanwhile)
     try:
         yield
     finally:

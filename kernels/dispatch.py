@@ -39,7 +39,7 @@ from .dispatch_table import (
 )
 from .dispatch_table import METHOD as SHARED_METHOD
 from .executor import progress, start
-from .jit import helper, short_kernel
+from .jit import helper, linked, short_kernel
 from .operation_words import (
     BARRIER,
     BOUNDS,
@@ -229,11 +229,26 @@ def _call_by_messages(table, job):
         return WAITING
     # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
     state = release_interpreter()
-    status = progress(bound, False)
+    status = progress(bound, 0)
     take_interpreter(state)
     if status == DONE:
         end_known(table, job, known)
     return status
+
+
+@linked(*["int64"] * 7)
+def make_call(table, collective, send, recv, op, root):
+    """Make a blocking call, or begin it; see `call`."""
+    own = table - (table & 7)
+    job = get(own, JOB)
+    chosen = _recognize(table, True, job, collective, send, recv, op, root)
+    if chosen == 0:
+        return _call_by_messages(own, job)
+    if chosen < 0 or not _begin(own, job):
+        return OTHER
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
+        return WAITING
+    return progress(job, 0)
 
 
 @short_kernel(*["int64"] * 6)
@@ -255,16 +270,7 @@ def call(table, collective, send, recv, op, root):
         The root; with UNEVEN the address of words that stay there until the call has ended: the root, a number that
         stands for the lengths in the comparison of calls, and size + 1 offsets of the parts.
     """
-    own = table - (table & 7)
-    job = get(own, JOB)
-    chosen = _recognize(table, True, job, collective, send, recv, op, root)
-    if chosen == 0:
-        return _call_by_messages(own, job)
-    if chosen < 0 or not _begin(own, job):
-        return OTHER
-    if vector_nbytes(job) > AT_ONCE_NBYTES:
-        return WAITING
-    return progress(job, False)
+    return make_call(table, collective, send, recv, op, root)
 
 
 @short_kernel(*["int64"] * 7)
@@ -276,7 +282,7 @@ def call_in(table, job, collective, send, recv, op, root):
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
     if chosen <= 0 or not _begin(table - (table & 7), job):
         return OTHER
-    return progress(job, not is_short(job))
+    return progress(job, int(not is_short(job)))
 
 
 @short_kernel("int64")
@@ -289,6 +295,6 @@ def begin_messages(job):
     put(job, YIELDS, 0)
     # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
     state = release_interpreter()
-    status = progress(job, False)
+    status = progress(job, 0)
     take_interpreter(state)
     return status

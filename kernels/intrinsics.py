@@ -49,11 +49,14 @@ def implement(primitive: Callable) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def external(primitive: Callable, name: str, result: types.Type, *arguments: types.Type) -> None:
-    """Let a primitive call a C function."""
+def external(
+    primitive: Callable, name: str, result: types.Type, *arguments: types.Type, before: Callable = lambda: None
+) -> None:
+    """Let a primitive call a C function; `before` is called when a kernel that calls it is compiled."""
 
     def definition(typingctx: Any, *_: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            before()
             returned = _VOID if result == types.void else context.get_value_type(result)
             kind = ir.FunctionType(returned, [value.type for value in values])
             called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)

@@ -6,6 +6,7 @@ that uses them, never kept by themselves. `primitive` is for functions that are 
 `kernel_for` is a kernel that `python -m mpicoll.kernels.precompile` compiles.
 `short_kernel` is a kernel that does not let go of the interpreter lock, for calls that take less time than that would.
 `native` is for functions that C code calls by their address.
+`linked` is for functions that several kernels call, and that are compiled once instead of into each of them.
 `uncached_kernel` is for functions that are made while the program runs.
 
 Types are texts: `"int64"`, `"float32[1C]"` for a contiguous vector, `"readonly float32[1C]"` for one that is not
@@ -26,6 +27,7 @@ from typing import Any
 
 from . import machine_code
 from .argument_types import fits, kind_of, type_of
+from .compile_turn import turn
 from .machine_code import Loaded
 from .source_stamps import entry_name, stamp_of
 
@@ -51,6 +53,8 @@ DISABLED = _is_disabled()
 """Whether kernels run as they are written."""
 helpers: list[tuple[Callable, bool]] = []
 """Helpers that Numba has not been told of yet, and whether they are always inlined."""
+links: list["Native"] = []
+"""Linked functions that Numba has not been told of yet."""
 typed_kernels: list["Kernel"] = []
 """Kernels with a signature: what can be compiled beforehand."""
 _making = threading.RLock()
@@ -134,9 +138,13 @@ class Kernel:
         found = self._variants.get(signature)
         if found is None:
             with _making:
-                found = self._variants.get(signature) or loaded(self, signature) or compiler().compiled(self, signature)
+                found = self._variants.get(signature) or loaded(self, signature) or self._compiled(signature)
                 self._variants[signature] = found
         return found
+
+    def _compiled(self, signature: tuple[str, ...]) -> Loaded:
+        with turn(self.function, lambda: loaded(self, signature)) as found:
+            return found or compiler().compiled(self, signature)
 
     @property
     def name(self) -> str:
@@ -161,12 +169,43 @@ class Native:
         if DISABLED:
             return 0
         with _making:
-            return (loaded(self, self.signature) or compiler().compiled_native(self)).address
+            return (loaded(self, self.signature) or self._compiled()).address
+
+    @property
+    def is_kept(self) -> bool:
+        """True if its machine code is on disk or in this process."""
+        return "address" in vars(self) or loaded(self, self.signature) is not None
+
+    def _compiled(self) -> Loaded:
+        with turn(self.function, lambda: loaded(self, self.signature)) as found:
+            return found or compiler().compiled_native(self)
 
 
 def native(result: str, *arguments: str) -> Callable[[Callable], Native]:
     """Make a function with a C interface, when its `address` is asked for; see `Native`."""
     return lambda function: Native(function, result, arguments)
+
+
+def linked(result: str, *arguments: str) -> Callable[[Callable], Callable]:
+    """Make a function that is compiled once, by itself, and that kernels call by its symbol; from Python it is itself.
+
+    A helper is compiled into each kernel that uses it, which takes long if it is long. A linked function takes and
+    returns scalars, and raises nothing.
+    """
+
+    def register(function: Callable) -> Callable:
+        if not DISABLED:
+            made = Native(function, result, arguments)
+            links.append(made)
+            machine_code.linked[symbol_of(made)] = made
+        return function
+
+    return register
+
+
+def symbol_of(native: Native) -> str:
+    """Return the symbol by which machine code refers to a linked function."""
+    return f"mpicoll.{entry_name(native.function)}"
 
 
 class Specialised:

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from . import allocator, atomics, block_exchange, dispatch, dispatch_table, executor, optimizer_updates, withdrawal
+from . import (
+    allocator,
+    atomics,
+    block_exchange,
+    dispatch,
+    dispatch_table,
+    executor,
+    optimizer_updates,
+    short_exchange,
+    told_counts,
+    withdrawal,
+)
 from .codecs import cast_codec, integer_codec, sign_codec
 from .compile_progress import show
 from .jit import DISABLED, compile_beforehand
@@ -17,7 +28,7 @@ from .reduce import DTYPES, OPS, reducer
 
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, optimizer_updates)
 """Modules whose kernels are made by `jit.kernel_for`: being imported here is what has them compiled."""
-_SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, withdrawal)
+_SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
 
 
 def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:

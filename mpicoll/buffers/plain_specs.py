@@ -29,7 +29,7 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
         return _memory(spec, sent)
     if len(spec) == 2 and type(spec[1]) is MPI.Datatype and type(spec[0]) is np.ndarray:  # the usual case, quickly
         array, datatype = spec
-        if array.dtype is _dtypes().get(datatype.handle) and array.flags.c_contiguous:
+        if array.dtype is dtypes_by_handle().get(datatype.handle) and array.flags.c_contiguous:
             return array
     if len(spec) < 2:
         return NotImplemented
@@ -73,12 +73,12 @@ def _memory(data: Any, sent: bool) -> Any:
 
 def fits(dtype: np.dtype, datatype: MPI.Datatype | str) -> bool:
     """Return whether a datatype is that of an array's elements."""
-    found = _dtype_of_code(datatype) if isinstance(datatype, str) else _dtypes().get(datatype.handle)
+    found = _dtype_of_code(datatype) if isinstance(datatype, str) else dtypes_by_handle().get(datatype.handle)
     return found is not None and (found is dtype or found == dtype)  # NumPy has None equal to float64
 
 
 @cache
-def _dtypes() -> dict[int, np.dtype]:
+def dtypes_by_handle() -> dict[int, np.dtype]:
     """Return element types by the handles of predefined datatypes, which no other datatype ever has."""
     found = {}
     for each in vars(MPI).values():
@@ -92,7 +92,7 @@ def _dtypes() -> dict[int, np.dtype]:
 @cache
 def _dtype_of_code(code: str) -> np.dtype | None:
     try:
-        return _dtypes().get(MPI.Datatype.fromcode(code).handle)
+        return dtypes_by_handle().get(MPI.Datatype.fromcode(code).handle)
     except ValueError:
         return None
 

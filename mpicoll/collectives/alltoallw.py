@@ -23,10 +23,11 @@ from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, Persi
 from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
-from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
+from mpicoll.kernels.short_exchange import TAKEN, exchange
 from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
-from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
@@ -55,16 +56,18 @@ class BlockExchange:
         self._alone = threading.Lock()
         self._words = memoryview(b"")
         self._address = 0
+        self._ready = False  # until all ranks have agreed, which a refused call may prevent
 
     def _is_ready(self) -> bool:
         """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
-        if self.on_node and not self._address:
-            self._make_words()
+        if self.on_node and not self._ready:
+            if not self._address:
+                self._make_words()
             domain, good = self._scope.channel.node, self._wrong
             assert domain is not None
             good[0] = domain.in_own_arena(self._stage.ctypes.data)  # a full segment gives private memory
             self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, good, MPI.MIN)
-            self.on_node = bool(good[0])
+            self.on_node, self._ready = bool(good[0]), True
         return self.on_node
 
     def _make_words(self) -> None:
@@ -104,8 +107,7 @@ class BlockExchange:
             send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)
             self._check_own(send, recv)
         except Exception as error:
-            scope.channel.refuse(error)
-            raise
+            refuse(scope.channel, "alltoallw", error, scope.timeout)
         if _is_same_memory(send, recv):
             send = recv
         if name in select.ON_NODE and self._is_ready():
@@ -126,8 +128,7 @@ class BlockExchange:
             dtype = _common_type(send, recv)
             self._check_own(send, recv)
         except Exception as error:
-            scope.channel.refuse(error)
-            raise
+            refuse(scope.channel, "alltoallv", error, scope.timeout)
         if not self._is_ready():
             run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
             return
@@ -176,20 +177,32 @@ class BlockExchange:
             for rank, memory in packed.items():
                 send.entries(rank, memory).pack()
         except Exception as error:
-            self._scope.channel.refuse(error)
-            raise
+            refuse(self._scope.channel, title.lower(), error, self._scope.timeout)
         words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
         words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
         words[kernels.MAY_DIRECT] = not inside and not _ranges_meet(send, recv)
         words[kernels.MARK] = _MARKS[title]
         words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
-        kernels.offer.run(self._address)
-        self._plain(ALLTOALL, "alltoall", self._offers, self._arrived)
-        rounds = kernels.take.run(self._address)
+        rounds = self._first_round(send)
         if rounds:
             self._take_rounds(title, rounds, recv)
         for rank, memory in unpacked.items():
             recv.entries(rank, memory).unpack()
+
+    def _first_round(self, send: TypedBlocks) -> int:
+        """Offer own blocks and take those of the others; return what :func:`kernels.take` does."""
+        address, offers, arrived, status = self._address, self._offers, self._arrived, OTHER
+        if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
+            status = int(exchange.run(address, self._table, id(offers), id(arrived)))
+            if status >= TAKEN - 1:
+                return status - TAKEN
+        else:
+            kernels.offer.run(address)
+            if self._table:
+                status = call.run(self._table, ALLTOALL, id(offers), id(arrived), 0, 0)
+        if status != DONE:
+            go_on(self._scope, self._table, status, None, "alltoall", offers, arrived)
+        return int(kernels.take.run(address))
 
     def _take_rounds(self, title: str, rounds: int, recv: TypedBlocks) -> None:
         """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -13,12 +13,10 @@ from mpi4py import MPI
 from mpicoll.buffers.flat import from_array
 from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.collectives import select
-from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, JobRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import Channel
-from mpicoll.kernels import dispatch
 from mpicoll.kernels import dispatch_table as table_words
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
@@ -27,7 +25,7 @@ from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.messages.call_agreement import agree
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
-from mpicoll.shared_memory.domain import PLAN_LANES, NonblockingSlot
+from mpicoll.shared_memory.domain import PLAN_LANES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
@@ -123,8 +121,7 @@ def operation_of(task: CheckedOperation) -> OperationWords:
     if task.counts is not None:
         offsets = np.concatenate([[0], np.cumsum(task.counts)]).astype(np.int64)
         bounds = offsets.ctypes.data
-        if len(set(task.counts)) > 1:
-            distinction = hash_of_offsets(offsets, task.root)
+        distinction = hash_of_offsets(offsets, task.root)
         task.kept = offsets
     send, recv, aside = _addresses(task, collective, node.rank)
     single_copy = int(task.algorithm == select.SINGLE_COPY)
@@ -175,41 +172,6 @@ def _unload(task: CheckedOperation, aside: np.ndarray | None) -> None:
         if aside is not None:
             np.copyto(task.result.view(task.carrier), aside)
         task.result.buffer.give_back()
-
-
-class DispatchedRequest(JobRequest):
-    """The request of a nonblocking call that one compiled function has started."""
-
-    _tries = 20  # short ones: see `SharedMemoryDomain._turn`
-
-    def __init__(self, scope: CallContext, turn: NonblockingSlot, status: int, kept: Any) -> None:
-        super().__init__(scope.timeout)
-        self._kept, self._address = kept, turn.address
-        if status != DONE:
-            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
-            progress_engine.add(self)
-
-    def _complete(self) -> None:
-        self._kept = None
-        super()._complete()
-
-
-def start_quickly(
-    scope: CallContext, table: int, collective: int, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0
-) -> DispatchedRequest | None:
-    """Start a plain nonblocking call; None, having done nothing, if it is not plain."""
-    node = scope.channel.node
-    assert node is not None
-    turn = node.take_turn()
-    status = OTHER
-    if turn.last is None or turn.last.has_ended:
-        status = dispatch.call_in.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
-    if status == OTHER:
-        node.undo_turn(turn)
-        return None
-    request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf))
-    node.end_turn(turn, request)
-    return request
 
 
 class SharedRequest(Request):

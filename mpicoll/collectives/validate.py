@@ -30,8 +30,7 @@ from mpicoll.collectives.call_context import (
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
-from mpicoll.messages.call_agreement import agree
-from mpicoll.progress.call_signature import Signature
+from mpicoll.messages.call_agreement import refuse
 
 
 def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
@@ -50,12 +49,7 @@ def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
     except (MismatchError, RemoteError, CollectiveTimeout):  # of a call inside, which all ranks have heard of
         raise
     except Exception as error:  # memory that is missing, or an error of MPI, on this rank alone too
-        channel = scope.channel
-        if channel.check == "full" and channel.broken is None:
-            signature = Signature.refusing(call.collective)
-            agree(channel, signature, channel.enter(signature), scope.timeout, error)
-        channel.refuse(error)
-        raise
+        refuse(scope.channel, call.collective, error, scope.timeout)
 
 
 def _prepare(scope: CallContext, call: CallArguments) -> AnyTask:

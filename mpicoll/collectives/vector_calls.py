@@ -1,7 +1,8 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
-Where blocks follow each other in ordinary arrays such a call is one compiled call, after a broadcast of the root's
-counts in Gatherv and Scatterv. Everything else takes the general path, which makes the same calls.
+Where blocks follow each other in ordinary arrays such a call is one compiled call. In Gatherv and Scatterv it begins
+with a broadcast of the root's counts (:mod:`mpicoll.kernels.told_counts`). Everything else takes the general path,
+which makes the same calls.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import are_counts, array_of, plain_blocks
+from mpicoll.buffers.plain_specs import are_counts, array_of, dtypes_by_handle, plain_blocks
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, ToldCounts
+from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, go_on, run
+from mpicoll.collectives.requests import Request
 from mpicoll.collectives.select import SHARED
 from mpicoll.kernels.dispatch import FOR_SHARED, UNEVEN, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
-    BCAST,
     DONE,
     GATHER,
     OTHER,
@@ -28,6 +30,7 @@ from mpicoll.kernels.operation_words import (
     SCATTER,
 )
 from mpicoll.kernels.reduce import DTYPES
+from mpicoll.kernels.told_counts import TOLD, call_told, lay_out
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets
 
 _MAX_KNOWN = 256
@@ -38,6 +41,26 @@ class _Parts(NamedTuple):
 
     words: np.ndarray
     address: int
+
+
+class _Lengths(NamedTuple):
+    """Lengths of the parts of a whole vector.
+
+    Attributes
+    ----------
+    counts, total
+        Elements of each part, and of all.
+    told
+        What a root tells the others: the counts, and the number of the element type.
+    """
+
+    counts: tuple[int, ...]
+    total: int
+    told: np.ndarray
+
+
+_Plain = tuple[Any, Any, tuple[int, ...]]
+"""Arrays to send from and to receive into, and counts of all ranks."""
 
 
 class VectorCalls:
@@ -54,90 +77,162 @@ class VectorCalls:
         self.table = table if scope.channel.node is not None else 0
         """0 where all of these calls take the general path."""
         self._known: dict[tuple[Sequence[int], int], _Parts] = {}
+        self._lengths: dict[tuple[Any, int], _Lengths] = {}  # by counts and displacements as given, and datatype
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
+        words = np.zeros(self._size + 3, np.int64)
+        self._told_parts = _Parts(words, words.ctypes.data)  # of calls in which the root tells the counts
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
-        send, blocks = array_of(sendbuf, sent=True), _blocks(recvbuf, self._size)
-        status = OTHER
-        if blocks is not None and (type(send) is np.ndarray or send is MPI.IN_PLACE):
-            whole, counts = blocks
-            status = self._call(ALLGATHER, send, whole, counts)
-        self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
+        plain, status = self._plain_allgatherv(sendbuf, recvbuf), OTHER
+        if plain is not None:
+            status = self._call(ALLGATHER, *plain)
+        if status != DONE:
+            self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
         """Make a Reduce_scatter, whose counts every rank gives."""
-        send, recv, status = array_of(sendbuf, sent=True), array_of(recvbuf), OTHER
-        if type(send) is np.ndarray and type(recv) is np.ndarray and are_counts(recvcounts, self._size):
-            status = self._call(REDUCE_SCATTER, send, recv, tuple(recvcounts), op)
-        self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
+        plain, status = self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), OTHER
+        if plain is not None:
+            status = self._call(REDUCE_SCATTER, *plain, op)
+        if status != DONE:
+            self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
 
     def gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Gatherv, in which the root tells the counts."""
-        self._rooted(GATHER, "gatherv", sendbuf, recvbuf, root, sendbuf, recvbuf)
+        status, told = self._rooted(GATHER, root, sendbuf, recvbuf)
+        if status != DONE:
+            self._complete(status, CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root), told)
 
     def scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Scatterv, in which the root tells the counts."""
-        self._rooted(SCATTER, "scatterv", sendbuf, recvbuf, root, recvbuf, sendbuf)
-
-    def _rooted(
-        self, number: int, collective: str, sendbuf: Any, recvbuf: Any, root: int, part_spec: Any, whole_spec: Any
-    ) -> None:
-        scope, at_root = self._scope, self._scope.channel.rank == root
-        made = CallArguments(collective, sendbuf, recvbuf, MPI.SUM, root)
-        part, whole = array_of(part_spec, sent=number == GATHER), None
-        words = np.zeros(self._size + 1, np.int64)
-        if at_root:
-            blocks = _blocks(whole_spec, self._size)
-            if blocks is None or blocks[0].dtype not in DTYPE_NUMBERS:
-                self._complete(OTHER, made)
-                return
-            whole, counts = blocks
-            words[:-1], words[-1] = counts, DTYPE_NUMBERS[whole.dtype]
-        if type(part) is not np.ndarray:
-            self._complete(OTHER, made)
-            return
-        # Always on shared memory, as on the general path: a tuning table may say otherwise for broadcasts.
-        table = self.table + FOR_SHARED
-        status = call.run(table, BCAST, 0, id(words), 0, root)
+        status, told = self._rooted(SCATTER, root, recvbuf, sendbuf)
         if status != DONE:
-            go_on(scope, table, status, SHARED, "bcast", None, words, MPI.SUM, root)
-        *counts, dtype = words.tolist()
-        send, recv = (part, whole) if number == GATHER else (whole, part)
-        status = self._call(number, send, recv, tuple(counts), root=root)
-        self._complete(status, made._replace(recvcounts=ToldCounts(counts, DTYPES[dtype])))
+            self._complete(status, CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root), told)
 
-    def _call(
-        self, number: int, send: Any, recv: Any, counts: Sequence[int], op: AnyOp = MPI.SUM, root: int = 0
-    ) -> int:
-        """Make the compiled call; return its status."""
-        parts = self._in_use = self._known.get((counts, root)) or self._parts(counts, root)
+    def start_allgatherv(self, table: int, sendbuf: Any, recvbuf: Any) -> Request | None:
+        """Start a plain Allgatherv with the table for nonblocking calls; None, having done nothing, if it is not."""
+        return self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
+
+    def start_reduce_scatter(
+        self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
+    ) -> Request | None:
+        """Start a plain Reduce_scatter whose counts every rank gives; see :meth:`start_allgatherv`."""
+        return self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
+
+    def _start(self, table: int, number: int, plain: _Plain | None, op: Any) -> Request | None:
+        if plain is None:
+            return None
+        send, recv, counts = plain
+        parts = self._parts_of(counts, 0)
+        return start_quickly(self._scope, table, number + UNEVEN, send, recv, op, parts.address, kept=parts)
+
+    def _plain_allgatherv(self, sendbuf: Any, recvbuf: Any) -> _Plain | None:
+        send, whole = array_of(sendbuf, sent=True), self._whole(recvbuf)
+        if whole is None or not (type(send) is np.ndarray or send is MPI.IN_PLACE):
+            return None
+        return send, whole[0], whole[1].counts
+
+    def _plain_reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> _Plain | None:
+        send, recv = array_of(sendbuf, sent=True), array_of(recvbuf)
+        if type(send) is not np.ndarray or type(recv) is not np.ndarray or not are_counts(recvcounts, self._size):
+            return None
+        return send, recv, tuple(recvcounts)
+
+    def _rooted(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[int, np.ndarray | None]:
+        """Make a Gatherv or Scatterv; return its status, and what the root has told, None if nothing has happened."""
+        part, whole, told = array_of(part_spec, sent=number == GATHER), None, None
+        if self._scope.channel.rank == root:
+            found = self._whole(whole_spec)
+            if found is None:
+                return OTHER, None
+            whole, told = found[0], found[1].told
+        if type(part) is not np.ndarray:
+            return OTHER, None
+        if told is None:
+            told = np.empty(self._size + 1, np.int64)
+        send, recv = (part, whole) if number == GATHER else (whole, part)
+        address = self._told_parts.address
+        status = call_told.run(self.table, number, id(send), id(recv), root, id(told), address)
+        if status < TOLD:
+            # On shared memory, as `call_told` does: a tuning table may say otherwise for broadcasts.
+            go_on(self._scope, self.table + FOR_SHARED, status, SHARED, "bcast", None, told, MPI.SUM, root)
+            lay_out.run(told.ctypes.data, self._size, root, address)
+            return call.run(self.table, number + UNEVEN, id(send), id(recv), 0, address), told
+        return status - TOLD, told
+
+    def _call(self, number: int, send: Any, recv: Any, counts: Sequence[int], op: AnyOp = MPI.SUM) -> int:
+        """Make the compiled call of a collective without a root; return its status."""
+        parts = self._in_use = self._parts_of(counts, 0)
         return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
 
-    def _parts(self, counts: Sequence[int], root: int) -> _Parts:
+    def _parts_of(self, counts: Sequence[int], root: int) -> _Parts:
         """Return the words for counts; they are kept, since a call that is on its way uses them."""
+        known = self._known.get((counts, root))
+        if known is not None:
+            return known
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         offsets = np.array([0, *accumulate(counts)], np.int64)
-        distinction = hash_of_offsets(offsets, root) if len(set(counts)) > 1 else root
-        words = np.array([root, distinction, *offsets], np.int64)
+        words = np.array([root, hash_of_offsets(offsets, root), *offsets], np.int64)
         made = self._known[counts, root] = _Parts(words, words.ctypes.data)
         return made
 
-    def _complete(self, status: int, made: CallArguments) -> None:
+    def _complete(self, status: int, made: CallArguments, told: np.ndarray | None = None) -> None:
+        """Complete a call that has begun, or make it on the general path."""
+        if told is not None:
+            *counts, dtype = told.tolist()
+            made = made._replace(recvcounts=ToldCounts(counts, DTYPES[dtype]))
         if status == OTHER:
             run(self._scope, *made)
-        elif status != DONE:
+        else:
             complete(self._scope, status, made)
 
+    def _whole(self, spec: Any) -> tuple[np.ndarray, _Lengths] | None:
+        """Return array and lengths of blocks that make up, in order, the beginning of an array; None for others."""
+        key = _key_of(spec)
+        try:
+            lengths = None if key is None else self._lengths.get(key)
+        except TypeError:  # a list of lists has no hash
+            key = lengths = None
+        if lengths is not None:
+            array = spec[0]
+        else:
+            found = _described(spec, self._size)
+            if found is None:
+                return None
+            array, lengths = found
+            if key is not None and len(self._lengths) < _MAX_KNOWN:
+                self._lengths[key] = lengths
+        if lengths.total == array.size:
+            return array, lengths
+        return (array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
 
-def _blocks(spec: Any, size: int) -> tuple[np.ndarray, tuple[int, ...]] | None:
-    """Return array and counts of blocks that make up, in order, the beginning of an ordinary array; None for others."""
+
+def _key_of(spec: Any) -> tuple[Any, int] | None:
+    """Return counts and displacements, and the datatype, of ``[array, counts, type]`` and the like; None for others."""
+    if type(spec) not in (list, tuple) or len(spec) != 3:
+        return None
+    array, where, datatype = spec
+    if type(array) is not np.ndarray or type(datatype) is not MPI.Datatype or not array.flags.c_contiguous:
+        return None
+    handle = datatype.handle
+    if array.dtype is not dtypes_by_handle().get(handle):
+        return None
+    if type(where) is list:
+        return tuple(where), handle
+    if type(where) is tuple and len(where) == 2 and type(where[0]) is type(where[1]) is list:
+        return (tuple(where[0]), tuple(where[1])), handle
+    return None
+
+
+def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
+    """Return the array, and the lengths of its blocks, of any plain specification; None for others."""
     blocks = plain_blocks(spec, size)
     if blocks is None or blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
         return None
-    array, total = blocks.array, sum(blocks.counts)
-    if not 0 < total <= array.size:
+    number, total = DTYPE_NUMBERS.get(blocks.array.dtype), sum(blocks.counts)
+    if number is None or total == 0:
         return None
-    return (array if total == array.size else array.reshape(-1)[:total]), blocks.counts
+    return blocks.array, _Lengths(blocks.counts, total, np.array([*blocks.counts, number], np.int64))

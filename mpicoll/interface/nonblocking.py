@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 from mpicoll.collectives import alltoallw
 from mpicoll.collectives.call_context import AnyOp
+from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import start
-from mpicoll.collectives.on_shared_memory import start_quickly
 from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import Request
 from mpicoll.compression import Compressor, ErrorFeedback
@@ -85,7 +85,10 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgatherv`; return its request."""
-        return start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        quick = None
+        if self._nonblocking_table and algorithm is None:
+            quick = self._vector_calls.start_allgatherv(self._nonblocking_table, sendbuf, recvbuf)
+        return quick or start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoall`; return its request."""
@@ -130,7 +133,10 @@ class NonblockingCollectives(BlockingCollectives):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter`; return its request."""
-        return start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
+        quick, table = None, self._nonblocking_table
+        if table and algorithm is None and recvcounts is not None:
+            quick = self._vector_calls.start_reduce_scatter(table, sendbuf, recvbuf, recvcounts, op)
+        return quick or start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None

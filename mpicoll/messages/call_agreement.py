@@ -10,6 +10,7 @@ entered it (bcast and reduce), and only for the first call with a signature.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -125,6 +126,21 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
         raise error
     if differs:
         _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def refuse(channel: Channel, collective: str, error: Exception, timeout: float) -> NoReturn:
+    """Tell the other ranks that this one refuses a call, in which mode ``full`` compares calls, and raise `error`.
+
+    Raises
+    ------
+    Exception
+        `error`; in mode ``full`` the other ranks have raised RemoteError, and the communicator stays usable.
+    """
+    if channel.check == "full" and channel.broken is None:
+        signature = Signature.refusing(collective)
+        agree(channel, signature, channel.enter(signature), timeout, error)
+    channel.refuse(error)
+    raise error
 
 
 def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:

@@ -27,14 +27,16 @@ def learning_rate(step: int, total: int, peak: float, warmup: int, schedule: str
     Parameters
     ----------
     step, total
-        This step, from 0, and the number of steps of the run.
+        Number of the step, from 0, and number of steps of the run.
     peak
-        The highest rate.
+        Largest learning rate.
     warmup
-        Number of steps over which the rate rises linearly to `peak`.
+        Number of steps over which the rate rises linearly to `peak` (Goyal et al., "Accurate, large minibatch SGD",
+        2017, section 2.2).
     schedule
-        ``"constant"``; ``"cosine"``, falling to 0 at the end of the run; or ``"step"``, a tenth from one half of the
-        run on and a hundredth from three quarters on.
+        ``"constant"``; ``"cosine"``, falling to 0 at the end of the run (Loshchilov and Hutter, "SGDR", ICLR 2017,
+        without restarts); or ``"step"``, ``peak / 10`` after one half of the run and ``peak / 100`` after three
+        quarters.
     """
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -13,7 +13,7 @@ from mpicoll.kernels import optimizer_updates
 
 
 class ParameterSpan(NamedTuple):
-    """Elements ``start`` to ``stop - 1`` of the flat vector; `decays`: weight decay applies to them."""
+    """Elements ``start`` to ``stop - 1`` of the flat vector; `decays` is True if weight decay applies to them."""
 
     start: int
     stop: int
@@ -129,7 +129,8 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """Gradient descent with momentum, or Nesterov's: :func:`mpicoll.kernels.optimizer_updates.momentum`.
 
-    On a parameter server stale gradients act like momentum, so that a smaller value suffices.
+    On a parameter server stale gradients act like momentum, so that a smaller value suffices (Mitliagkas et al.,
+    "Asynchrony begets momentum", Allerton 2016).
     """
 
     defaults: ClassVar[Mapping[str, float]] = {"momentum": 0.9, "nesterov": 0.0}
@@ -144,7 +145,11 @@ class Momentum(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad: :func:`mpicoll.kernels.optimizer_updates.adagrad`."""
+    """Adagrad: :func:`mpicoll.kernels.optimizer_updates.adagrad`.
+
+    (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 12,
+    2011.)
+    """
 
     defaults: ClassVar[Mapping[str, float]] = {"epsilon": 1e-10}
     slots = ("total",)
@@ -157,7 +162,10 @@ class Adagrad(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam with bias correction: :func:`mpicoll.kernels.optimizer_updates.adam`."""
+    """Adam with bias correction: :func:`mpicoll.kernels.optimizer_updates.adam`.
+
+    (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.)
+    """
 
     defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
     slots = ("mean", "square")
@@ -183,7 +191,7 @@ def adam_moments(settings: Mapping[str, float], steps: int, rate: float) -> tupl
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: ``rate * weight_decay * parameters`` is taken off before each step.
+    """Adam with decoupled weight decay: ``rate * weight_decay * parameters`` is subtracted before each step.
 
     (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.)
     """

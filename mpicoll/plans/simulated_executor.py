@@ -53,7 +53,7 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
     jit = types.ModuleType(f"{package}.jit")
     for name in ("helper", "inline_helper"):
         setattr(jit, name, lambda function: function)
-    for name in ("kernel_for", "short_kernel"):
+    for name in ("kernel_for", "linked", "short_kernel"):
         setattr(jit, name, lambda *signature: lambda function: function)
     messages = types.ModuleType(f"{package}.messages")
     messages.execute_bound = None  # type: ignore[attr-defined]

@@ -6,14 +6,13 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
-import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.kernels import dispatch_table
+from mpicoll.kernels import dispatch_table, told_counts
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.progress.call_signature import Signature
@@ -229,8 +228,8 @@ def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
 
 
 def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
-    """Return what stands in a packed call for unequal parts and the root."""
-    return zlib.crc32(offsets.tobytes(), root) >> 1
+    """Return what stands in a packed call for the lengths of parts and the root."""
+    return int(told_counts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
 
 
 def describe(call: int, count: int) -> str:

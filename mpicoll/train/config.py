@@ -1,4 +1,4 @@
-"""Options of a training run, as one frozen record. Needs neither NumPy nor MPI."""
+"""Options of a training run, as a frozen dataclass. Needs neither NumPy nor MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 NOOP = "noop"
-"""The algorithm that does not sum gradients, to measure the cost of communication."""
+"""Name of the algorithm that does not sum gradients, to measure the cost of communication."""
 MODES = ("sync", "local", "ps", "p2p", "gossip")
 ASYNCHRONOUS = ("ps", "p2p", "gossip")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw", "lars", "lamb")
@@ -50,7 +50,7 @@ class TrainConfig:
     batch
         Samples in a batch, over all ranks.
     hidden, filters
-        Widths of the hidden layers of mlp, and filters of conv; empty and 0 for other models.
+        Widths of the hidden layers of mlp, and number of filters of conv; empty and 0 for other models.
     steps
         Number of steps after which the run stops; None for all epochs.
     warmup
@@ -68,9 +68,9 @@ class TrainConfig:
     accumulate
         Number of batches in a step, after the last of which gradients are communicated.
     clip
-        Largest norm of all gradients; None for no limit.
+        Largest L2 norm of all gradients together; None for no limit.
     shard
-        The state that is divided among the ranks, together with all before it in `SHARDINGS`.
+        State that is divided among the ranks, together with all before it in `SHARDINGS`.
     tensor, pipeline
         Number of ranks that share each layer, and number of pipeline stages; the other ranks are replicas.
     microbatches
@@ -83,14 +83,14 @@ class TrainConfig:
         Rule by which `lr`, meant for `base_batch` samples a step, is scaled to the samples of a step; one of
         `SCALINGS`.
     optimizer, beta1, beta2, epsilon, trust
-        The update rule, and settings of some; None for their defaults, see :mod:`mpicoll.optim.optimizers`.
+        Update rule and its settings; None for the rule's defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
         For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
     servers, staleness, backup, damping, push, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     slow, jitter, step_seconds
-        Pairs of a rank and the factor of its time of computation; mean of a random delay, and shortest time of the
-        gradients of a step, in seconds.
+        Artificial stragglers: pairs of a rank and the factor on its time of computation; mean of a random delay in
+        seconds; shortest time of the gradients of a step in seconds.
     evaluate_every
         Epochs between evaluations of the test part, which is always evaluated at the end.
     tensorboard, run
@@ -188,7 +188,7 @@ class TrainConfig:
 
     @property
     def step_batch(self) -> int:
-        """Samples of a step."""
+        """Samples of a step, over all ranks."""
         return self.batch * self.accumulate
 
 

@@ -1,4 +1,4 @@
-"""Options that contradict each other, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
+"""Checks for contradicting options, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OF_MODES = {
     "push": "ps",
     "on_silence": "ps",
 }
-"""Options of one mode alone."""
+"""Options that one mode alone has, and this mode."""
 LATER = (
     "mode", "shard", "lr", "base_batch", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow",
     *_OF_MODES,
 )  # fmt: skip
-"""Their defaults depend on other options."""
+"""Options whose defaults depend on other options."""
 
 
 def complete(options: dict[str, Any]) -> None:
-    """Fill in what was left open.
+    """Check options against each other, and fill in defaults that depend on others, in place.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def complete(options: dict[str, Any]) -> None:
 
 
 def _expand_strategy(options: dict[str, Any]) -> None:
-    """Put mode and sharding in the place of the strategy's name; they are its older names."""
+    """Replace the strategy's name by its mode and sharding."""
     name = options.pop("strategy")
     for older in ("mode", "shard"):
         if name is not None and options[older] is not None:
@@ -74,7 +74,7 @@ def _check_optimizer(options: dict[str, Any]) -> None:
     if options["lr"] is None:
         options["lr"] = LEARNING_RATES[name]
     if mode == "gossip" and name != "momentum":
-        raise UsageError(f"--optimizer {name} is not for --strategy gossip, which has momentum")
+        raise UsageError(f"--optimizer {name} is not for --strategy gossip, which supports momentum only")
     if mode in ("ps", "p2p") and (name == "adamw" or name in LAYERWISE):
         raise UsageError(f"--optimizer {name} is not for --strategy {strategy_name(mode)}")
     _check_whole_arrays(options)
@@ -155,7 +155,8 @@ def _check_sharing(options: dict[str, Any]) -> None:
     if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
         raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
     if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
-        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
+        layers = len(options["hidden"]) + 1
+        raise UsageError(f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {layers} layers")
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:
@@ -172,10 +173,10 @@ def _check_output(options: dict[str, Any]) -> None:
         raise UsageError("--trace-steps has no meaning without --trace FILE.json")
     if options["algorithm"] == NOOP:
         if options["checkpoint"] is not None:
-            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
+            raise UsageError("--checkpoint is not for --algorithm noop, which does not train a common model")
         if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
             raise UsageError(
-                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
+                "--algorithm noop is for --strategy replicated, not for sharded strategies, --tensor or --pipeline"
             )
 
 
@@ -202,14 +203,14 @@ def _check_mode(options: dict[str, Any]) -> None:
 
 def _check_compression_alone(spec: str, mode: str) -> None:
     if mode == "gossip":
-        raise UsageError("--compression is not for --strategy gossip, where what is lost would be lost for good")
+        raise UsageError("--compression is not for --strategy gossip, which has no error feedback for replicas")
     from mpicoll.compression import compressor
     from mpicoll.compression.aggregatable import AggregatableCompressor
 
     if mode != "local" and isinstance(compressor(spec), AggregatableCompressor):
         raise UsageError(
-            f"--compression {spec} adds up what all ranks send at a time; with --strategy {strategy_name(mode)} each "
-            "sends alone"
+            f"--compression {spec} needs gradients that all ranks sum together; with --strategy {strategy_name(mode)} "
+            "each rank sends its own"
         )
 
 
@@ -230,7 +231,7 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
 
 def _check_served(options: dict[str, Any]) -> None:
     if options["backup"] and options["staleness"] != 0:
-        raise UsageError("--backup needs --staleness 0; otherwise nobody waits for the last of each step")
+        raise UsageError("--backup needs --staleness 0: only synchronous steps leave out late gradients")
     if options["push"] == "direct":
         for name, given in {
             "--compression": options["compression"] is not None,

@@ -131,7 +131,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=_integer(1), metavar="N", help="passes over the data (default: %(default)s)")
-    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end before")
+    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner")
     group.add_argument("--batch", type=_integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
@@ -164,7 +164,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches in a step: gradients are summed "
                        "over the ranks after the last one only (default: %(default)s)")  # fmt: skip
     group.add_argument("--clip", type=_real(0, open_start=True), metavar="X",
-                       help="largest norm of gradients; larger ones are scaled down (default: none)")  # fmt: skip
+                       help="largest L2 norm of all gradients together; larger ones are scaled down "
+                       "(default: none)")  # fmt: skip
     group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of initial weights, of the order of "
                        "samples and of the split (default: %(default)s)")  # fmt: skip
 
@@ -262,8 +263,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", metavar="FILE", help="write results, options and versions")
-    group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy")
+    group.add_argument("--json", metavar="FILE", help="write results, options and versions to a JSON file")
+    group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy "
+                       "of every step")  # fmt: skip
     group.add_argument("--tensorboard", metavar="FOLDER", help="write event files for TensorBoard while training, in a "
                        "folder of the run's own")  # fmt: skip
     group.add_argument("--run", metavar="NAME", help="name of that folder (default: date and time)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -305,6 +306,31 @@ def test_arguments_that_are_refused(comm: Intracomm, wrong: str) -> None:
     else:
         with pytest.raises(RemoteError, match="rank 1"):
             comm.Alltoallw([np.zeros(4), *good[1:]], good)
+
+
+REFUSED = {
+    "Allreduce": lambda send, recv, where, wrong: (send, recv[:-1] if wrong else recv),
+    "Alltoallv": lambda send, recv, where, wrong: ([send, where], [recv, where[:-1] if wrong else where]),
+    "Alltoallw": lambda send, recv, where, wrong: (
+        [send, (where, [0] * len(where)), [MPI.DOUBLE] * (len(where) + wrong)],
+        [recv, (where, [8 * rank for rank in range(len(where))]), [MPI.DOUBLE] * len(where)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_all_calls_are_compared_a_refused_one_leaves_the_communicator_usable(name: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MPICOLL_CHECK", "full")
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=10)
+    size, wrong = comm.size, comm.rank == 1
+    for _ in range(2):
+        send, recv = np.ones(size), np.zeros(size)
+        with pytest.raises((ValueError, TypeError) if wrong else RemoteError):
+            getattr(comm, name)(*REFUSED[name](send, recv, [1] * size, wrong))
+        getattr(comm, name)(*REFUSED[name](send, recv, [1] * size, False))
+        assert (recv == (size if name == "Allreduce" else 1)).all()
+    plain.Free()
 
 
 def test_nonblocking_and_persistent(comm: Intracomm) -> None:

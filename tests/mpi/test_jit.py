@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -11,7 +14,7 @@ from numba import njit, types
 
 import mpicoll.jit
 from mpicoll import Intracomm
-from mpicoll.errors import CollectiveTimeout
+from mpicoll.errors import CollectiveTimeout, MpicollError
 from mpicoll.jit import plan_type
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -143,3 +146,18 @@ def test_a_plan_that_was_started_is_not_started_again(comm: Intracomm) -> None:
         once(plan)
     assert (y == comm.size).all()
     plan.Free()
+
+
+def test_a_signal_ends_a_wait(comm: Intracomm) -> None:
+    """As Ctrl-C does, on the ranks that wait; the others learn that the collective has failed."""
+    plain = MPI.COMM_WORLD.Dup()
+    plan = Intracomm(plain, timeout=3).Allreduce_init(np.ones(3), np.zeros(3))
+    once(plan)
+    if comm.rank == 0:
+        time.sleep(1.5)
+    else:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(RuntimeError, match="last_error"):
+        once(plan)
+    assert isinstance(mpicoll.jit.last_error(), MpicollError if comm.rank == 0 else KeyboardInterrupt)
+    plain.Free()

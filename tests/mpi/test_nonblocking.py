@@ -44,18 +44,25 @@ class Started:
         size, rank = comm.size, comm.rank
         self.sum, self.data = np.zeros(count), values(rank, count, turn)
         self.parts, self.part = np.zeros((size, count)), np.zeros(count)
+        counts = [count + (r + turn) % size for r in range(size)]
+        begin = sum(counts[:rank])
+        self.uneven, self.share = np.zeros(sum(counts)), np.zeros(counts[rank])
         self.spread = values(rank, count, turn)
         self.wanted: list[tuple[np.ndarray, Any]] = [
             (self.sum, total(comm, count, turn)),
             (self.spread, values(turn % size, count, turn)),
             (self.parts, np.stack([values(r, count, turn) for r in range(size)])),
             (self.part, total(comm, size * count, turn)[rank * count : (rank + 1) * count]),
+            (self.uneven, np.concatenate([values(r, counts[r], turn) for r in range(size)])),
+            (self.share, total(comm, sum(counts), turn)[begin : begin + counts[rank]]),
         ]
         self.requests = [
             comm.Iallreduce(self.data, self.sum, algorithm=algorithm),
             comm.Ibcast(self.spread, turn % size),
             comm.Iallgather(self.data, self.parts),
             comm.Ireduce_scatter(values(rank, size * count, turn), self.part, [count] * size),
+            comm.Iallgatherv(values(rank, counts[rank], turn), [self.uneven, counts, MPI.DOUBLE]),
+            comm.Ireduce_scatter(values(rank, sum(counts), turn), self.share, counts),
         ]
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.mpirun import REPOSITORY, Outcome, run
 
 FOLDER = REPOSITORY / "examples"
-HELPER = "timing"
+HELPER, TORCH = "timing", "torch_ddp"
 LONGEST = 79
 RATIO = re.compile(r".+: mpi4py \d+\.\d\d ms, mpicoll \d+\.\d\d ms, ratio \d+\.\d\d( \(mpicoll is not faster here\))?")
 SMALL = {
@@ -58,10 +58,31 @@ def test_one_that_adds_up_wrongly_fails(tmp_path) -> None:
 
 
 def test_all_of_them_are_run_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, *SMALL}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, TORCH, *SMALL}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("options", [[], ["--compression", "topk:0.1"]])
+def test_the_one_for_pytorch(options: list[str]) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
+    outcome = launch(FOLDER / f"{TORCH}.py", ["--steps", "150", *options])
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode == 0, outcome.text
+    assert "3 ranks, accuracy 0." in outcome.stdout
+
+
+PAGE = (REPOSITORY / "docs/guides/pytorch.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_programs_of_the_page_on_pytorch(number: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
+    (tmp_path / "example.py").write_text(BLOCKS[number])
+    outcome = run(2, [str(tmp_path / "example.py")], timeout=60, folder=tmp_path)
+    assert outcome.returncode == 0, outcome.text
+
+
+@pytest.mark.parametrize("name", [TORCH, *SMALL])
 def test_it_is_short_and_in_the_table(name: str) -> None:
     lines = (FOLDER / f"{name}.py").read_text().splitlines()
     assert len(lines) <= LONGEST

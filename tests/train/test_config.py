@@ -67,7 +67,7 @@ def test_options_arrive():
         ("--microbatches 2", "--microbatches has no meaning without --pipeline"),
         ("--pipeline-schedule gpipe --tensor 2", "--pipeline-schedule has no meaning without --pipeline"),
         ("--pipeline-schedule zigzag --pipeline 2", "--pipeline-schedule"),
-        ("--pipeline 3 --hidden 8", "--pipeline 3 needs as many layers; --hidden makes 2"),
+        ("--pipeline 3 --hidden 8", "--pipeline 3 needs a layer for each stage; --hidden gives 2"),
         ("--tensor 2 --model logistic", "--tensor and --pipeline are for --model mlp, not logistic"),
         ("--pipeline 2 --model conv", "--tensor and --pipeline are for --model mlp, not conv"),
         ("--servers 1", "--servers is for --strategy parameter_server, not replicated"),

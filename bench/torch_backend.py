@@ -1,0 +1,182 @@
+"""Collectives of ``torch.distributed`` and training steps on the backend mpicoll, beside gloo, in turn in the same run.
+
+``mpirun -n 2 python -m bench.torch_backend``, or without a launcher, which starts 2 ranks. Both backends are process
+groups of the same processes. Times are medians of the slowest rank's; *ratio* is gloo's time over mpicoll's. A step is
+one of DistributedDataParallel with a perceptron; its *communication* is what it takes beyond the same step without
+synchronisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench import launch, text_tables
+from bench.benchmark_options import is_launcher
+from bench.result_table import geometric_mean
+from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+PROGRAM = "bench.torch_backend"
+SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+OTHER_SIZES = (4 << 10, 1 << 20)
+WIDTHS = (1024, 2048, 2048, 1792, 128)
+"""Layers of the perceptron, which has ten million parameters."""
+BATCH = 32
+Calls = Mapping[str, Callable[[Any], object]]
+
+
+def collectives(size: int, nbytes: int) -> Calls:
+    """Return calls with `nbytes` bytes, of the whole vector where ranks own parts; each takes a group."""
+    import torch
+    import torch.distributed as dist
+
+    count = max(size, nbytes // 4 // size * size)
+    whole, other, part = torch.zeros(count), torch.zeros(count), torch.zeros(count // size)
+    parts = list(other.split(count // size))
+    return {
+        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
+        "broadcast": lambda group: dist.broadcast(whole, group=group, group_src=0),
+        "reduce": lambda group: dist.reduce(whole, group=group, group_dst=0),
+        "all_gather": lambda group: dist.all_gather(parts, part, group=group),
+        "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(other, part, group=group),
+        "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_to_all_single": lambda group: dist.all_to_all_single(other, whole, group=group),
+        "barrier": lambda group: dist.barrier(group=group),
+    }
+
+
+def compare(
+    comm: MPI.Intracomm, groups: Mapping[str, Any], call: Callable[[Any], object], seconds: float
+) -> list[float]:
+    """Return the median seconds of a call on each group; collective."""
+    from mpicoll import measure
+
+    contenders: dict[str, Callable[[], Any]] = {name: partial(call, group) for name, group in groups.items()}
+    found = measure.compare(comm, contenders, seconds)
+    return [found[name].median for name in groups]
+
+
+def training_steps(group: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return a training step of DistributedDataParallel, and the same without synchronisation."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs in itertools.pairwise(WIDTHS):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x = torch.randn(BATCH, WIDTHS[0])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    def step_alone() -> None:
+        with model.no_sync():
+            step()
+
+    return step, step_alone
+
+
+def _row(name: str, nbytes: int, times: Sequence[float]) -> list[str]:
+    return [name, format_nbytes(nbytes), *map(format_seconds, times), f"{times[1] / times[0]:.2f}"]
+
+
+def _collective_rows(
+    comm: MPI.Intracomm, groups: Mapping[str, Any], sizes: Sequence[int], seconds: float
+) -> list[list[str]]:
+    rows, ratios = [], []
+    for nbytes in sizes:
+        call = collectives(comm.Get_size(), nbytes)["all_reduce"]
+        times = compare(comm, groups, call, seconds)
+        rows.append(_row("all_reduce", nbytes, times))
+        ratios.append(times[1] / times[0])
+    rows.append(["all_reduce", "geometric mean", "", "", f"{geometric_mean(ratios):.2f}"])
+    for nbytes in OTHER_SIZES:
+        for name, call in collectives(comm.Get_size(), nbytes).items():
+            if name != "all_reduce":
+                rows.append(_row(name, nbytes, compare(comm, groups, call, seconds)))
+    return rows
+
+
+def _training_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], seconds: float) -> list[list[str]]:
+    from mpicoll import measure
+
+    calls: dict[str, Callable[[], None]] = {}
+    for name, group in groups.items():
+        calls[name], calls[f"{name} alone"] = training_steps(group)
+    found = {name: timing.median for name, timing in measure.compare(comm, calls, seconds).items()}
+    steps = [found[name] for name in groups]
+    alone = min(found[f"{name} alone"] for name in groups)
+    rest = [max(step - alone, 1e-9) for step in steps]
+    nbytes = 4 * sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
+    size = f"{nbytes / (1 << 20):.0f} MB"
+    return [
+        [name, size, *map(format_seconds, times), f"{times[1] / times[0]:.2f}"]
+        for name, times in (("step", steps), ("communication", rest))
+    ]
+
+
+def _measure(comm: MPI.Intracomm, arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import mpicoll.torch  # noqa: F401
+
+    warnings.simplefilter("ignore", FutureWarning)
+    torch.set_num_threads(1)
+    dist.init_process_group("mpicoll")
+    groups = {"mpicoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    rows = _collective_rows(comm, groups, arguments.sizes, arguments.seconds)
+    rows += _training_rows(comm, groups, 5 * arguments.seconds)
+    if comm.Get_rank() == 0:
+        head = ["call", "bytes", *groups, "ratio"]
+        title = f"{comm.Get_size()} ranks, PyTorch {torch.__version__}, one thread a rank"
+        print("\n".join(["", title, "", *text_tables.markdown([head, *rows], names=1), ""]), flush=True)
+    dist.destroy_process_group()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {PROGRAM}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=positive, nargs="+", default=[2], help="when not run under mpirun (default: 2)")
+    sizes = "of all_reduce, such as 64K 1MB (default: 1 KB to 64 MB)"
+    parser.add_argument("--sizes", type=parse_nbytes, nargs="+", default=SIZES, metavar="BYTES", help=sizes)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each row (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser().parse_args(argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if is_launcher():
+        for size in arguments.ranks:
+            command = launch.command(size, ["-m", PROGRAM, *argv])
+            status = subprocess.run(command, env=launch.clean_environment(), check=False).returncode
+            if status:
+                return status
+        return 0
+    from mpi4py import MPI
+
+    _measure(MPI.COMM_WORLD, arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Nonblocking calls on shared memory that one compiled function starts, from the caller's objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.requests import JobRequest
+from mpicoll.kernels import dispatch
+from mpicoll.kernels.operation_words import DONE, OTHER
+from mpicoll.progress import progress_engine
+from mpicoll.shared_memory.domain import NonblockingSlot
+from mpicoll.shared_memory.shared_operation import SharedOperation
+
+
+class DispatchedRequest(JobRequest):
+    """The request of a nonblocking call that one compiled function has started."""
+
+    _tries = 20  # short ones: see `SharedMemoryDomain._turn`
+
+    def __init__(self, scope: CallContext, turn: NonblockingSlot, status: int, kept: Any) -> None:
+        super().__init__(scope.timeout)
+        self._kept, self._address = kept, turn.address
+        if status != DONE:
+            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            progress_engine.add(self)
+
+    def _complete(self) -> None:
+        self._kept = None
+        super()._complete()
+
+
+def start_quickly(
+    scope: CallContext,
+    table: int,
+    collective: int,
+    sendbuf: Any,
+    recvbuf: Any,
+    op: Any = None,
+    root: int = 0,
+    *,
+    kept: Any = None,
+) -> DispatchedRequest | None:
+    """Start a plain nonblocking call; None, having done nothing, if it is not plain. `kept` lives until its end."""
+    node = scope.channel.node
+    assert node is not None
+    turn = node.take_turn()
+    status = OTHER
+    if turn.last is None or turn.last.has_ended:
+        status = dispatch.call_in.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+    if status == OTHER:
+        node.undo_turn(turn)
+        return None
+    request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf, kept))
+    node.end_turn(turn, request)
+    return request

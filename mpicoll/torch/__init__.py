@@ -1,0 +1,95 @@
+"""PyTorch on mpicoll: a backend of ``torch.distributed``, compressed gradients, and Horovod's interface.
+
+Importing this package registers the backend, and needs PyTorch:
+
+>>> import torch.distributed as dist
+>>> import mpicoll.torch
+>>> dist.init_process_group("mpicoll")  # under mpirun or srun; no environment variables
+
+Raises
+------
+ImportError
+    If PyTorch is not installed; the message says how to install it.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch.distributed as _dist
+except ImportError as error:
+    raise ImportError('mpicoll.torch: PyTorch is missing; pip install "mpicoll[torch]"', name="torch") from error
+if not _dist.is_available():
+    raise ImportError("mpicoll.torch: this PyTorch was built without torch.distributed", name="torch")
+
+from mpicoll.torch import process_group, rendezvous
+from mpicoll.torch.comm_hooks import CompressionHook, hook
+from mpicoll.torch.distributed_optimizer import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
+from mpicoll.torch.process_group import ProcessGroup
+from mpicoll.torch.tensor_communicator import (
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async_,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    poll,
+    rank,
+    shutdown,
+    size,
+    synchronize,
+)
+from mpicoll.torch.tensor_memory import empty
+
+__all__ = [
+    "Average",
+    "Compression",
+    "CompressionHook",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "ProcessGroup",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "empty",
+    "hook",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]
+
+rendezvous.install()
+process_group.register()

@@ -1,0 +1,136 @@
+"""Base of process groups: names, store and timeout, and the way of a call to the queue of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from mpicoll.comm import Intracomm
+from mpicoll.torch.group_work import CallQueue, EndedWork
+from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
+from mpicoll.torch.tensor_collectives import make_call
+
+NAME = "mpicoll"
+DONE = EndedWork()
+"""The work of all blocking calls, which nobody gets to see."""
+_CLOSE_SECONDS = 5.0
+_UNSET = timedelta(milliseconds=-1)
+"""Timeout of a call that has none of its own."""
+
+
+class BaseGroup(dist.ProcessGroup):
+    """A process group that has no collectives yet; see :class:`mpicoll.torch.ProcessGroup`."""
+
+    def __init__(self, comm: MPI.Intracomm, store: Any = None, timeout: timedelta = timedelta(minutes=30)) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size())
+        self._plain = comm
+        self._store = store
+        self._timeout = timeout
+        self._comm = Intracomm(comm, timeout=timeout.total_seconds())
+        self._queue = CallQueue(f"mpicoll group of {comm.Get_size()}")
+        self._closed = ""
+        self._group_name, self._group_desc = "", ""
+
+    @property
+    def comm(self) -> Intracomm:
+        """The communicator of the group; calls on it must not be under way together with calls of the group."""
+        return self._comm
+
+    @property
+    def queue(self) -> CallQueue:
+        """The queue of calls on the communicator."""
+        return self._queue
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend."""
+        return NAME
+
+    name = _get_backend_name = getBackendName
+
+    def get_group_store(self) -> Any:
+        """Return the store of the group."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group, unique in the process."""
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        """Description of the group."""
+        return self._group_desc
+
+    def getGroupName(self) -> str:
+        """Return the name of the group, for compiled code."""
+        return self._group_name
+
+    def getGroupDesc(self) -> str:
+        """Return the description of the group, for compiled code."""
+        return self._group_desc
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._group_desc = text
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time that a rank waits in a step of a call; equal on all ranks."""
+        self._timeout = timeout
+        self._comm = Intracomm(self._plain, timeout=timeout.total_seconds())
+
+    def _call(self, what: str, outputs: Any, options: Any, function: Callable[..., None], *arguments: Any) -> Any:
+        """Make a call now, or put it into the queue; return its work."""
+        if self._closed:
+            raise RuntimeError(f"{what}: the process group {self._closed}")
+        comm = self._comm_for(options)
+        if getattr(options, "asyncOp", True):
+            return self._queue.put(what, partial(make_call, comm, function, *arguments), outputs)
+        self._queue.run(what, make_call, comm, function, *arguments)
+        return DONE
+
+    def _comm_for(self, options: Any) -> Intracomm:
+        """Return the communicator, with the timeout of the call if it has one."""
+        timeout = options.timeout if options is not None else _UNSET
+        if timeout == _UNSET or timeout <= timedelta(0) or timeout == self._timeout:
+            return self._comm
+        return Intracomm(self._plain, timeout=timeout.total_seconds())
+
+    def reduce_now(self, tensor: torch.Tensor, options: Any) -> bool:
+        """Make the most common call in the shortest way; return False, having done nothing, for all others."""
+        if getattr(options, "asyncOp", True) or options.timeout != _UNSET or self._closed:
+            return False
+        op = PLAIN_OPS.get((hash(options.reduceOp), tensor.dtype))
+        if op is None:
+            return False
+        try:
+            array = tensor.numpy() if tensor.is_contiguous() else None
+        except (RuntimeError, TypeError):  # it has a gradient, lies on another device, ...
+            return False
+        if array is None or not self._queue.begin():
+            return False
+        try:
+            self._comm.Allreduce(MPI.IN_PLACE, array, op)
+        finally:
+            self._queue.end()
+        return True
+
+    def shutdown(self) -> None:
+        """Stop the group's thread after the calls that wait; local. The communicator is kept."""
+        self._closed = self._closed or "was shut down"
+        self._queue.close(_CLOSE_SECONDS)
+
+    def abort(self) -> None:
+        """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""
+        self._closed = self._closed or "was aborted"

@@ -1,0 +1,106 @@
+"""Reduction operations of ``torch.distributed`` as operations of MPI, with factors before and divisors after them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+_OPS = {
+    "SUM": MPI.SUM,
+    "AVG": MPI.SUM,
+    "PREMUL_SUM": MPI.SUM,
+    "PRODUCT": MPI.PROD,
+    "MIN": MPI.MIN,
+    "MAX": MPI.MAX,
+    "BAND": MPI.BAND,
+    "BOR": MPI.BOR,
+    "BXOR": MPI.BXOR,
+}
+_OF_BOOL = {
+    "SUM": MPI.LOR,
+    "PRODUCT": MPI.LAND,
+    "MIN": MPI.LAND,
+    "MAX": MPI.LOR,
+    "BAND": MPI.LAND,
+    "BOR": MPI.LOR,
+    "BXOR": MPI.LXOR,
+}
+"""As NCCL has them: a sum of bools is true if one of them is."""
+_BITWISE, _ORDERING = ("BAND", "BOR", "BXOR"), ("MIN", "MAX")
+
+
+class Reduction(NamedTuple):
+    """An operation on elements of one type.
+
+    Attributes
+    ----------
+    op
+        The operation of MPI.
+    factor
+        Number, or tensor of one element, to multiply all elements with before it; None for none.
+    mean
+        Whether to divide the result by the number of ranks.
+    """
+
+    op: MPI.Op
+    factor: Any = None
+    mean: bool = False
+
+
+_known: dict[tuple[int, torch.dtype], Reduction] = {}
+
+
+PLAIN_OPS: dict[tuple[int, torch.dtype], MPI.Op] = {
+    (hash(getattr(ReduceOp, name)), dtype): _OPS[name]
+    for name in ("SUM", "PRODUCT", "MIN", "MAX")
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
+}
+"""Operations that need nothing before or after them, on elements that NumPy has."""
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    """Return the reduction for a ReduceOp and elements of `dtype`.
+
+    Raises
+    ------
+    ValueError
+        If the operation is not defined on such elements.
+    """
+    key = hash(op), dtype  # its hash is its number, and comparing two of them takes longer
+    found = _known.get(key)
+    if found is None or found.factor is not None:
+        found = _known[key] = _reduction(op, dtype)
+    return found
+
+
+def _reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    name = _name(op)
+    real = dtype.is_floating_point or dtype.is_complex
+    undefined = (
+        name not in _OPS
+        or (name in _BITWISE and real)
+        or (name in _ORDERING and dtype.is_complex)
+        or (dtype == torch.bool and name not in _OF_BOOL)
+    )
+    if undefined:
+        raise ValueError(f"op: {name} is not defined on tensors of {dtype}")
+    if dtype == torch.bool:
+        return Reduction(_OF_BOOL[name])
+    factor = ReduceOp.__getstate__(op)[1] if name == "PREMUL_SUM" else None
+    return Reduction(_OPS[name], factor, name == "AVG")
+
+
+def _name(op: Any) -> str:
+    return next((name for name in _OPS if op == getattr(ReduceOp, name)), str(op))
+
+
+def divide(tensor: torch.Tensor, size: int) -> None:
+    """Divide a tensor by `size` in place; integers are truncated toward zero."""
+    plain = tensor.detach()
+    if plain.is_floating_point() or plain.is_complex():
+        plain.div_(size)
+    else:
+        plain.div_(size, rounding_mode="trunc")

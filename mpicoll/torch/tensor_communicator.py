@@ -1,0 +1,243 @@
+"""Collectives of tensors for programs without ``torch.distributed``, with the names of Horovod's functions.
+
+A program that imports ``horovod.torch as hvd`` runs with ``import mpicoll.torch as hvd``, as far as it uses these
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.torch import tensor_collectives
+from mpicoll.torch.group_work import CallQueue, QueuedWork
+from mpicoll.torch.rendezvous import exchange_records
+from mpicoll.torch.tensor_collectives import make_call
+
+Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Compression:
+    """Names of compressors for ``compression=``, as Horovod has them; any specification of mpicoll's may be given."""
+
+    none: str | None = None
+    fp16: str | None = "fp16"
+
+
+class _World:
+    """A communicator of all ranks, its queue, and the ranks of this node."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        exchange_records(MPI.COMM_WORLD, "", timeout.total_seconds())  # so that what follows cannot wait for ever
+        self.comm = Intracomm(MPI.COMM_WORLD.Dup(), timeout=timeout.total_seconds())
+        self.queue = CallQueue("mpicoll")
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = node.rank, node.size
+
+
+_world: _World | None = None
+
+
+def init(timeout: timedelta = _TIMEOUT) -> None:
+    """Prepare all ranks of MPI.COMM_WORLD, collectively; nothing happens the second time.
+
+    Parameters
+    ----------
+    timeout
+        Time that a rank waits for the others here, and in a step of a call, before it raises CollectiveTimeout.
+    """
+    global _world
+    if _world is None:
+        _world = _World(timeout)
+
+
+def shutdown() -> None:
+    """Stop the thread of asynchronous calls; local. :func:`init` may follow."""
+    global _world
+    if _world is not None:
+        _world.queue.close(5.0)
+    _world = None
+
+
+def is_initialized() -> bool:
+    """Return whether :func:`init` was called."""
+    return _world is not None
+
+
+def world() -> _World:
+    """Return what :func:`init` has prepared; RuntimeError if it was not called."""
+    if _world is None:
+        raise RuntimeError("mpicoll.torch: call init() first")
+    return _world
+
+
+def rank() -> int:
+    """Return the number of this process."""
+    return int(world().comm.rank)
+
+
+def size() -> int:
+    """Return the number of processes."""
+    return int(world().comm.size)
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of its node."""
+    return world().local_rank
+
+
+def local_size() -> int:
+    """Return the number of processes on this node."""
+    return world().local_size
+
+
+def start(what: str, output: torch.Tensor, function: Callable[..., None], *arguments: Any) -> QueuedWork:
+    """Put ``function(comm, *arguments)`` into the queue; return its work, whose result is `output`."""
+    here = world()
+    return here.queue.put(what, partial(make_call, here.comm, function, *arguments), output)
+
+
+def _make(what: str, function: Callable[..., None], *arguments: Any) -> None:
+    here = world()
+    here.queue.run(what, make_call, here.comm, function, *arguments)
+
+
+def synchronize(handle: QueuedWork) -> torch.Tensor:
+    """Wait until an asynchronous call has ended; return its output.
+
+    Raises
+    ------
+    MpicollError, TypeError, ValueError
+        The error that ended the call.
+    """
+    handle.wait()
+    return handle.result()[0]
+
+
+def poll(handle: QueuedWork) -> bool:
+    """Return whether an asynchronous call has ended."""
+    return handle.is_completed()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    compression: str | Compressor | ErrorFeedback | None = None,
+) -> QueuedWork:
+    """Start to reduce a tensor over all ranks, in place; return a handle for :func:`synchronize`.
+
+    Parameters
+    ----------
+    tensor
+        A tensor of the CPU, of the same shape and dtype on all ranks.
+    name
+        Not used: the order of calls says which belong together, and must be the same on all ranks.
+    op
+        ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
+    compression
+        For averages and sums of float32: a compressor, as for :meth:`mpicoll.Intracomm.Allreduce`.
+    """
+    return start("allreduce", tensor, reduce_in_place, tensor, op, compression)
+
+
+def reduce_in_place(
+    comm: Intracomm, tensor: torch.Tensor, op: Any, compression: str | Compressor | ErrorFeedback | None
+) -> None:
+    """Reduce a tensor over the ranks of `comm`, in place and blocking, with compressed messages or without."""
+    if compression is None:
+        tensor_collectives.allreduce(comm, tensor, op)
+    else:
+        tensor_collectives.compressed_sum(comm, tensor, compression, mean=op == Average)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    compression: str | Compressor | ErrorFeedback | None = None,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks, in place; return it. See :func:`allreduce_async_`."""
+    _make("allreduce", reduce_in_place, tensor, op, compression)
+    return tensor
+
+
+def allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Any = Average) -> QueuedWork:
+    """Start to reduce a tensor over all ranks into a new one; return a handle. See :func:`allreduce_async_`."""
+    return allreduce_async_(tensor.detach().clone(), name, op)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    compression: str | Compressor | ErrorFeedback | None = None,
+) -> torch.Tensor:
+    """Return the reduction of a tensor over all ranks. See :func:`allreduce_async_`."""
+    return allreduce_(tensor.detach().clone(), name, op, compression)
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> QueuedWork:
+    """Start to broadcast a tensor from the root, in place; return a handle for :func:`synchronize`."""
+    return start("broadcast", tensor, tensor_collectives.broadcast, tensor, root_rank)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Broadcast a tensor from the root, in place; return it."""
+    _make("broadcast", tensor_collectives.broadcast, tensor, root_rank)
+    return tensor
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Return the root's tensor; `tensor` of the other ranks has the same shape and dtype, and stays as it is."""
+    return broadcast_(tensor.detach().clone(), root_rank, name)
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """Return the rows of all ranks' tensors, in rank order; the numbers of rows may differ.
+
+    Raises
+    ------
+    ValueError
+        If the tensor has no dimension.
+    """
+    if not tensor.dim():
+        raise ValueError("tensor: it has no dimension to join it along")
+    found: list[torch.Tensor] = []
+    _make("allgather", _allgather, tensor.detach(), found)
+    return found[0]
+
+
+def _allgather(comm: Intracomm, tensor: torch.Tensor, found: list[torch.Tensor]) -> None:
+    counts = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([tensor.shape[0]], np.int64), counts)
+    found.append(tensor_collectives.gathered_rows(comm, tensor.contiguous(), counts.tolist()))
+
+
+def barrier() -> None:
+    """Wait until every rank has called it."""
+    _make("barrier", Intracomm.Barrier)
+
+
+def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return the root's object, of any kind that can be pickled."""
+    found: list[Any] = []
+    _make("broadcast_object", lambda comm: found.append(comm.bcast(value, root_rank)))
+    return found[0]
+
+
+def allgather_object(value: Any, name: str | None = None) -> list[Any]:
+    """Return the objects of all ranks, of any kind that can be pickled, in rank order."""
+    found: list[Any] = []
+    _make("allgather_object", lambda comm: found.append(comm.allgather(value)))
+    return list(found[0])

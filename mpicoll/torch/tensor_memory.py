@@ -1,0 +1,154 @@
+"""Memory of CPU tensors as NumPy arrays, without a copy where a tensor is contiguous."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from mpicoll.shared_memory import numpy_allocator
+
+_CARRIERS = {torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16))}
+"""Element types that PyTorch does not hand to NumPy: a type of equal size, and what NumPy takes it for."""
+_BYTES = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+)
+"""Element types that can be moved only."""
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return an uninitialised tensor in this process' memory segment; local.
+
+    Collectives among the ranks of a node read and write such tensors, and views of them, without a copy. Where there
+    are no memory segments it is an ordinary tensor.
+
+    Parameters
+    ----------
+    shape
+        The lengths of the dimensions.
+    """
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    room = numpy_allocator.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)
+
+
+def memory(tensor: torch.Tensor) -> np.ndarray:
+    """Return the memory of a contiguous tensor as an array of its shape.
+
+    Raises
+    ------
+    ValueError
+        If the tensor is not on the CPU, or not contiguous.
+    TypeError
+        If NumPy has no such elements.
+    """
+    try:
+        array: np.ndarray = tensor.numpy()
+    except (RuntimeError, TypeError):
+        array = _memory(tensor)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"tensor: of shape {tuple(tensor.shape)} and strides {tensor.stride()}, it is not contiguous")
+    return array
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """Return the memory of a tensor that PyTorch does not hand to NumPy as it is."""
+    check_dense(tensor)
+    plain = tensor.detach()
+    if plain.dtype in _CARRIERS:
+        carrier, dtype = _CARRIERS[plain.dtype]
+        carried: np.ndarray = plain.view(carrier).numpy()
+        return carried.view(dtype)
+    if plain.dtype in _BYTES:
+        return np.asarray(plain.view(torch.uint8).numpy())
+    try:
+        return np.asarray(plain.numpy())
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"tensor: elements of {tensor.dtype} cannot be communicated: {error}") from error
+
+
+def check_dense(tensor: torch.Tensor) -> None:
+    """Raise ValueError unless a tensor lies in the memory of the CPU, and TypeError unless it is dense."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tensor: it is on {tensor.device}; the backend mpicoll takes tensors of the CPU")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"tensor: its layout is {tensor.layout}; this call takes dense tensors only")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the elements lie in memory one after the other, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def readable(tensor: torch.Tensor) -> np.ndarray:
+    """Return the elements of a tensor as a contiguous array; a copy if it is not contiguous."""
+    try:
+        array: np.ndarray = tensor.numpy()
+        if array.flags.c_contiguous:
+            return array
+    except (RuntimeError, TypeError):
+        check_dense(tensor)
+    return memory(plain_copy(tensor) if not is_plain(tensor) else tensor)
+
+
+def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor with the same elements."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def room_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return an uninitialised vector for the elements of all tensors."""
+    first = tensors[0]
+    for tensor in tensors:
+        check_dense(tensor)
+        if tensor.dtype != first.dtype:
+            raise ValueError(f"tensors: of {tensor.dtype} and {first.dtype}; one call takes tensors of one dtype")
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=first.dtype)
+
+
+def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of all tensors, one after the other, as a vector; a view if they lie so in memory."""
+    joined = joined_view(tensors)
+    if joined is not None:
+        return joined
+    room = room_for(tensors)
+    for part, tensor in zip(split(room, tensors), tensors, strict=True):
+        part.copy_(tensor.detach())
+    return room
+
+
+def split(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return parts of a vector in the shapes of the tensors, as views."""
+    parts = room.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def unpack(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of a vector to the tensors, unless it is a view of them."""
+    if tensors and room.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr():
+        return
+    for part, tensor in zip(split(room, tensors), tensors, strict=True):
+        tensor.detach().copy_(part)
+
+
+def joined_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensors as one vector if they follow each other in one storage, else None."""
+    first = tensors[0]
+    check_dense(first)
+    storage, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in tensors:
+        if (
+            tensor.dtype != first.dtype
+            or not is_plain(tensor)
+            or tensor.untyped_storage().data_ptr() != storage
+            or tensor.storage_offset() != place
+        ):
+            return None
+        place += tensor.numel()
+    return first.detach().as_strided((place - first.storage_offset(),), (1,), first.storage_offset())

@@ -1,0 +1,193 @@
+"""Horovod's interface: functions on tensors, and an optimizer that averages gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+
+import mpicoll.torch as hvd
+from mpicoll.errors import MismatchError, RemoteError
+from tests.mpi.torch.test_torch_training import alone, assert_same, model, part, samples
+
+pytestmark = pytest.mark.mpi
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+@pytest.fixture(autouse=True)
+def _initialized() -> Iterator[None]:
+    torch.set_num_threads(1)
+    hvd.init(timedelta(seconds=20))
+    yield
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+
+
+def test_places() -> None:
+    hvd.init()  # nothing happens
+    assert (hvd.rank(), hvd.size()) == (RANK, SIZE)
+    assert (hvd.local_rank(), hvd.local_size()) == (RANK, SIZE)
+    hvd.barrier()
+
+
+def test_functions_on_tensors() -> None:
+    tensor = torch.full((2, 3), float(RANK))
+    total = sum(range(SIZE))
+    assert (hvd.allreduce(tensor) == total / SIZE).all()
+    assert (hvd.allreduce(tensor, op=hvd.Sum) == total).all()
+    assert (hvd.allreduce(tensor, op=hvd.Max) == SIZE - 1).all()
+    assert (tensor == RANK).all()
+    handle = hvd.allreduce_async(tensor, op=hvd.Sum)
+    assert (hvd.synchronize(handle) == total).all()
+    assert hvd.poll(handle)
+    compressed = hvd.allreduce(torch.ones(3000) * RANK, op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert torch.allclose(compressed, torch.full((3000,), float(total)), atol=0.01)
+    assert (hvd.broadcast(tensor, SIZE - 1) == SIZE - 1).all()
+    hvd.broadcast_(tensor, 0)
+    assert (tensor == 0).all()
+    rows = torch.full((RANK, 2), RANK, dtype=torch.int32)
+    assert torch.equal(hvd.allgather(rows), torch.cat([torch.full((r, 2), r, dtype=torch.int32) for r in range(SIZE)]))
+    assert hvd.allgather(torch.tensor([RANK])).tolist() == list(range(SIZE))
+    assert hvd.broadcast_object({"rank": RANK}, SIZE - 1) == {"rank": SIZE - 1}
+    assert hvd.allgather_object(("rank", RANK)) == [("rank", rank) for rank in range(SIZE)]
+    with pytest.raises(ValueError, match="no dimension"):
+        hvd.allgather(torch.tensor(1.0))
+
+
+def test_without_init() -> None:
+    hvd.shutdown()
+    with pytest.raises(RuntimeError, match=r"call init\(\) first"):
+        hvd.rank()
+    with pytest.raises(RuntimeError, match=r"call init\(\) first"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model().parameters(), 0.1))
+
+
+def train(network: torch.nn.Module, optimizer: Any, steps: int = 5) -> None:
+    for step in range(steps):
+        x, y = part(samples(step, SIZE), RANK)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(network(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1000, 4 << 20])
+def test_it_trains_as_one_rank_does(bucket_bytes: int) -> None:
+    network = model()
+    plain = torch.optim.SGD(network.parameters(), 0.05)
+    optimizer = hvd.DistributedOptimizer(plain, network.named_parameters(), bucket_bytes=bucket_bytes)
+    assert isinstance(optimizer, torch.optim.SGD)
+    train(network, optimizer)
+    assert_same(network, alone(SIZE))
+
+
+def test_schedules_of_the_learning_rate() -> None:
+    network = model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    train(network, optimizer, 1)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.025
+
+
+@pytest.mark.parametrize("compression", ["bf16", "topk:0.5", "int8"])
+def test_compression(compression: str) -> None:
+    network = model()
+    plain = torch.optim.SGD(network.parameters(), 0.05)
+    train(network, hvd.DistributedOptimizer(plain, network.named_parameters(), compression))
+    assert_same(network, alone(SIZE), {"bf16": 5e-3}.get(compression, 0.1))
+
+
+def test_several_backward_passes_for_a_step() -> None:
+    """As one pass over both batches, of which the loss is the mean."""
+    network, plain = model(), model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05), backward_passes_per_step=2)
+    for step in range(2):
+        x, y = part(samples(step, SIZE), RANK)
+        torch.nn.functional.mse_loss(network(x), y).backward()
+        x, y = samples(step, SIZE)
+        (torch.nn.functional.mse_loss(plain(x), y) / 2).backward()
+    optimizer.synchronize()
+    for one, two in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_one_backward_pass_too_many() -> None:
+    network = model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
+    network(torch.ones(20)).sum().backward()
+    with pytest.raises(RuntimeError, match="one too many"):
+        network(torch.ones(20)).sum().backward()
+    optimizer.step()
+
+
+def test_passes_that_only_accumulate() -> None:
+    network, plain = model(), model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
+    x, y = part(samples(0, SIZE), RANK)
+    with optimizer.no_sync():
+        torch.nn.functional.mse_loss(network(x), y).backward()
+    torch.nn.functional.mse_loss(network(x), y).backward()
+    optimizer.synchronize()
+    x, y = samples(0, SIZE)
+    (2 * torch.nn.functional.mse_loss(plain(x), y)).backward()
+    for one, two in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def test_parameters_that_only_some_ranks_use() -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(3)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), 0.1), bucket_bytes=1)
+    used = layers[0](torch.ones(4)) if RANK == 0 else layers[1](torch.ones(4))
+    used.sum().backward()
+    optimizer.synchronize()
+    assert torch.allclose(layers[0].weight.grad, torch.full((4, 4), 1 / SIZE))
+    assert torch.allclose(layers[1].weight.grad, torch.full((4, 4), (SIZE - 1) / SIZE))
+    assert (layers[2].weight.grad == 0).all()
+
+
+def test_parameters_and_optimizer_state_come_from_the_root() -> None:
+    network = model()
+    optimizer = torch.optim.Adam(network.parameters(), 0.1 * (RANK + 1))
+    if RANK == 0:
+        network(torch.ones(20)).sum().backward()
+        optimizer.step()
+    else:
+        for parameter in network.parameters():
+            parameter.data.fill_(7)
+    hvd.broadcast_parameters(network.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    first = next(network.parameters())
+    everyones = hvd.allgather(torch.stack([first.detach(), optimizer.state[first]["exp_avg"]])[None])
+    assert all(torch.equal(each, everyones[0]) for each in everyones)
+    assert everyones[0, 1].abs().max() > 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_models_that_differ() -> None:
+    layer = torch.nn.Linear(3 + (RANK == 1), 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1))
+    layer(torch.ones(layer.in_features)).sum().backward()
+    with pytest.raises((MismatchError, RemoteError)):
+        optimizer.step()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_argument_that_is_wrong_on_one_rank() -> None:
+    tensor = torch.ones(3, dtype=torch.bool if RANK == 1 else torch.float32)
+    with pytest.raises(ValueError if RANK == 1 else RemoteError, match=r"op: AVG is not defined on tensors of torch"):
+        hvd.allreduce(tensor)
+
+
+def test_wrong_arguments() -> None:
+    optimizer = torch.optim.SGD(model().parameters(), 0.1)
+    with pytest.raises(ValueError, match="backward_passes_per_step: 0"):
+        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="bucket_bytes: 0"):
+        hvd.DistributedOptimizer(optimizer, bucket_bytes=0)

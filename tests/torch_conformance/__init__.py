@@ -1,0 +1,1 @@
+"""PyTorch's own tests of ``torch.distributed``, on the backend mpicoll."""
