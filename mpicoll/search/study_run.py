@@ -173,13 +173,18 @@ def _open(
         from mpicoll.search.study_storage import enqueue, journal, open_study, take_over
     except ImportError as error:
         raise UsageError(f'mpicoll.search needs Optuna: pip install "mpicoll[search]" ({error})') from None
-    if study is None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = None if settings.storage is None else stack.enter_context(journal(settings.storage))
-        study = open_study(storage, settings)
-        take_over(study)
-    if settings.grid is not None:
-        enqueue(study, settings.grid)
+    try:
+        if study is None:
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            storage = None if settings.storage is None else stack.enter_context(journal(settings.storage))
+            study = open_study(storage, settings)
+            take_over(study)
+        if settings.grid is not None:
+            enqueue(study, settings.grid)
+    except UsageError:
+        raise
+    except Exception as error:  # of Optuna's; the other ranks wait for this one
+        raise UsageError(f"--storage {settings.storage}: cannot be used: {type(error).__name__}: {error}") from error
     return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None))
 
 
