@@ -22,7 +22,7 @@ SCHEME = "mpicoll"
 _RECORD_NBYTES = 320
 _NAP_SECONDS = 0.0005
 _servers: list[Any] = []
-"""Stores of this process, kept as long as it lives: other ranks may still need one when this rank has left its group."""
+"""Stores of this process; other ranks may need one even when this rank has left its group."""
 Found = Iterator[tuple[Any, int, int]]
 
 
