@@ -1,4 +1,4 @@
-"""Records of ranks on shared memory: writing the own, waiting for the others', comparing the calls that they hold."""
+"""Call records of ranks on shared memory: writes this rank's, waits for other ranks', compares the calls in them."""
 
 from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
 from .instructions import ALL, READ, WRITTEN
@@ -40,7 +40,7 @@ from .operation_words import (
 
 @helper
 def has_come(job, rank, sequence, stage):
-    """Wait a little until `rank` has reached a stage of an operation; return whether it has."""
+    """Wait until `rank` has reached a stage of an operation, for at most SPINS and YIELDS; return True if it has."""
     flag, wanted = record_of(job, rank, sequence), 4 * sequence + stage
     for _ in range(get(job, SPINS)):
         if load_acquire(flag) >= wanted:
@@ -55,7 +55,7 @@ def has_come(job, rank, sequence, stage):
 
 @helper
 def all_have_come(job, sequence, stage):
-    """Do so for all ranks, going on where the last call ended."""
+    """Wait for all ranks as `has_come` for one; return False at the first that is late, where the next call resumes."""
     size, rank = get(job, SIZE), get(job, RANK)
     for place in range(get(job, PLACE), size - 1):
         peer = rank + 1 + place
@@ -68,7 +68,7 @@ def all_have_come(job, sequence, stage):
 
 @helper
 def calls_differed(job, sequence):
-    """Say whether the ranks made different calls in an operation that this rank ended without having seen all."""
+    """Return True if ranks made different calls in a past operation, which this rank left before all had started."""
     own = record_of(job, get(job, RANK), sequence)
     for rank in range(get(job, SIZE)):
         record = record_of(job, rank, sequence)
@@ -80,7 +80,7 @@ def calls_differed(job, sequence):
 
 @helper
 def call_differs(job, rank):
-    """Say whether a rank makes another call in the present operation than this one."""
+    """Return True if a rank's call in the current operation differs from this rank's."""
     if published(job, rank, RECORD_CALL) != get(job, CALL):
         return True
     return published(job, rank, RECORD_COUNT) != get(job, COUNT)
@@ -91,7 +91,7 @@ def call_differs(job, rank):
 
 @inline_helper
 def enter(job, is_long):
-    """Take this rank's record and write it; DONE, WAITING, or MISMATCH for the operation before."""
+    """Write this rank's record; return DONE, WAITING, or MISMATCH if the calls of the operation before differed."""
     rank, sequence = get(job, RANK), get(job, SEQUENCE)
     if get(job, SEEN) < sequence - 1:
         if not all_have_come(job, sequence - 1, 0):
@@ -120,7 +120,7 @@ def publish(job, stage, state):
 
 @inline_helper
 def meet(job, who):
-    """Wait until `who` has started, and compare the calls."""
+    """Wait until `who`, a rank or ALL, has started, and compare the calls; return DONE, WAITING or MISMATCH."""
     sequence = get(job, SEQUENCE)
     if who != ALL and not get(job, CAREFUL):
         if who == get(job, RANK):
@@ -139,14 +139,14 @@ def meet(job, who):
 
 @helper
 def wait_done(job, who):
-    """Wait a little until `who` is done; return whether it is."""
+    """Wait until `who`, a rank or ALL, is done, for at most SPINS and YIELDS; return True if it is."""
     sequence = get(job, SEQUENCE)
     return all_have_come(job, sequence, 1) if who == ALL else has_come(job, who, sequence, 1)
 
 
 @helper
 def go_to_work(job, who):
-    """Announce that this rank uses others' buffers from now on; return False if one of them has given up."""
+    """Announce that this rank accesses the buffers of `who`, a rank or ALL; return False if one has withdrawn."""
     sequence = get(job, SEQUENCE)
     at_work = record_of(job, get(job, RANK), sequence) + 8 * RECORD_AT_WORK
     store_release(at_work, sequence)

@@ -1,9 +1,8 @@
-"""Compiler of kernels, by Numba, for what `machine_code` does not have.
+"""Compiler of kernels by Numba, for kernels that `machine_code` does not have.
 
-This module, and `intrinsics`, `overloads` and `user_functions`, which it or its callers import, are the ones that need
-Numba: half a second and 50 MB of each process that imports them.
-What is compiled is kept as machine code that can be loaded without Numba. Where that cannot be done it is kept in
-Numba's own cache.
+Only this module, `intrinsics`, `overloads` and `user_functions`, which it or its callers import, need Numba. Importing
+Numba takes half a second and 50 MB of each process. Compiled kernels are stored as machine code that can be loaded
+without Numba, or, where that is not possible, in Numba's own cache.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ _warned: set[str] = set()
 
 
 def numba_type(text: str) -> types.Type:
-    """Return Numba's type for one of ours."""
+    """Return Numba's type for an argument type such as ``"float32[1C]"`` or ``"readonly int64[2C]"``."""
     name, _, shape = text.removeprefix("readonly ").partition("[")
     if name == "void":
         return types.void
@@ -78,7 +77,13 @@ def uncached(function: Callable) -> Callable:
 
 
 def dispatcher(kernel: Kernel) -> Any:
-    """Return Numba's dispatcher of a kernel, with Numba's own cache on disk if the kernel is of a file of ours."""
+    """Return Numba's dispatcher of a kernel, with Numba's cache on disk if the kernel belongs to this package.
+
+    Warns
+    -----
+    RuntimeWarning
+        If neither Numba's cache nor ours can be written, once in a process.
+    """
     _tell_numba()
     made = njit(**_flags_of(kernel), no_cfunc_wrapper=True)(kernel.function)
     if kernel.name:
@@ -86,13 +91,13 @@ def dispatcher(kernel: Kernel) -> Any:
             made._cache = _KernelCache(kernel.function)
         except RuntimeError as error:
             if machine_code.obstacle() or machine_code.folder_to_write() is None:
-                text = "kernels are compiled anew in each process, because none can be cached on disk"
+                text = "kernels are compiled in each process again, since they cannot be cached on disk"
                 _warn_once(f"{text}: {error}")
     return made
 
 
 def compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
-    """Compile a kernel for some types, and keep the result."""
+    """Compile a kernel for argument types, store it on disk and return it."""
     made, wanted = dispatcher(kernel), tuple(map(numba_type, signature))
     cache = made._cache if isinstance(made._cache, _KernelCache) else None
     if cache is not None:
@@ -111,10 +116,10 @@ def compiled(kernel: Kernel, signature: tuple[str, ...]) -> Loaded:
 
 
 def compiled_native(native: Native) -> Loaded:
-    """Compile a function with a C interface, and keep the result."""
+    """Compile a function with a C interface, store it on disk and return it."""
     _tell_numba()
     flags = {**FLAGS, "nopython": True}
-    del flags["nogil"]  # who calls knows whether it holds the lock
+    del flags["nogil"]  # the caller decides on the GIL
     result, *arguments = map(numba_type, native.signature)
     wanted = normalize_signature(result(*arguments))
     made = CFunc(native.function, wanted, {}, flags)
@@ -133,7 +138,7 @@ def compiled_native(native: Native) -> Loaded:
 def _kept(
     kind: Kernel | Native, signature: tuple[str, ...], library: Any, wrapper: str, native: str, result: Any = None
 ) -> Loaded | None:
-    """Keep what Numba has compiled as an entry of ours, and load it; None if that cannot be done."""
+    """Store compiled code as an entry of `machine_code`, and load it; None if that is not possible."""
     name = entry_name(kind.function)
     if not name or machine_code.obstacle() or not _stands_alone(library, result):
         return None
@@ -150,7 +155,7 @@ def _kept(
 
 
 def _stands_alone(library: Any, result: Any) -> bool:
-    """Return whether code refers to no object of this process."""
+    """Return True if compiled code refers to no object of this process."""
     if getattr(library, "has_dynamic_globals", True):
         return False
     if result is None:
@@ -160,14 +165,20 @@ def _stands_alone(library: Any, result: Any) -> bool:
 
 
 def _entry(library: Any, wrapper: str, native: str) -> Entry:
-    """Return machine code with what it needs of Numba's reference counts."""
+    """Return machine code as an entry, linked with Numba's reference counting if it needs that.
+
+    Raises
+    ------
+    ValueError
+        If it refers to a symbol that does not exist here.
+    """
     wanted = [name for name in (wrapper, native) if name]
     _, _, (code, _) = library.serialize_using_object_code()
     image = object_file.link([code], wanted)
     if not machine_code.is_complete(image):
         image = object_file.link([code, _reference_counts()], wanted)
     if not machine_code.is_complete(image):
-        raise ValueError("it refers to what is not there")
+        raise ValueError(f"{native or wrapper}: refers to a symbol that does not exist here")
     return Entry(image, wrapper, native)
 
 
@@ -192,20 +203,22 @@ def _warn_once(message: str) -> None:
 
 
 class _KernelCache(FunctionCache):
-    """Numba's cache, safe where Numba's own is not.
+    """Numba's cache, with these differences.
 
-    - A kernel is compiled anew when a file changes that it uses (`source_stamps`); Numba looks only at its own file.
+    - A kernel is compiled again when any file that it uses changes (`source_stamps`); Numba checks its own file only.
     - An entry that cannot be read, or that is for other types, counts as absent. The latter arises where two processes
       write entries of one kernel at the same time; Numba would call the wrong machine code.
     - An entry that cannot be written (disk full) costs a warning, not the program.
-    - It does not import Numba's compiler for an entry that is only loaded: Numba registers its implementations of
-      NumPy, some 250 modules and SciPy where it is installed, before it looks for one. Machine code needs Numba's
-      runtime alone, and whatever compiles registers the rest itself.
+    - Loading an entry does not import Numba's compiler. Numba registers its implementations of NumPy, some 250 modules
+      and SciPy where it is installed, before it looks for an entry. Machine code needs only Numba's runtime, and
+      compiling registers the rest itself.
 
     Attributes
     ----------
-    waits, waiting
-        Whether entries are written only at `save_now`, and the one that has not been written.
+    waits
+        True if entries are written only by `save_now`.
+    waiting
+        The entry that has not been written.
     """
 
     waits = False
@@ -217,7 +230,7 @@ class _KernelCache(FunctionCache):
         self._cache_file._source_stamp = (self._cache_file._source_stamp, shared, machine_code.obstacle())
 
     def load_overload(self, sig: tuple, target_context: Any) -> Any:
-        """Return an entry; None if it has to be compiled."""
+        """Return the entry of a signature; None if it has to be compiled."""
         rtsys.initialize(target_context)
         try:
             result = self._load_overload(sig, target_context)
@@ -233,7 +246,7 @@ class _KernelCache(FunctionCache):
             self.save_now()
 
     def save_now(self) -> None:
-        """Write what waits."""
+        """Write the waiting entry; a failure to write is a RuntimeWarning."""
         assert self.waiting is not None
         (sig, data), self.waiting = self.waiting, None
         try:

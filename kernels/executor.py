@@ -1,29 +1,31 @@
-"""Execution of plans on shared memory: one interpreter for all collectives, which goes on wherever it had to wait.
+"""Executor of plans: one interpreter for all collectives, which returns at waits and resumes there.
 
-Every rank owns two *records* in memory that all ranks see, one for operations with even and one for odd sequence
-numbers. A record says how far its rank is in which call, and where its buffers are; only its owner writes it. The
-instructions (see `plan`) that concern records, in the order in which a plan has them::
+On shared memory every rank owns two *records* that all ranks see, one for operations with even and one for odd sequence
+numbers. A record holds its rank's current call, its progress in the call (started, at work, done) and the addresses of
+its buffers. Only its owner writes it. The instructions (see `instructions`) that concern records, in the order in which
+a plan has them::
 
     ENTER      wait until every rank has started the operation before this one: then all have ended the one that used
                this record and its slot last. Write the call, and the addresses if the vector is long.
     STARTED    publish "started", after the rank's data were copied to where others read them.
-    MEET       wait for the records that are needed, and see that all ranks make the same call.
-    AT_WORK    publish "at work", and see that nobody has given up meanwhile.
+    MEET       wait for the records that are needed, and check that all ranks make the same call.
+    AT_WORK    publish "at work", and check that no rank has withdrawn meanwhile.
     DONE       publish "done".
-    WAIT_DONE  wait until others are done: then the result is complete, and nobody reads from here any more.
+    WAIT_DONE  wait until other ranks are done: then the result is complete, and no rank reads from here any more.
 
 On 4 ranks a long allreduce is one step between MEET and DONE, rank r reducing chunk r of all vectors a, b, c, d::
 
     rank 0  reads a0 b0 c0 d0  writes the sum to chunk 0 of all four recvbufs
     rank 1  reads a1 b1 c1 d1  writes chunk 1       ...
 
-The flag of a record is ``4 * sequence number + 0 for started, 1 for done``; it only grows. Two records are enough: who
-writes a record for number k has seen everybody start k - 1, so nobody reads what it held for k - 2. (Reuse of slots
-in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using shared
-memory", SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
+The flag of a record is ``4 * sequence number + 0 for started, 1 for done``; it only grows. Two records are enough: a
+rank that writes a record for number k has seen all ranks start k - 1, so no rank reads the contents for k - 2. (Reuse
+of slots in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using
+shared memory", SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
 
-How a rank gives up is in `withdrawal.py`. `tests/kernels/test_every_interleaving.py` runs this module, and the plans,
-on simulated memory, and proves them free of races.
+Plans of messages, which have no records, are executed here too; their instructions are in `messages`. Withdrawal from
+an operation is in `withdrawal`. `tests/kernels/test_every_interleaving.py` runs this module, with the plans of shared
+memory, on simulated memory, and proves them free of races.
 """
 
 from .atomics import load
@@ -99,12 +101,12 @@ from .operation_words import (
 from .operation_words import OTHERS_STAGED as OTHERS_STAGED_WORD
 
 _WORK_NBYTES = 32 << 20
-"""After so many bytes `advance` returns, so that signals and deadlines are seen."""
+"""Bytes after which `advance` returns, so that signals and deadlines are noticed."""
 
 
 @helper
 def start(job):
-    """Start the operation whose words have been written."""
+    """Start the operation that the job's words describe: set its state to the begin of its plan."""
     put(job, SEQUENCE, get(job, SEQUENCE) + 1)
     put(job, STATE, ENTERING)
     put(job, PLACE, 0)
@@ -116,7 +118,7 @@ def start(job):
 
 @helper
 def _holds(job, condition, rank):
-    """Return whether a condition holds."""
+    """Return True if a condition of an IF holds."""
     if condition == INPUT_IS_STAGED:
         return get(job, STAGED) == 1 and not in_arena(job, get(job, RANK), get(job, SEND))
     if condition == OUTPUT_IS_STAGED:
@@ -130,7 +132,7 @@ def _holds(job, condition, rank):
 
 @helper
 def _next_segment(job):
-    """Go on to the next segment; return False if this was the last."""
+    """Advance to the next segment; return False if this was the last."""
     if is_last_segment(job):
         return False
     put(job, AT_SEGMENT, get(job, AT_SEGMENT) + 1)
@@ -148,16 +150,16 @@ def _end(job, status):
 
 @helper
 def _leave(job, row, status):
-    """Keep the row at which to go on."""
+    """Store the row at which execution resumes, and return `status`."""
     put(job, ROW, row)
     return status
 
 
 @linked("int64", "int64", "int64")
 def progress(job, only_start):
-    """Execute the plan as far as the other ranks have come; return a status. See `advance`.
+    """Execute the plan until it ends or has to wait long; return a status. See `advance`.
 
-    If `only_start` is not 0, return before others are waited for that may not have started.
+    If `only_start` is not 0, return WAITING before the first wait for ranks that may not have started.
     """
     row, worked = get(job, ROW), 0
     while True:
@@ -216,9 +218,9 @@ def progress(job, only_start):
 
 @short_kernel("int64")
 def begin(job):
-    """Begin an operation; end it too if it is short and the others begin it at the same time.
+    """Start an operation, and complete it if it is short and the other ranks start it at the same time.
 
-    Return a status; OTHER if the last operation of the job has not ended, and for address 0.
+    Returns a status; OTHER if the job's last operation has not ended, or `job` is 0.
     """
     if job == 0 or get(job, STATE) != IDLE:
         return OTHER
@@ -234,12 +236,12 @@ def begin(job):
 
 @kernel_for("int64")
 def advance(job):
-    """Go on with an operation as far as the other ranks have come, waiting a little; return a status.
+    """Resume an operation until it ends or has to wait longer than its spins and yields; return a status.
 
     Parameters
     ----------
     job : int
-        Address of the operation's words. Those from COLLECTIVE on describe it; plan, counts, addresses and the
-        element size must be right, nothing is checked here.
+        Address of the operation's words (`operation_words`). Those from COLLECTIVE on describe it. Plan, counts,
+        addresses and element size are not checked here.
     """
     return progress(job, 0)

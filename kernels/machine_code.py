@@ -1,13 +1,12 @@
-"""Machine code of kernels, kept on disk and loaded without Numba.
+"""Machine code of kernels, stored on disk and loaded without Numba.
 
-Numba takes half a second of each process's start and 50 MB of its memory, and what it does for a kernel that is on
-disk is little: it puts code in memory, fills in addresses, and makes a function of it that Python can call. This module
-does the same, with the three C extensions of Numba that such a function needs. What is kept was linked by
-`object_file`, when `compiler` compiled the kernel.
+Importing Numba takes half a second of each process's start and 50 MB of its memory. To load a kernel from disk little
+of it is needed: code is copied to memory, addresses are filled in, and a Python function is created. This module does
+that, with three C extensions of Numba. `object_file` links the code when `compiler` has compiled the kernel.
 
-An entry is used where it was made: with the same interpreter, Numba, NumPy and processor, and from the same sources.
-Everything else counts as absent. Entries are machine code; they lie beside the sources, in NUMBA_CACHE_DIR, or in a
-folder that only the user can write to.
+An entry is used only with the interpreter, Numba, NumPy, processor and sources with which it was made; any other entry
+counts as absent. Entries are stored beside the sources, in NUMBA_CACHE_DIR, or in a folder that only the user can write
+to.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ import numpy as np
 from .object_file import IMAGE, Image
 
 _MAGIC = b"mpicoll1"
-"""Another number for another format, and for code that is linked in another way."""
+"""Identifier of the format; its number changes with the format and with the linker."""
 _LENGTHS = struct.Struct("<8sQQI")
 _HARMLESS = {
     "NUMBA_CACHE_DIR",
@@ -53,10 +52,12 @@ _loading = threading.RLock()
 
 
 class Entry(NamedTuple):
-    """A kernel's machine code as it is kept.
+    """Machine code of a kernel, as stored on disk.
 
     Attributes
     ----------
+    image
+        Linked code.
     wrapper, native
         Names of the functions that Python and C call; "" if there is none.
     """
@@ -67,7 +68,7 @@ class Entry(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A kernel in memory: what Python calls, None if nothing, and the address for C code."""
+    """Kernel in memory: the function that Python calls, None if there is none, and the address for C code."""
 
     call: Callable[..., Any] | None
     address: int
@@ -75,16 +76,16 @@ class Loaded(NamedTuple):
 
 @functools.cache
 def obstacle() -> str:
-    """Return why machine code cannot be loaded here, "" if it can; every kernel is Numba's then."""
+    """Return the reason why machine code cannot be loaded here, so that Numba loads all kernels; "" if it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 1 << 32:
-        return "it is known for Linux on x86-64 only"
+        return "loading without Numba is supported on Linux x86-64 only"
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "this is not CPython with its global lock"
+        return "the interpreter is not CPython with the GIL"
     changes = sorted(name for name in os.environ if name.startswith("NUMBA_") and name not in _HARMLESS)
     if changes:
         return f"{changes[0]} is set"
     if Path(".numba_config.yaml").exists():
-        return "there is a .numba_config.yaml"
+        return "the current folder has a .numba_config.yaml"
     try:
         _numba_folder()
         _processor()
@@ -98,7 +99,7 @@ def obstacle() -> str:
 
 @functools.cache
 def _numba_folder() -> Path:
-    """Return where Numba is installed, without importing it."""
+    """Return the folder of the installed Numba, without importing it; ImportError if there is none."""
     spec = importlib.machinery.PathFinder.find_spec("numba")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("Numba is not installed")
@@ -106,17 +107,17 @@ def _numba_folder() -> Path:
 
 
 def _extension_file(name: str) -> Path:
-    """Return the file of one of Numba's C extensions."""
+    """Return the file of one of Numba's C extensions; ImportError if it is missing."""
     stem = _numba_folder().joinpath(*name.split(".")[1:])
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = stem.with_name(stem.name + suffix)
         if path.exists():
             return path
-    raise ImportError(f"there is no {stem}")
+    raise ImportError(f"Numba has no extension {stem}")
 
 
 def _processor() -> list[str]:
-    """Return the lines in which the system says what the first processor can do."""
+    """Return the first processor's vendor, family, model, stepping and flags from /proc/cpuinfo."""
     with Path("/proc/cpuinfo").open() as lines:
         known = {}
         for line in lines:
@@ -130,14 +131,14 @@ def _processor() -> list[str]:
 
 @functools.cache
 def _origin() -> str:
-    """Return what changes with anything but the sources: interpreter, Numba, NumPy, processor."""
+    """Return a text that identifies interpreter, Numba, NumPy and processor."""
     facts = [_MAGIC.decode(), sys.version, sys.implementation.cache_tag, np.__version__, _processor()]
     sizes = [_extension_file(name).stat().st_size for name in _EXTENSIONS]  # several environments may hold equal copies
     return json.dumps([*facts, (_numba_folder() / "_version.py").read_text(), sizes])
 
 
 def folders() -> list[Path]:
-    """Return where entries may be, the best place first."""
+    """Return the folders that may hold entries, the preferred one first."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     name = f"kernels-{zlib.crc32(str(_FOLDER).encode()):08x}"
     if chosen:
@@ -148,7 +149,7 @@ def folders() -> list[Path]:
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Return whether no other user can write to a folder; the folder of the sources is trusted as these are."""
+    """Return True if no other user can write to a folder; the sources' folder and NUMBA_CACHE_DIR are trusted."""
     if folder.parent == _FOLDER or os.environ.get("NUMBA_CACHE_DIR"):
         return True
     stat = folder.stat()
@@ -157,7 +158,7 @@ def _is_trusted(folder: Path) -> bool:
 
 @functools.cache
 def folder_to_write() -> Path | None:
-    """Return the folder for new entries; None if there is none."""
+    """Return the folder for new entries; None if no folder can be written."""
     for folder in folders():
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ def folder_to_write() -> Path | None:
 
 
 def file_name(name: str, signature: str) -> str:
-    """Return the name of the entry of a function for argument types; other processors have other names."""
+    """Return the file name of the entry of a function for argument types; it differs between processors."""
     key = zlib.crc32(f"{signature} {_origin()}".encode())
     return f"{name}-{key:08x}.code"
 
@@ -184,7 +185,7 @@ def _packed(entry: Entry, facts: str) -> bytes:
 
 
 def _unpacked(data: bytes, facts: str) -> Entry | None:
-    """Return what was packed; None if it is damaged or belongs to something else."""
+    """Return the entry in packed bytes; None if they are damaged or made for other facts."""
     if len(data) < _LENGTHS.size:
         return None
     magic, text_nbytes, code_nbytes, check = _LENGTHS.unpack_from(data)
@@ -198,14 +199,14 @@ def _unpacked(data: bytes, facts: str) -> Entry | None:
 
 
 def read(name: str, signature: str, stamp: list) -> Entry | None:
-    """Return an entry; None if there is none that fits.
+    """Return the entry of a kernel; None if there is none that fits.
 
     Parameters
     ----------
     name, signature
         Function and argument types.
     stamp
-        What changes with the sources.
+        Stamps of the source files, of `source_stamps.stamp_of`.
     """
     facts = json.dumps([signature, stamp, _origin()])
     file = file_name(name, signature)
@@ -222,7 +223,7 @@ def read(name: str, signature: str, stamp: list) -> Entry | None:
 
 
 def write(name: str, signature: str, stamp: list, entry: Entry) -> None:
-    """Keep an entry, in one step, so that no process reads half of it.
+    """Store an entry on disk, atomically, so that no process reads a part of it. Parameters as for `read`.
 
     Raises
     ------
@@ -231,7 +232,7 @@ def write(name: str, signature: str, stamp: list, entry: Entry) -> None:
     """
     folder = folder_to_write()
     if folder is None:
-        raise OSError(f"no folder of {', '.join(map(str, folders()))} can be written to")
+        raise OSError(f"none of these folders can be written: {', '.join(map(str, folders()))}")
     data = _packed(entry, json.dumps([signature, stamp, _origin()]))
     path = folder / file_name(name, signature)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -250,7 +251,7 @@ def write(name: str, signature: str, stamp: list, entry: Entry) -> None:
 
 @functools.cache
 def _extension(name: str) -> ModuleType:
-    """Return one of Numba's C extensions; if Numba is imported later, it finds it there."""
+    """Return one of Numba's C extensions, loaded once; Numba uses the same module if it is imported later."""
     if name in sys.modules:
         return sys.modules[name]
     if "numba" in sys.modules:
@@ -273,12 +274,12 @@ def _c_symbols() -> Any:
 
 @functools.cache
 def _address_of(name: str) -> int:
-    """Return the address of a symbol outside.
+    """Return the address of a symbol of Numba's runtime, Python or the C library.
 
     Raises
     ------
-    AttributeError, KeyError
-        If there is none.
+    AttributeError, KeyError, ImportError
+        If there is no such symbol.
     """
     if name in linked:
         return int(linked[name].address)
@@ -291,7 +292,7 @@ def _address_of(name: str) -> int:
 
 
 def is_complete(image: Image) -> bool:
-    """Return whether every symbol outside is there."""
+    """Return True if every symbol that an image imports exists here."""
     try:
         return all(_address_of(name) for name in image.imports)
     except (AttributeError, KeyError, ImportError):
@@ -299,7 +300,7 @@ def is_complete(image: Image) -> bool:
 
 
 def _place(image: Image, environment: Any) -> int:
-    """Put an image into memory, for ever, since C code may run it while the interpreter ends; return the address."""
+    """Copy an image to executable memory, never freed, since C code may run it at shutdown; return its address."""
     memory = mmap.mmap(-1, len(image.code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -316,7 +317,7 @@ def _place(image: Image, environment: Any) -> int:
 
 
 def load(entry: Entry, function: Callable) -> Loaded:
-    """Put an entry into memory.
+    """Load an entry into memory.
 
     Parameters
     ----------
@@ -326,7 +327,7 @@ def load(entry: Entry, function: Callable) -> Loaded:
     Raises
     ------
     OSError, AttributeError, KeyError, ImportError
-        If it cannot be done here.
+        If the entry cannot be loaded here.
     """
     with _loading:
         functions = _extension(_EXTENSIONS[1])

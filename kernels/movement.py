@@ -1,4 +1,4 @@
-"""Instructions of plans that move and reduce data."""
+"""Data movement: the instructions of plans that copy and reduce."""
 
 from .atomics import call_reducer, copy, load, read_process, write_process
 from .instructions import (
@@ -37,7 +37,7 @@ from .operation_words import (
 
 @inline_helper
 def copy_range(job, row, what):
-    """Do a COPY or DELIVER; return how many bytes, -1 if they were not reached."""
+    """Execute a COPY or DELIVER; return the number of bytes, -1 if a process could not be accessed."""
     kind, index, source_index = load(row + 8 * KIND), load(row + 8 * TO_INDEX), load(row + 8 * FROM_INDEX)
     start, stop = range_of(job, kind, index)
     source_start = start if source_index == index else range_of(job, kind, source_index)[0]
@@ -49,15 +49,21 @@ def copy_range(job, row, what):
 
 @helper
 def _vectors(job):
-    """Return room for what system calls are told."""
+    """Return the address of scratch memory for the arguments of system calls."""
     return get(job, SCRATCH) + 2 * TILE_NBYTES
 
 
 @helper
 def shown_address(job, word, users):
-    """Return the address of an own buffer as `users`, a rank or ALL, may see it.
+    """Return the address of a buffer of this rank to publish, UNREADABLE if `users` could not copy it.
 
-    The system copies no memory of devices, for instance: better found out before the others rely on it.
+    The system does not copy all memory between processes, that of devices for instance. A copy of one byte tests this
+    before other ranks rely on it.
+
+    Parameters
+    ----------
+    users
+        Rank whose buffer others access, or ALL.
     """
     address, rank = get(job, word), get(job, RANK)
     if get(job, METHOD) != TRANSFER or users not in (ALL, rank) or address == 0 or in_arena(job, rank, address):
@@ -68,7 +74,7 @@ def shown_address(job, word, users):
 
 @inline_helper
 def _copy_row(job, row, nbytes, start, source_start):
-    """Copy a range between two places; return whether both were reached."""
+    """Copy a range between two places; return False if a process could not be accessed."""
     to, to_rank = load(row + 8 * TO), load(row + 8 * TO_RANK)
     source, source_rank = load(row + 8 * FROM), load(row + 8 * FROM_RANK)
     target = place(job, to, to_rank, load(row + 8 * TO_INDEX), start)
@@ -86,7 +92,7 @@ def _copy_row(job, row, nbytes, start, source_start):
 
 @inline_helper
 def _fetch(job, space, rank, index, start, nbytes, room):
-    """Return where a tile can be read, having copied it to `room` if necessary; 0: failed."""
+    """Return an address at which a tile can be read, copied to `room` if necessary; 0 if that failed."""
     near = place(job, space, rank, index, start)
     if near:
         return near

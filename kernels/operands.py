@@ -1,14 +1,14 @@
-"""Operands of a plan's instructions: ranges of elements, and where they lie in memory.
+"""Operands of a plan's instructions: ranges of elements, and their addresses in memory.
 
-How a rank's buffer is reached by the others depends on where it lies:
+The other ranks' access to a rank's buffer depends on its place:
 
-- In its owner's memory segment: they read and write it where it is.
-- In private memory, METHOD is STAGE: the owner copies it, segment by segment, to a stage in its memory, from which
-  they read; what goes to its recvbuf waits in the stages of those who made it. A segment fits in the caches, so that
-  main memory sees each byte once.
-- In private memory, METHOD is TRANSFER: the system copies between the processes (`process_vm_readv`).
+- In its owner's memory segment: the others read and write it directly.
+- In private memory, with METHOD STAGE: the owner copies its sendbuf, segment by segment, to a stage in shared memory,
+  from which the others read. Results for its recvbuf wait in the stages of the ranks that computed them, and the owner
+  copies them. A segment fits in the caches, so that each byte crosses main memory once.
+- In private memory, with METHOD TRANSFER: the system copies between the processes (`process_vm_readv`).
 
-Every rank sees where all published buffers lie, so that all take the same decision.
+Every rank knows the place of all published buffers, so that all take the same decision.
 """
 
 from .atomics import load
@@ -83,9 +83,10 @@ from .operation_words import (
 )
 
 _EARLY_SEGMENTS, _MIN_EARLY_NBYTES, _MAX_EARLY_NBYTES = 8, 32 << 10, 256 << 10
-"""Segments where ranks take turns: enough of them to fill one while another is emptied, and worth their flags."""
+"""Segments of plans with EARLY: about 8 of a vector, so that one is filled while another is emptied, but of 32 to
+256 KB each, so that the flags of a segment cost little."""
 _NEAR_TILE_NBYTES = 16 << 10
-"""A tile of every operand stays in the first cache."""
+"""Bytes of a tile where buffers are accessed directly: a tile of every operand stays in the first-level cache."""
 
 
 @inline_helper
@@ -99,7 +100,7 @@ def header(job, word):
 
 @helper
 def segment_count(job):
-    """Return how many elements a segment has: of the vector, or of each part."""
+    """Return the number of elements of a segment: of the vector, or of each part."""
     if not get(job, STAGED):
         return max(1, get(job, COUNT))
     nbytes = get(job, STAGE_NBYTES) // header(job, SPLIT)
@@ -110,7 +111,7 @@ def segment_count(job):
 
 @inline_helper
 def range_of(job, kind, index):
-    """Return the first element of a range, and the one behind its last."""
+    """Return the first element of a range, and the one after its last."""
     if kind == TILE:
         return get(job, TILE_START), get(job, TILE_STOP)
     start, stop = 0, get(job, COUNT)
@@ -123,14 +124,14 @@ def range_of(job, kind, index):
 
 @helper
 def _cut(job, kind, index, start, stop):
-    """Return what the present segment has of a range, or a chunk of it; a function of its own, since it is long."""
+    """Return the bounds of a range, or of a chunk of it, in the current segment; not inlined, since it is long."""
     if get(job, STAGED):
         count = segment_count(job)
         start = min(stop, start + get(job, AT_SEGMENT) * count)
         stop = min(stop, start + count)
     if kind != CHUNK:
         return start, stop
-    # Ranks share no cache lines.
+    # Chunks of different ranks share no cache line.
     unit, size = max(1, RECORD_NBYTES // get(job, ITEMSIZE)), get(job, SIZE)
     blocks = (stop - start + unit - 1) // unit
     first = min(stop, start + blocks * index // size * unit)
@@ -139,7 +140,7 @@ def _cut(job, kind, index, start, stop):
 
 @helper
 def is_last_segment(job):
-    """Return whether no segment follows the present one."""
+    """Return True if no segment follows the current one."""
     if not get(job, STAGED):
         return True
     done = (get(job, AT_SEGMENT) + 1) * segment_count(job)
@@ -154,7 +155,7 @@ def is_last_segment(job):
 
 @helper
 def next_tile(job, kind, index):
-    """Set the tile of a loop over a range; return whether there is one."""
+    """Set the next tile of a loop over a range; return False at its end."""
     start, stop = range_of(job, kind, index)
     start += get(job, WORKED)
     put(job, TILE_START, start)
@@ -167,13 +168,16 @@ def next_tile(job, kind, index):
 
 @helper
 def in_arena(job, rank, address):
-    """Return whether an address of a rank lies in its memory segment."""
+    """Return True if an address of a rank lies in its memory segment."""
     return 0 <= address - peer_word(job, rank, SEGMENT_ADDRESS) < peer_word(job, rank, SEGMENT_NBYTES)
 
 
 @helper
 def _nearby(job, rank, address):
-    """Return where this process sees `address` of a rank's, 0 if it does not; no buffer crosses a segment's end."""
+    """Return this process's address for an address of a rank, 0 if it is not mapped.
+
+    No buffer crosses the end of a segment.
+    """
     if rank == get(job, RANK):
         return address
     inside = address - peer_word(job, rank, SEGMENT_ADDRESS)
@@ -188,7 +192,7 @@ def _part_nbytes(job, holds_part, rank):
 
 @inline_helper
 def find_own_buffers(job):
-    """Find out where element 0 of the vector is, or would be, in the own buffers."""
+    """Compute the addresses that element 0 of the vector has, or would have, in this rank's buffers."""
     rank = get(job, RANK)
     put(job, SEND_BASE, get(job, SEND) - _part_nbytes(job, SEND_PART, rank))
     put(job, RECV_BASE, get(job, RECV) - _part_nbytes(job, RECV_PART, rank))
@@ -196,13 +200,13 @@ def find_own_buffers(job):
 
 @inline_helper
 def _base(job, rank, which):
-    """Return where element 0 of a rank's sendbuf (0) or recvbuf (1) is seen, as `resolve` has found; 0: nowhere."""
+    """Return the address of element 0 of a rank's sendbuf (0) or recvbuf (1) that `resolve` has found; 0 for none."""
     return load(job + 8 * (JOB_WORDS + 2 * rank + which))
 
 
 @helper
 def resolve(job):
-    """Find out how each published buffer is reached; return False if one of them cannot be."""
+    """Determine the access to each published buffer; return False if one of them cannot be accessed."""
     read, written, own = header(job, READ), header(job, WRITTEN), get(job, RANK)
     private = others_staged = unreadable = False
     for rank in range(get(job, SIZE)):
@@ -227,7 +231,7 @@ def resolve(job):
 
 @helper
 def _resolve_buffer(job, rank, which, address, holds_part):
-    """Find out where a buffer is seen from here; return whether it is private memory of its rank."""
+    """Store this process's address of a rank's buffer, 0 for none; return True if the buffer is private memory."""
     near = _nearby(job, rank, address)
     base = near - _part_nbytes(job, holds_part, rank) if near else 0
     put(job, JOB_WORDS + 2 * rank + which, base)
@@ -245,7 +249,7 @@ def _stage(job, rank, which, index, start):
 
 @inline_helper
 def place(job, space, rank, index, start):
-    """Return where element `start`, in a range of part `index`, lies for this process; 0: in another process only."""
+    """Return this process's address of element `start` of a range of part `index`; 0 if only another process has it."""
     offset = start * get(job, ITEMSIZE)
     if space == SLOT:
         return slot_of(job, rank) + offset
@@ -262,7 +266,7 @@ def place(job, space, rank, index, start):
 
 @helper
 def _staged_place(job, space, rank, index, start):
-    """Do so for stages and scratch memory; a function of its own, since it is long."""
+    """Return the address of an element in stages or scratch memory, as `place`; not inlined, since it is long."""
     if space == SCRATCH_SPACE:
         return get(job, SCRATCH)
     if space == STAGED_OUTPUT:
@@ -277,18 +281,18 @@ def _staged_place(job, space, rank, index, start):
 
 @helper
 def is_staged_output(job, rank):
-    """Return whether a rank copies its result from stages."""
+    """Return True if a rank copies its result from stages."""
     return _base(job, rank, 1) == 0 and get(job, METHOD) == STAGE
 
 
 @helper
 def is_remote_output(job, rank):
-    """Return whether only the system reaches a rank's recvbuf."""
+    """Return True if a rank's recvbuf is reached only by copies between processes."""
     return _base(job, rank, 1) == 0 and get(job, METHOD) == TRANSFER
 
 
 @helper
 def remote_address(job, space, rank, start):
-    """Return where element `start` is in the memory of another process."""
+    """Return the address of element `start` in the memory of its own process."""
     word, part = (RECORD_SEND, SEND_PART) if space == INPUT else (RECORD_RECV, RECV_PART)
     return published(job, rank, word) - _part_nbytes(job, part, rank) + start * get(job, ITEMSIZE)

@@ -47,9 +47,9 @@ STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
 DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range(9)
-"""Statuses: ended; not yet; the ranks' calls differ or one has given up; not reachable; a process is gone; see `begin`
-and `calls.call`; the reducer raised an exception; see `messages.execute_bound` for the last two. After MISMATCH, LOST,
-RAISED and FAILED the operation has not ended."""
+"""Statuses: ended; has to wait; the ranks' calls differ or a rank has withdrawn; a buffer cannot be accessed; a process
+is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
+`messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
 JOB_WORDS = 40
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then

@@ -1,8 +1,8 @@
 """Withdrawal from an operation on shared memory, and the stage of each rank in one.
 
-A rank that withdraws must know when no other rank uses its caller's buffers any more. It marks its call as withdrawn
-and then reads which ranks are at work; a rank that starts to work writes that and then reads whose calls are withdrawn
-(see `executor`). With a fence between the two steps on both sides, one of two ranks sees what the other has written
+A rank that withdraws must know when no other rank uses its caller's buffers any more. It marks its call as withdrawn,
+then reads which ranks are at work. A rank that starts to work writes "at work", then reads which calls are withdrawn
+(see `executor`). With a fence between the two steps on both sides, at least one of two ranks sees the other's write
 (Dekker's algorithm).
 """
 
@@ -30,9 +30,9 @@ from .operation_words import (
 
 @helper
 def _segments_started(job):
-    """Return the range of sequence numbers of the last two segments that this rank has started.
+    """Return first and end of the sequence numbers of the last two segments that this rank has started.
 
-    Only they can be at work: where nothing is reduced, others may still be at work on the segment before.
+    Other ranks can be at work on these only: on the segment before the last where nothing is reduced.
     """
     sequence, state = get(job, SEQUENCE), get(job, STATE)
     if state == IDLE:
@@ -43,9 +43,9 @@ def _segments_started(job):
 
 @kernel_for("int64")
 def withdraw(job):
-    """Give up an operation: this rank touches no buffers of others any more, and no rank begins to touch its own.
+    """Withdraw from an operation: this rank no longer accesses other ranks' buffers, and no rank starts to access its.
 
-    Those that have begun are told by `at_work`.
+    `at_work` returns ranks that still access them.
     """
     first, end = _segments_started(job)
     for sequence in range(first, end):
@@ -63,7 +63,7 @@ def _makes_this_call(job, record):
 
 @kernel_for("int64")
 def at_work(job):
-    """Return a rank that may still touch buffers of this one, which has withdrawn; -1 if there is none."""
+    """Return a rank that may still access buffers of this rank, which has withdrawn; -1 if there is none."""
     first, end = _segments_started(job)
     if not is_short(job):
         for sequence in range(first, end):
@@ -78,7 +78,7 @@ def at_work(job):
 
 @kernel_for("int64", "int64", "int64[1C]")
 def recorded(job, rank, out):
-    """Write the stage of a rank in the current operation, its call and its count to `out`.
+    """Write a rank's stage, call and count in the current operation to `out`, (3,) of int64.
 
     The stage is negative if the rank has not started, 0 if it has, and 1 if its part is done. Before this rank's
     operation has started, the values are those of the operation before.

@@ -1,6 +1,6 @@
 """Diagnosis of machine, MPI library and launcher, with advice: ``mpirun -n 4 python -m mpicoll doctor``.
 
-One line for each fact, followed by advice where something is wrong. The exit status is 1 if there is an error.
+Prints a line for each fact, followed by advice where there is some. The exit status is 1 if a fact is an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _launcher() -> Iterator[Fact]:
     elif MPI.COMM_WORLD.size == 1:
         yield Fact("launcher", "one rank", NOTE, "start this command with mpirun to examine several ranks")
     else:
-        yield Fact("launcher", f"started {MPI.COMM_WORLD.size} ranks, as MPI says too")
+        yield Fact("launcher", f"started {MPI.COMM_WORLD.size} ranks, as MPI reports")
 
 
 def _cores(comm: Intracomm) -> Iterator[Fact]:
@@ -133,7 +133,8 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
 def _no_segment() -> str:
     if segment.is_off():
         return "MPICOLL_SEGMENTS=off"
-    return "they need Linux, and a JIT" if segment.own().nbytes == 0 else "NumPy does not take our allocator"
+    no_segment = segment.own().nbytes == 0
+    return "they need Linux and Numba's JIT" if no_segment else "NumPy does not accept mpicoll's allocator"
 
 
 def _tuning(comm: Intracomm) -> Iterator[Fact]:
@@ -159,14 +160,14 @@ def examine() -> list[Fact]:
 
 
 def _with_others(comm: Intracomm, facts: list[Fact]) -> list[Fact]:
-    """Return the facts with the worst status that any rank has found; collective."""
+    """Return the facts, each with the worst status of all ranks; collective."""
     order = (OK, NOTE, ERROR)
     status = np.array([order.index(fact.status) for fact in facts], np.int64)
     worst = np.empty_like(status)
     counts = np.array([len(facts)] * 2) * (1, -1)
     comm.Allreduce(MPI.IN_PLACE, counts, MPI.MAX)
     if counts[0] != -counts[1]:
-        return [*facts, Fact("ranks", "have different facts", NOTE, "run this command on each node alone")]
+        return [*facts, Fact("ranks", "report different facts", NOTE, "run this command on each node alone")]
     comm.Allreduce(status, worst, MPI.MAX)
     return [
         fact if order.index(fact.status) == level else fact._replace(status=order[level], cure="on another rank")
@@ -185,7 +186,7 @@ def _lines(facts: list[Fact]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return the exit status, 1 if there is an error; only the first process prints."""
+    """Run the command and return the exit status, 1 if a fact is an error, 2 for wrong options; rank 0 prints."""
     first = MPI.COMM_WORLD.rank == 0 and launched_rank() == 0
     write: Callable[[str], object] = sys.stdout.write if first else lambda text: None
     try:

@@ -102,3 +102,7 @@ class ReplicasDiffer(TrainingError, RuntimeError):
 
 class CheckpointFailed(TrainingError, CheckpointError):
     """A checkpoint could not be written, or is damaged, incomplete, of another format or of another model."""
+
+
+class SearchError(MpicollError, RuntimeError):
+    """A study of hyper-parameters cannot go on; trials that have finished are kept in its storage."""

@@ -1,4 +1,4 @@
-"""Timing of several functions against each other in one run.
+"""Timing of several functions in turns, on all ranks.
 
 A sample is a batch of calls on all ranks after a barrier. Its time is that of the slowest rank, divided by the number
 of calls. The functions are timed in turn, sample by sample, so that other load of the machine affects all of them
@@ -56,7 +56,7 @@ def _batch(comm: MPI.Intracomm, call: Callable[[], None], calls: int) -> float:
 
 
 def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Yield `count` orders of the names, drawn at random but the same on all ranks and in every run."""
+    """Yield `count` random permutations of the names, the same on all ranks and in every run."""
     order, lot = list(names), random.Random(0)
     for _ in range(count):
         lot.shuffle(order)
@@ -69,9 +69,18 @@ def compare(
     seconds: float,
     sample_seconds: float = SAMPLE_SECONDS,
 ) -> dict[str, Timing]:
-    """Return the times of each function, by name; collective over `comm`, a communicator of mpi4py.
+    """Return the timing of each function, by name; collective over `comm`.
 
-    The whole takes about `seconds` seconds. Short calls are repeated until a sample takes `sample_seconds` seconds.
+    Parameters
+    ----------
+    comm
+        A communicator of mpi4py.
+    contenders
+        Functions without arguments, the same names in the same order on every rank.
+    seconds
+        Approximate duration of all samples together. At least 7 samples of each function are taken, at most 200.
+    sample_seconds
+        Approximate duration of a sample, in which short calls are repeated.
     """
     calls, estimates = {}, {}
     for name, call in contenders.items():

@@ -1,6 +1,6 @@
 """Trace of this process: time spans in a ring buffer, recorded only between :func:`keep` and :func:`stop`.
 
-    with spans.span("forward"):
+    with tracing.span("forward"):
         ...
 
 Times are those of ``time.perf_counter()``, in seconds. Only one thread may record spans.

@@ -1,8 +1,8 @@
-"""Measure which algorithm is fastest for each collective and message size: ``mpirun -n 8 python -m mpicoll tune``.
+"""Tuning of the algorithm for each collective and message size: ``mpirun -n 8 python -m mpicoll tune``.
 
 The algorithms are timed in turn, sample by sample; the slowest rank's time counts (:mod:`mpicoll.measure`). An
 algorithm replaces the shipped choice of ``"auto"`` only if it is more than 5 % faster. The tuning table is written for
-this MPI library, machine and number of ranks; communicators that are made later use it.
+this MPI library, machine and number of ranks; communicators that are created later use it.
 
 ``--compression int8 fp16`` measures the message sizes from which these compressors are faster than sending dense
 vectors. ``compression="auto:int8"`` then uses the table instead of measuring in the program.
@@ -26,13 +26,13 @@ from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.measure import compare
-from mpicoll.quantities import format_nbytes, table
+from mpicoll.quantities import format_nbytes, positive_number, table
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
 _FIRST, _FACTOR = 8, 4
 _WORTHWHILE = 1.05
 _REFINED = 2
-"""Lengths tried between the last that loses and the first that gains."""
+"""Number of message sizes tried between the largest at which compression loses and the next."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,7 +45,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--collective", nargs="+", choices=COLLECTIVES, help=which)
     compressors = "compressors to compare with dense messages, such as int8"
     add("--compression", nargs="+", default=[], type=_compressor, metavar="SPEC", help=compressors)
-    add("--seconds", type=float, default=1.0, help="seconds of measurement for each size (default: %(default)s)")
+    add(
+        "--seconds",
+        type=positive_number,
+        default=1.0,
+        help="seconds of measurement for each size (default: %(default)s)",
+    )
     add("--max-mb", type=int, default=16, help="largest message size in MB (default: %(default)s)")
     add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser
@@ -60,7 +65,7 @@ def _compressor(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command."""
+    """Run the command and return the exit status; collective over COMM_WORLD."""
     if MPI.COMM_WORLD.rank == 0:
         return run(make_parser().parse_args(argv))
     try:
@@ -72,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print on rank 0, and write the table; return the exit status."""
+    """Measure, print on rank 0, and write the table; return the exit status, 1 on one rank. Collective."""
     comm, plain = Intracomm(MPI.COMM_WORLD), MPI.COMM_WORLD.Dup()
     if comm.size == 1:
         sys.stdout.write("tuning needs at least two ranks; start this command with mpirun\n")
@@ -96,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         if comm.rank == 0:
             _print_crossover(comm, spec, gains, spans[spec])
     if comm.rank == 0 and not arguments.dry_run:
-        sys.stdout.write(f"kept in {tuning_table.save(known, rules, spans)}\n")
+        sys.stdout.write(f"saved to {tuning_table.save(known, rules, spans)}\n")
     return 0
 
 
@@ -154,7 +159,7 @@ def _best(
 def _crossover(
     comm: Intracomm, plain: MPI.Intracomm, spec: str, most: int, seconds: float
 ) -> tuple[dict[int, dict[str, float]], PayingRange]:
-    """Return the seconds by length, without and with compression, and from where on it pays, alike on all ranks."""
+    """Return seconds by message size, "dense" and "packed", and the range that pays; the same on all ranks."""
     lengths = [compression_tuning.SHORTEST]
     while lengths[-1] * _FACTOR <= most:
         lengths.append(lengths[-1] * _FACTOR)
@@ -176,7 +181,7 @@ def _crossover(
 
 
 def _bounds(found: dict[int, dict[str, float]]) -> tuple[int, int]:
-    """Return the longest length at which it does not pay, and the next; 0 if there is none."""
+    """Return the largest message size at which compression does not pay, and the next; 0 if there is none."""
     losing = [n for n, seconds in found.items() if seconds["packed"] * compression_tuning.MARGIN > seconds["dense"]]
     low = max(losing, default=0)
     return low, min((n for n in found if n > low), default=0)
@@ -197,7 +202,7 @@ def _print_crossover(comm: Intracomm, spec: str, found: dict[int, dict[str, floa
 
 
 def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:
-    """Return one rule for each run of lengths with the same best algorithm; the last holds for all that are longer."""
+    """Return a rule for each range of message sizes with one best algorithm; the last has no upper bound."""
     rules: list[Rule] = []
     for row in rows:
         if rules and rules[-1].name == row.best:

@@ -1,7 +1,7 @@
-"""``python -m mpicoll warmup``: compile everything beforehand, so that no rank compiles while others wait.
+"""``python -m mpicoll warmup``: compile all kernels beforehand, so that no rank compiles while others wait.
 
-Needs no launcher, and uses every core that it may. What is compiled stays on disk, beside the source, in
-NUMBA_CACHE_DIR, or in the user's cache folder.
+Needs no launcher, and uses all cores by default. Compiled kernels stay on disk: beside the source, in NUMBA_CACHE_DIR,
+or in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mpicoll.kernels.compile_progress import show
 from mpicoll.kernels.jit import compile_beforehand
 
 _COUNT = 5000
-"""Long enough for blocks that are whole and one that is not."""
+"""Elements of the vector that is compressed: several whole blocks and a partial one."""
 _VALUES = {"error": "error:1e-3"}
-"""Compressors that need a setting."""
+"""Specifications of the compressors that need a setting."""
 Item = tuple[str, str]
-"""A kind of kernels, and which of them: what one process compiles at a time."""
+"""Kind of kernels, and a name within the kind: the unit of work of a process."""
 
 
 def _compress(spec: str) -> None:
@@ -57,7 +57,7 @@ def compile_item(item: Item) -> Item:
 
 
 def _all(futures: Iterable[Future[Item]], total: int) -> None:
-    """Wait for all, and show how many are ready where standard error is a terminal."""
+    """Wait for all futures; show progress where standard error is a terminal."""
     for ready, future in enumerate(futures, 1):
         future.result()
         show(f"kernels: {ready} of {total} groups ready")
@@ -65,7 +65,7 @@ def _all(futures: Iterable[Future[Item]], total: int) -> None:
 
 
 def compile_all(items: Sequence[Item], processes: int) -> None:
-    """Compile items in so many processes; one that two of them need is compiled by one."""
+    """Compile items in `processes` processes; a kernel that two items need is compiled once."""
     if processes == 1:
         for item in items:
             compile_item(item)
@@ -76,17 +76,18 @@ def compile_all(items: Sequence[Item], processes: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile, and say how long it took; exit status 2 for a compressor that there is not."""
+    """Run the command and return exit status 0; SystemExit with status 2 for an unknown compressor or wrong option."""
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll warmup", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     every = [_VALUES.get(name, name) for name in names()]
-    help_ = "compressors whose kernels are compiled (default: all); none if none is given"
+    help_ = "compressors whose kernels are compiled (default: all; none for the option without a value)"
     parser.add_argument("--compression", nargs="*", default=every, metavar="SPEC", help=help_)
-    parser.add_argument("--processes", type=int, default=cores(), help="default: a process for each core")
+    how_many = "number of processes that compile (default: one for each core)"
+    parser.add_argument("--processes", type=int, default=cores(), help=how_many)
     arguments = parser.parse_args(argv)
     if arguments.processes < 1:
-        parser.error(f"--processes: {arguments.processes} is not a number of processes")
+        parser.error(f"--processes: must be at least 1, not {arguments.processes}")
     try:
         for spec in arguments.compression:
             compressor(spec)

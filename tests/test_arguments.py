@@ -89,7 +89,7 @@ class Communicator(BlockingCollectives):
                     self.dispatch.learn(number, place, native_address(function, dtype))
 
     def call(self, table: int, *what: int) -> int:
-        """Stand for `kernels.calls.call`."""
+        """Stand for `kernels.dispatch.call`."""
         self.job[[words.SEND, words.RECV, words.COUNT]] = -1
         self.taken = recognize(table, self.job.ctypes.data, *what)
         raise Told

@@ -50,6 +50,7 @@ FLOORS = {
     "mpicoll/train/config.py": 5,  # options as data; they configure the rooms below the trainer, too
     "mpicoll/parallel": 6,
     "mpicoll/train": 7,
+    "mpicoll/search": 8,
     "bench": 7,
 }
 NOT_ALLOWED = {

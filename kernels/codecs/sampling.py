@@ -5,7 +5,7 @@ gives k different positions, in order, in O(k), and each element with a probabil
 
 *Probabilities* (Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
 2018): element i is kept with p_i = min(rate |x_i|, 1) and sent as x_i / p_i. Among all p of the same sum these leave
-the least variance.
+the least variance, and among all p of the same variance they have the least sum.
 """
 
 import numpy as np
@@ -19,6 +19,7 @@ _LANES = 16
 _BLOCK = 64
 _CERTAIN = 1 << 32
 _MOST_STEPS = 30
+_MOST_NEWTON_STEPS = 100
 
 
 @helper
@@ -72,13 +73,9 @@ def _sum_below(x, rate):
     return sums.sum(), numbers.sum()
 
 
-@kernel
-def best_rate(x, wanted):
-    """Return the rate with which about `wanted` elements of float32 `x` are kept, never more on average.
-
-    NaN and inf are always kept and count. The rate is 0 if nothing is left for the others, or all of them are zero.
-    (Wangni et al., section 3.2, the greedy algorithm: those that are certain are left out and the rest amplified.)
-    """
+@helper
+def _rate_for_count(x, wanted):
+    """See `best_rate`."""
     total, finite = _sum_below(x, 0.0)
     left = wanted - (x.size - finite)
     if left <= 0 or total <= 0:
@@ -92,6 +89,66 @@ def best_rate(x, wanted):
         if factor <= 1.001:
             break
         rate *= factor
+    return rate
+
+
+@kernel
+def best_rate(x, wanted):
+    """Return the rate with which about `wanted` elements of float32 `x` are kept, never more on average.
+
+    NaN and inf are always kept and count. The rate is 0 if nothing is left for the others, or all of them are zero.
+    (Wangni et al., section 3.2, the greedy algorithm: those that are certain are left out and the rest amplified.)
+    """
+    return _rate_for_count(x, wanted)
+
+
+@helper
+def _squares_below(patterns, x, rate, sums, squares, numbers):
+    """Add sum, sum of squares and number of the finite |x| with ``rate |x| < 1`` to lanes."""
+    for lane in range(x.size):
+        absolute = np.float64(np.abs(x[lane]))
+        counts = (np.uint32(patterns[lane] & np.uint32(ABSOLUTE)) < np.uint32(_INF)) & (rate * absolute < 1.0)
+        sums[lane] += absolute if counts else 0.0
+        squares[lane] += absolute * absolute if counts else 0.0
+        numbers[lane] += np.int64(counts)
+
+
+@helper
+def _moments_below(x, rate):
+    """Return sum, sum of squares and number of the finite |x| with ``rate |x| < 1``."""
+    patterns = x.view(np.uint32)
+    sums, squares, numbers = np.zeros(_LANES, np.float64), np.zeros(_LANES, np.float64), np.zeros(_LANES, np.int64)
+    for begin in range(0, x.size, _LANES):
+        end = begin + _LANES
+        _squares_below(patterns[begin:end], x[begin:end], rate, sums, squares, numbers)
+    return sums.sum(), squares.sum(), numbers.sum()
+
+
+@kernel
+def rate_of_variance(x, variance, wanted):
+    """Return the least rate with which the second moment of what is sent is at most `variance` times that of `x`.
+
+    Elements of float32 `x` with ``rate |x| >= 1`` are certain; for a set T of certain elements the rate is the sum of
+    the other |x| over ``variance * |x|^2`` less the squares of T (Wangni et al., algorithm 2). T is found without
+    sorting: with u = 1 / rate the second moment is a convex, piecewise linear function of u, for which Newton's method
+    from the side of the larger u ends at the solution, when T no longer changes.
+
+    NaN and inf, which are always kept, are left out of both moments; if there are any, at most `wanted` elements are
+    kept on average. The rate is 0 if all others are zero. `variance` is above 1.
+    """
+    total, square, finite = _moments_below(x, 0.0)
+    if total <= 0:
+        return 0.0
+    limit = variance * square
+    rate, others = total / limit, finite
+    for _ in range(_MOST_NEWTON_STEPS):
+        below, square_below, number = _moments_below(x, rate)
+        if number == others or below <= 0:
+            break
+        others = number
+        rate = below / (limit - (square - square_below))
+    if finite < x.size:
+        rate = min(rate, _rate_for_count(x, wanted))
     return rate
 
 

@@ -6,12 +6,12 @@
       .lock                        held by the job that writes here
       .step-00000200.<random>/     being written, or to be removed; cleaned when the next job starts
       step-00000100/
-        manifest.json              what is where, lengths and SHA-256 of the files; facts of the run
-        rank-0000.safetensors      the pieces of vectors that rank 0 wrote, and what belongs to it alone
+        manifest.json              location of every tensor; lengths and SHA-256 of the files; facts of the run
+        rank-0000.safetensors      pieces of vectors that rank 0 wrote, and tensors that belong to it alone
         rank-0001.safetensors
 
-A folder gets its name ``step-...`` by one atomic rename, when all that is in it has reached the disk on all ranks.
-Files are not trusted: nothing is unpickled, lengths are checked before memory is taken, links are not followed.
+A folder gets its name ``step-...`` by one atomic rename, once all its files are on the disk on all ranks. Files are not
+trusted: nothing is unpickled, lengths are checked before memory is allocated, links are not followed.
 """
 
 from mpicoll.checkpoint.reader import Checkpoint, open_checkpoint

@@ -1,4 +1,4 @@
-"""Exchange of contents and outcomes between ranks; upper-case calls only, nothing is unpickled."""
+"""Collective file operations: results and errors are exchanged between ranks as JSON, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ _T = TypeVar("_T")
 
 
 def attempt(comm: MPI.Intracomm, action: Callable[[], _T], *, naming_rank: bool = False) -> _T:
-    """Call `action` and return its result, or raise what went wrong on the first rank as CheckpointFailed on all.
+    """Call `action` on every rank and return its result. Collective over `comm`.
 
-    Collective over `comm`. `naming_rank` is for failures that say something of the rank rather than of a file.
+    Parameters
+    ----------
+    naming_rank
+        True to begin the message of a TrainingError with the rank; other messages always do.
+
+    Raises
+    ------
+    CheckpointFailed
+        On every rank, with the reason of the first rank on which `action` failed.
     """
 
     def guarded() -> _T:
@@ -41,12 +49,12 @@ def attempt(comm: MPI.Intracomm, action: Callable[[], _T], *, naming_rank: bool 
 
 
 def on_root(comm: MPI.Intracomm, action: Callable[[], _T]) -> _T | None:
-    """Do `action` on rank 0 only, and return its result there, None elsewhere; like :func:`attempt`."""
+    """Call `action` on rank 0 only; return its result there, None elsewhere. Errors as in :func:`attempt`."""
     return attempt(comm, lambda: action() if comm.Get_rank() == 0 else None)
 
 
 def from_root(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
-    """Do `action` on rank 0 and return its result, which travels as JSON, on every rank."""
+    """Call `action` on rank 0 and return its result, sent as JSON, on every rank. Errors as in :func:`attempt`."""
     found = on_root(comm, lambda: json.dumps(action()).encode())
     length = np.array([len(found or b"")], np.int64)
     comm.Bcast(length)
@@ -56,12 +64,12 @@ def from_root(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
 
 
 def to_root(comm: MPI.Intracomm, record: Any) -> list[Any] | None:
-    """Return the records of all ranks, in rank order, on rank 0 and None elsewhere; they travel as JSON.
+    """Return the records of all ranks, sent as JSON, in rank order on rank 0; None elsewhere. Collective.
 
     Raises
     ------
     CheckpointFailed
-        On every rank, if they are too long altogether.
+        On every rank, if they take more than 1 GB together.
     """
     text = np.frombuffer(json.dumps(record).encode(), np.uint8).copy()
     wait_politely(comm)

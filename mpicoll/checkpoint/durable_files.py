@@ -1,4 +1,4 @@
-"""File-system operations of checkpoints: durable files, atomic names, one owner, and no surprises on opening."""
+"""File-system operations of checkpoints: durable writes, atomic names, the owner's lock, and checked opening."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def step_name(step: int) -> str:
 
 
 def temporary_name(step: int) -> str:
-    """Return a name that nobody can guess for a folder that is not a checkpoint yet, or no longer."""
+    """Return a random name for a folder that is not a checkpoint yet, or no longer."""
     return f".{step_name(step)}.{secrets.token_hex(8)}"
 
 
@@ -45,7 +45,7 @@ def file_name(rank: int) -> str:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps that have a name in `folder`, whatever is behind it, in ascending order."""
+    """Return the steps of all names ``step-...`` in `folder`, in ascending order, without a look at what they name."""
     names = (_STEP.fullmatch(entry.name) for entry in os.scandir(folder))
     steps = [int(found[1]) for found in names if found]
     return sorted(step for step in set(steps) if os.path.lexists(folder / step_name(step)))
@@ -55,16 +55,16 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def take(folder: Path) -> int:
-    """Make the folder if there is none, lock it for this process, and return the lock's descriptor.
+    """Create the folder if it is missing, lock it for this process, and return the lock's descriptor.
 
-    The lock goes when the process ends, however it ends.
+    The lock is released when the process ends, in whatever way.
 
     Raises
     ------
     CheckpointFailed
-        If another process holds it.
+        If another process holds the lock, or the file system does not support locks.
     OSError
-        If the folder cannot be written, or its file system knows no locks.
+        If the folder cannot be created or written.
     """
     folder.mkdir(exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -84,14 +84,14 @@ def take(folder: Path) -> int:
 
 
 def clean(folder: Path) -> None:
-    """Remove what dead runs left half done. Only for the owner of the folder."""
+    """Remove unfinished checkpoints, and removed ones, of former runs. Only the owner of the folder may call this."""
     for entry in os.scandir(folder):
         if _TEMPORARY.fullmatch(entry.name):
             remove(Path(entry.path))
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, or whatever stands in its place; links are removed, not followed."""
+    """Remove a folder and its contents, or a file or link of that name; links are not followed."""
     if stat.S_ISDIR(path.lstat().st_mode):
         shutil.rmtree(path)
     else:
@@ -99,7 +99,7 @@ def remove(path: Path) -> None:
 
 
 def put_aside(folder: Path, step: int) -> Path:
-    """Take its name from a checkpoint, at once, and return where it is now."""
+    """Rename a checkpoint to a temporary name, atomically, and return its new path."""
     aside = folder / temporary_name(step)
     os.rename(folder / step_name(step), aside)  # noqa: PTH104 - what the fault tests count
     return aside
@@ -109,7 +109,7 @@ def put_aside(folder: Path, step: int) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the entries of a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -120,14 +120,14 @@ def sync(path: Path) -> None:
 def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int, str]:
     """Write a new file, wait until it is on the disk, and return its length in bytes and SHA-256.
 
-    The hash is of the bytes as they leave the memory, so that it does not certify what happened to them on their way.
+    The hash is computed from memory, not from the file, so that damage on the way to the disk is detected.
 
     Raises
     ------
     CheckpointFailed
-        If what is read back is not what was written.
+        If the file, read back, differs from what was written.
     OSError
-        If it cannot be written; its filename is `path`.
+        If the file cannot be written; its filename is `path`.
     """
     digest, length = hashlib.sha256(), 0
     try:
@@ -142,7 +142,7 @@ def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int
     written = length, digest.hexdigest()
     with opened(path) as descriptor:
         if fingerprint(descriptor) != written:
-            raise CheckpointFailed(f"{path}: is not what left the memory: read back, its SHA-256 is another")
+            raise CheckpointFailed(f"{path}: is not what was written: read back, its length or SHA-256 differs")
     return written
 
 
@@ -150,7 +150,10 @@ def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> tuple[int
 
 
 def patiently(action: Callable[[], _T], patience: float) -> _T:
-    """Repeat `action` for up to `patience` seconds while something that another host wrote is not to be seen."""
+    """Call `action` and return its result; repeat it for up to `patience` seconds while a file is not visible yet.
+
+    A file that another host has just written may become visible later on this one.
+    """
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -163,12 +166,12 @@ def patiently(action: Callable[[], _T], patience: float) -> _T:
 
 @contextlib.contextmanager
 def opened(path: Path, patience: float = 0.0) -> Iterator[int]:
-    """Open a plain file of a checkpoint for reading; yields its descriptor.
+    """Open a regular file of a checkpoint for reading; yields its descriptor.
 
     Raises
     ------
     CheckpointFailed
-        If there is none, if it is a link, a device or a pipe, or its folder is a link.
+        If the file is missing, a link, a device or a pipe, if its folder is a link, or if reading fails.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # the last so that a pipe does not block
     try:

@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: ``manifest.json``, in one canonical form, with a hash over all of it."""
+"""Manifest of a checkpoint: ``manifest.json``, in canonical JSON, with a SHA-256 of its contents."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Manifest:
     Attributes
     ----------
     step, size
-        When it was written, and by how many ranks.
+        Step after which it was written, and number of ranks that wrote it.
     files
         Length in bytes and SHA-256 of the file of each rank, in rank order.
     tensors
-        Per name ``{"kind": "vector", "dtype", "shape", "pieces": [[start, stop, rank], ...]}``, the pieces in order, or
+        By name ``{"kind": "vector", "dtype", "shape", "pieces": [[start, stop, rank], ...]}``, the pieces in order, or
         ``{"kind": "per_rank", "dtype", "shapes": [[rank, shape], ...]}``.
     facts
-        What the run wanted to be remembered.
+        Facts that the run saved.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Manifest:
     facts: dict[str, Any]
 
     def contents_of(self, rank: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of all that must be in a rank's file, and nothing else, by key."""
+        """Return dtype and shape of every tensor in a rank's file, by key."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, tensor in self.tensors.items():
             if tensor["kind"] == "vector":
@@ -62,18 +62,18 @@ class Manifest:
         return found
 
     def layout(self, name: str) -> TensorLayout:
-        """Return dtype and shape of a tensor as a rank would tell them; the shape of one that ranks have is ()."""
+        """Return kind, dtype and shape of a tensor; the shape is () for one that each rank has of its own."""
         tensor = self.tensors[name]
         return TensorLayout(tensor["kind"], tensor["dtype"], tuple(tensor.get("shape", ())), [])
 
 
 def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as they come back from JSON.
+    """Return facts after a round trip through JSON.
 
     Raises
     ------
     ValueError, TypeError
-        If they hold anything but dicts, lists, strings, finite numbers, bools and None.
+        If they contain anything but dicts, lists, strings, finite numbers, bools and None.
     """
     found: dict[str, Any] = json.loads(json.dumps(dict(facts), allow_nan=False))
     return found
@@ -88,12 +88,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, step: int) -> Manifest:
-    """Check the bytes of a manifest of that step, which may hold anything, and return what they say.
+    """Return the manifest of `step` in untrusted bytes.
 
     Raises
     ------
     ValueError
-        With the reason, if :func:`encode` has not written them.
+        With the reason, if :func:`encode` has not written these bytes for this step.
     """
     try:
         said = json.loads(data)
@@ -109,7 +109,7 @@ def decode(data: bytes, step: int) -> Manifest:
     if set(said) != _FIELDS or not _is_canonical(said, data):
         raise ValueError("is damaged: it is not in the form in which it was written")
     if said.pop("sha256") != _hash(said):
-        raise ValueError("is damaged: its SHA-256 is another")
+        raise ValueError("is damaged: its SHA-256 does not match")
     return _checked(said, step)
 
 
@@ -122,7 +122,7 @@ def _hash(body: dict[str, Any]) -> str:
 
 
 def _is_canonical(said: Any, data: bytes) -> bool:
-    """Say whether data are what we write for `said`: no name twice, no other spelling of a number."""
+    """Return True if `data` is our encoding of `said`: no duplicate names, no other spelling of a number."""
     try:
         return _canonical(said) == data
     except (ValueError, TypeError, RecursionError):
@@ -133,8 +133,10 @@ def _checked(said: dict[str, Any], step: int) -> Manifest:
     size, files, tensors = said["size"], said["files"], said["tensors"]
     if said["step"] != step or type(said["step"]) is not int:
         raise ValueError(f"is of step {said['step']!r:.40}, not of step {step}")
-    if type(size) is not int or not 1 <= size <= _MAX_RANKS or not isinstance(said["facts"], dict):
-        raise ValueError(f"has size {size!r:.40}, which cannot be")
+    if type(size) is not int or not 1 <= size <= _MAX_RANKS:
+        raise ValueError(f"has size {size!r:.40}, which is not a number of ranks")
+    if not isinstance(said["facts"], dict):
+        raise ValueError(f"has facts {said['facts']!r:.40}, which are not an object")
     if not isinstance(files, dict) or list(files) != sorted(file_name(rank) for rank in range(size)):
         raise ValueError(f"does not name the files of {size} ranks, and no others")
     if not isinstance(tensors, dict):
@@ -165,13 +167,13 @@ def _check_tensor(name: str, said: Any, size: int) -> None:
     if kind == "vector":
         _check_vector(name, said["shape"], said["pieces"], size)
     elif not _are_shapes(said["shapes"], size):
-        raise ValueError(f"tensor {name}: ranks or shapes cannot be")
+        raise ValueError(f"tensor {name}: ranks or shapes are out of range, or not in order")
 
 
 def _check_vector(name: str, shape: Any, pieces: Any, size: int) -> None:
     good = is_shape(shape) and isinstance(pieces, list)
     if not good or not all(_are_counts(piece, 3) and piece[2] < size for piece in pieces):
-        raise ValueError(f"tensor {name}: shape or pieces cannot be")
+        raise ValueError(f"tensor {name}: shape or pieces are out of range")
     check_tiling(name, pieces, math.prod(shape))
 
 

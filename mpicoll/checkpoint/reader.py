@@ -1,4 +1,4 @@
-"""Reading of a verified checkpoint on any number of ranks."""
+"""Reader of checkpoints: verifies a checkpoint and restores it on any number of ranks."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from mpicoll.checkpoint.write_assignment import (
 from mpicoll.errors import CheckpointFailed
 
 _TOLD = 20
-"""How many differences a message lists."""
+"""Largest number of differences that a message lists."""
 
 
 class Rejected(NamedTuple):
-    """A checkpoint that was not used, and why."""
+    """Checkpoint that was not used, and the reason."""
 
     step: int
     reason: str
 
 
 class Checkpoint:
-    """The state of a run at one step, its files verified.
+    """Verified checkpoint: the state of a run at one step.
 
     Attributes
     ----------
@@ -60,21 +60,21 @@ class Checkpoint:
 
     @property
     def vectors(self) -> list[str]:
-        """The names of what was saved as Whole or Piece."""
+        """Names of the tensors that were saved as Whole or Piece."""
         return [name for name, tensor in self._manifest.tensors.items() if tensor["kind"] == "vector"]
 
     @property
     def per_rank_names(self) -> list[str]:
-        """The names of what was saved as PerRank, on any rank."""
+        """Names of the tensors that were saved as PerRank, on any rank."""
         return [name for name, tensor in self._manifest.tensors.items() if tensor["kind"] == "per_rank"]
 
     # ---- collective -------------------------------------------------------------------------------------------------
 
     def check(self, tensors: Tensors) -> None:
-        """Compare names, kinds, dtypes and shapes with those of tensors as they would be saved now. Collective.
+        """Compare names, kinds, dtypes and shapes with those of the run's tensors. Collective.
 
-        Of a PerRank only the dtype is compared, and those of the checkpoint need not be wanted: a new run may not know
-        yet what it will have.
+        Of a PerRank only the dtype is compared. A PerRank of the checkpoint may be missing in `tensors`, since a new
+        run may not have its own yet.
 
         Raises
         ------
@@ -110,12 +110,12 @@ class Checkpoint:
     def restore(self, tensors: Tensors) -> None:
         """Check all tensors, then fill the arrays of Wholes and Pieces in place. Collective.
 
-        What is PerRank is left alone: see :meth:`per_rank`.
+        A PerRank is not filled: see :meth:`per_rank`.
 
         Raises
         ------
         CheckpointError
-            On every rank; before anything is filled, if the checkpoint does not fit.
+            On every rank. If the checkpoint does not fit, no array has been changed.
         """
         self.check(tensors)
 
@@ -132,9 +132,9 @@ class Checkpoint:
     # ---- each rank for itself ---------------------------------------------------------------------------------------
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return elements `start` to ``stop - 1`` of a vector, or of a whole array's elements in order.
+        """Return elements `start` to ``stop - 1`` of a Whole or Piece tensor, in C order. Not collective.
 
-        Only what is asked for is read, from the files of whichever ranks wrote it.
+        Reads these elements only, from the files of the ranks that wrote them.
 
         Returns
         -------
@@ -143,28 +143,28 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            If there is no such vector, or it cannot be read any more.
+            If there is no such tensor, or it can no longer be read.
         ValueError
-            If the range is not within it.
+            If the range is not within the tensor.
         """
         tensor = self._tensor(name, "vector")
         count = math.prod(tensor["shape"])
         stop = count if stop is None else stop
         if not 0 <= start <= stop <= count:
-            raise ValueError(f"elements {start} to {stop} of {name}, which has {count}")
+            raise ValueError(f"start={start}, stop={stop}: not a range within the {count} elements of {name}")
         out = np.empty(stop - start, dtype_of(tensor["dtype"]))
         self._read_vector(name, start, out)
         return out
 
     def per_rank(self, name: str) -> list[np.ndarray]:
-        """Return the arrays of a PerRank for this rank: those of the ranks r that wrote it with ``r % size == rank``.
+        """Return the arrays of a PerRank that former ranks r with ``r % size == rank`` wrote. Not collective.
 
-        With as many ranks as before that is this rank's own array; with fewer, several; with more, none on some ranks.
+        On the same number of ranks this is the rank's own array; on fewer ranks it may be several, on more ranks none.
 
         Raises
         ------
         CheckpointError
-            If there is no such tensor, or it cannot be read any more.
+            If there is no such tensor, or it can no longer be read.
         """
         tensor, found = self._tensor(name, "per_rank"), []
         for owner, shape in tensor["shapes"]:
@@ -207,16 +207,22 @@ class Checkpoint:
 def open_checkpoint(
     folder: str | Path, comm: MPI.Intracomm, *, step: int | None = None, fallback: bool = False, patience: float = 10.0
 ) -> Checkpoint:
-    """Return the newest checkpoint of a run, or that of `step`, after every byte of it was verified. Collective.
+    """Return the newest checkpoint of a run, or that of `step`, with all its files verified. Collective.
 
-    Ranks share the verification, and all get the same step. Nothing in the folder is changed.
+    The ranks share the verification, and all return the same step. The folder is not changed.
 
     Parameters
     ----------
+    folder
+        Folder of the run's checkpoints.
+    comm
+        Communicator of the ranks that read it, of any size.
+    step
+        Step of the checkpoint; None for the newest one.
     fallback
-        Whether to open an older checkpoint if the newest is damaged; :attr:`Checkpoint.rejected` has the reasons.
+        True to open an older checkpoint if the newest is damaged; :attr:`Checkpoint.rejected` has the reasons.
     patience
-        Seconds for which a rank looks for a file that it does not see, since another host may just have written it.
+        Seconds for which a rank looks for a file that another host may just have written.
 
     Raises
     ------
@@ -242,7 +248,7 @@ def open_checkpoint(
 
 
 def _open(path: Path, step: int, comm: MPI.Intracomm, patience: float) -> Checkpoint:
-    """Return the checkpoint in a folder if all of it is as it was written. Collective."""
+    """Return the checkpoint in a folder, verified; CheckpointFailed if it is damaged. Collective."""
     text = from_root(comm, lambda: _read_manifest(path, step, patience))
     manifest = manifests.decode(text.encode("ascii"), step)
     mine = range(comm.Get_rank(), manifest.size, comm.Get_size())
@@ -256,7 +262,7 @@ def _open(path: Path, step: int, comm: MPI.Intracomm, patience: float) -> Checkp
 
 
 def _read_manifest(path: Path, step: int, patience: float) -> str:
-    """Return the text of a good manifest, after a look at which files there are."""
+    """Return the text of a valid manifest; CheckpointFailed for an invalid one, or other files in the folder."""
     name = path / manifests.NAME
     with opened(name, patience) as descriptor:
         length = os.fstat(descriptor).st_size
@@ -282,7 +288,7 @@ def _verify(path: Path, manifest: Manifest, owner: int, patience: float) -> None
         if length != nbytes:
             raise CheckpointFailed(f"{name}: has {length} bytes instead of {nbytes}")
         if fingerprint(descriptor) != (nbytes, digest):
-            raise CheckpointFailed(f"{name}: is not what was written: its SHA-256 is another")
+            raise CheckpointFailed(f"{name}: is not what was written: its SHA-256 does not match the manifest's")
         _expected_header(descriptor, name, manifest, owner)
 
 

@@ -1,7 +1,7 @@
-"""One file of tensors in the format of safetensors, written and read without that library.
+"""Tensor files in the format of safetensors, written and read without that library.
 
-Its writer returns no hash of what it has written. Its reader maps the whole file, and a mapped file that is cut short
-ends the process; so a range is read here straight into the array that it is meant for.
+The library's writer returns no hash of what it has written. Its reader maps the whole file, and reading a mapped file
+that is cut short ends the process. Here a range is read directly into its array.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_COUNT = 1 << 60
 
 
 class Entry(NamedTuple):
-    """A tensor in a file; `offset` in bytes from the file's beginning."""
+    """Description of a tensor in a file; `offset` is in bytes from the file's beginning."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -90,12 +90,12 @@ def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[memoryview]:
 
 
 def read_header(descriptor: int, path: Path) -> dict[str, Entry]:
-    """Read and check what a file says of its contents; takes no more memory than the file has bytes.
+    """Read and check a file's header; allocates no more memory than the file has bytes.
 
     Raises
     ------
     CheckpointFailed
-        If it is no such file, or promises anything but exactly the bytes that follow.
+        If the header is damaged, or its tensors do not cover exactly the bytes that follow.
     """
     length = os.fstat(descriptor).st_size
     (nbytes,) = struct.unpack("<Q", os.pread(descriptor, 8, 0).ljust(8, b"\xff"))
@@ -118,12 +118,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_count(value: object) -> bool:
-    """Say whether something read from JSON is a number of elements or bytes, not bool and not absurd."""
+    """Return True if a value read from JSON is an int from 0 to 2**60: a number of elements or bytes."""
     return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
 def is_shape(value: object) -> bool:
-    """Say whether something read from JSON is a shape, of no more elements than can be counted."""
+    """Return True if a value read from JSON is a shape of at most 32 dimensions and 2**60 elements."""
     if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS or not all(is_count(extent) for extent in value):
         return False
     return math.prod(extent for extent in value if extent) <= _MAX_COUNT
@@ -144,7 +144,7 @@ def _entry(name: str, said: Any, base: int) -> Entry:
 
 
 def nbytes_of(dtype: str, shape: list[int] | tuple[int, ...]) -> int:
-    """Return the bytes of an array."""
+    """Return the number of bytes of an array."""
     return math.prod(shape) * _TYPES[dtype].itemsize
 
 
@@ -164,12 +164,12 @@ def read_range(descriptor: int, entry: Entry, start: int, out: np.ndarray, path:
     Raises
     ------
     CheckpointFailed
-        If the file ends before.
+        If the file ends before the range does.
     """
     target: memoryview = out.view(np.uint8).data
     offset, done = entry.offset + start * out.itemsize, 0
     while done < len(target):
         count = os.preadv(descriptor, [target[done:]], offset + done)
         if count == 0:
-            raise CheckpointFailed(f"{path}: ends at byte {offset + done}, before the data that it promises")
+            raise CheckpointFailed(f"{path}: ends at byte {offset + done}, before the end of its tensors")
         done += count

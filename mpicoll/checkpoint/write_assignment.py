@@ -1,4 +1,4 @@
-"""Assignment of writes to ranks: vectors in pieces, replicas shared out, and what belongs to one rank alone."""
+"""Assignment of writes to ranks: pieces of vectors, parts of replicated arrays, and arrays of one rank alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpicoll.data.sampler import part
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,198}[A-Za-z0-9_])?")
 _SHARE_BYTES = 1 << 16
-"""A replicated array is divided among ranks, but not into parts smaller than this."""
+"""Smallest part, in bytes, into which a replicated array is divided among ranks."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class PerRank:
 
 
 Tensors: TypeAlias = Mapping[str, Piece | Whole | PerRank | Sequence[Piece]]
-"""What a rank saves or wants back, by name. Several pieces of one vector come as a list; a rank may have none."""
+"""Tensors that a rank saves or restores, by name. Several pieces of one vector form a list, which may be empty."""
 
 
 class TensorLayout(NamedTuple):
-    """A rank's description of one name; `ranges` are starts and stops, in elements, of what it writes of a vector."""
+    """Layout of a tensor on a rank; `ranges` are starts and stops, in elements, of the parts that the rank writes."""
 
     kind: str
     dtype: str
@@ -55,28 +55,28 @@ class TensorLayout(NamedTuple):
 
 
 def piece_key(name: str, start: int) -> str:
-    """Return the name in a file of the piece of a vector that begins at `start`; no tensor can be called so."""
+    """Return the key, in a rank's file, of the piece of a vector that begins at `start`; not a valid tensor name."""
     return f"{name}@{start}"
 
 
 def is_name(name: object) -> bool:
-    """Say whether something can be the name of a tensor: letters, digits and ``_ . : -`` inside, no path."""
+    """Return True for a valid name of a tensor: letters and digits, with ``_ . : -`` inside, but no ``..``."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def layouts(tensors: Tensors, size: int, rank: int) -> dict[str, TensorLayout]:
-    """Return what `rank` of `size` writes of each tensor.
+    """Return the layout of each tensor on `rank` of `size`.
 
     Raises
     ------
     ValueError, TypeError
-        If a name, dtype, shape or range is none that can be saved; the message names the tensor.
+        If a name, dtype, shape or range cannot be saved; the message names the tensor.
     """
     return {name: layout for name, layout, _ in _walk(tensors, size, rank)}
 
 
 def arrays_to_write(tensors: Tensors, size: int, rank: int) -> dict[str, np.ndarray]:
-    """Return what goes into the file of `rank`, by key; views where possible."""
+    """Return the arrays of the file of `rank`, by key; views where possible."""
     found: dict[str, np.ndarray] = {}
     for name, layout, arrays in _walk(tensors, size, rank):
         if layout.kind == "per_rank":
@@ -95,7 +95,7 @@ def _walk(tensors: Tensors, size: int, rank: int) -> Iterator[tuple[str, TensorL
     turn = 0
     for name in sorted(tensors):
         if not is_name(name):
-            raise ValueError(f"tensor name {name!r:.80}: letters, digits and _ . : - inside, at most 200")
+            raise ValueError(f"tensor name {name!r:.80}: not up to 200 letters and digits, with _ . : - inside")
         entry = tensors[name]
         if isinstance(entry, PerRank):
             array = _checked(name, entry.array)
@@ -139,7 +139,7 @@ def _checked(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _share(array: np.ndarray, size: int, rank: int, turn: int) -> tuple[int, int, int]:
-    """Return start and stop of a rank's share of a replicated array, and whose turn it is for the next array."""
+    """Return start and stop of a rank's part of a replicated array, and the first writer of the next array."""
     writers = min(size, max(1, array.nbytes // _SHARE_BYTES))
     number = (rank - turn) % size
     start, stop = part(array.size, writers, number) if number < writers else (0, 0)
@@ -147,12 +147,13 @@ def _share(array: np.ndarray, size: int, rank: int, turn: int) -> tuple[int, int
 
 
 def merge(told: Sequence[Mapping[str, TensorLayout]]) -> dict[str, dict[str, Any]]:
-    """Put together what all ranks said, in rank order, into the manifest's table of tensors.
+    """Merge the layouts of all ranks, in rank order, into the manifest's table of tensors.
 
     Raises
     ------
     ValueError
-        If ranks disagree about a tensor, or the pieces of a vector leave gaps or overlap; the message names both.
+        If ranks disagree about a tensor, or the pieces of a vector leave gaps or overlap; the message names the tensor
+        and the ranks.
     """
     return {name: _merge_one(name, told) for name in sorted(set().union(*told))}
 
@@ -175,7 +176,7 @@ def _merge_one(name: str, told: Sequence[Mapping[str, TensorLayout]]) -> dict[st
 
 
 def describe(layout: TensorLayout) -> str:
-    """Return kind and dtype for a message, and the shape where ranks must have the same."""
+    """Return kind and dtype for a message, with the shape where it must be equal on all ranks."""
     return f"{layout.kind} {layout.dtype}" + (f" {tuple(layout.shape)}" if layout.kind != "per_rank" else "")
 
 
@@ -185,7 +186,7 @@ def check_tiling(name: str, pieces: Sequence[Sequence[int]], total: int) -> None
     Raises
     ------
     ValueError
-        If they do not; the message names ranks.
+        If they do not; the message names the tensor, and the rank of the piece.
     """
     at = 0
     for start, stop, rank in pieces:

@@ -1,4 +1,4 @@
-"""Writing checkpoints so that a crash at any moment, or a full disk on any rank, leaves the previous one usable."""
+"""Writer of checkpoints: a crash at any moment, or a full disk on any rank, leaves the previous checkpoint usable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpicoll.errors import CheckpointFailed
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in a folder that all ranks see and no other run writes to.
+    """Store of one run's checkpoints, in a folder that all ranks see and no other run writes to.
 
     The constructor and every method but :meth:`close` are collective over `comm`. An error on one rank is raised as a
     CheckpointError with the same message on all ranks; the run can continue after it.
@@ -30,11 +30,14 @@ class CheckpointStore:
     Parameters
     ----------
     folder
-        The folder; it is made if only its last part is missing. Unfinished checkpoints of dead runs are removed.
+        The folder; created if only the last part of its path is missing. Unfinished checkpoints of former runs are
+        removed.
+    comm
+        Communicator of the run's ranks.
     keep
-        Number of checkpoints to keep, at least 1; with 1 there is no other one if it turns out to be damaged.
+        Number of checkpoints to keep, at least 1. With 1, there is no older one if the last is damaged.
     patience
-        Seconds for which a rank looks for a file that another host has just written.
+        Seconds for which a rank looks for a file that another host may just have written.
 
     Raises
     ------
@@ -46,7 +49,7 @@ class CheckpointStore:
 
     def __init__(self, folder: str | Path, comm: MPI.Intracomm, *, keep: int = 2, patience: float = 10.0) -> None:
         if keep < 1 or not 0 <= patience < float("inf"):
-            raise ValueError(f"keep={keep} must be at least 1, patience={patience} finite and not negative")
+            raise ValueError(f"keep={keep} must be at least 1, patience={patience} finite and at least 0")
         self.folder = Path(folder).expanduser().absolute()
         self._comm, self._keep, self._patience = comm, keep, patience
         self._opened: int | None = None
@@ -77,7 +80,7 @@ class CheckpointStore:
         self.close()
 
     def steps(self) -> list[int]:
-        """Return the steps of which there is a checkpoint, good or not, in ascending order."""
+        """Return the steps of all checkpoints in the folder, damaged ones included, in ascending order."""
         found: list[int] = from_root(self._comm, lambda: durable_files.steps_in(self.folder))
         return found
 
@@ -93,16 +96,17 @@ class CheckpointStore:
     def save(self, step: int, tensors: Tensors, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint of `step`, then remove those that are no longer kept. Returns when it is on the disk.
 
-        A step that this run has saved or opened is there already, and is left as it is.
+        Does nothing if this run has saved or opened a checkpoint of `step`.
 
         Parameters
         ----------
         step
-            The step, equal on every rank, and higher than that of every checkpoint there, unless one was opened.
+            The step, equal on every rank, and higher than that of every checkpoint in the folder, unless one was
+            opened.
         tensors
-            This rank's tensors; the pieces of a vector on all ranks cover it exactly once.
+            This rank's tensors. The pieces of a vector on all ranks must cover it exactly once.
         facts
-            Any data that JSON can represent, with finite numbers only. Those of rank 0 are saved.
+            Data that JSON can represent, with finite numbers only. Those of rank 0 are saved.
 
         Raises
         ------
@@ -125,9 +129,9 @@ class CheckpointStore:
         on_root(self._comm, lambda: self._prune(step))
 
     def _plan(self, step: int, tensors: Tensors) -> tuple[int, dict[str, Any] | None]:
-        """Return the step and, on rank 0, the manifest's table of tensors, or None if the step is there already.
+        """Make all checks that need no writing; return the step and the manifest's table of tensors.
 
-        Makes all checks that can be made without writing.
+        The table is None on other ranks than 0, and if the step is saved already.
         """
         size, rank = self._comm.Get_size(), self._comm.Get_rank()
         mine = attempt(self._comm, lambda: (operator.index(step), layouts(tensors, size, rank)), naming_rank=True)
@@ -136,7 +140,8 @@ class CheckpointStore:
         def join() -> dict[str, Any] | None:
             assert told is not None
             if len({other for other, _ in told}) > 1 or not 0 <= told[0][0] <= durable_files.MAX_STEP:
-                raise CheckpointFailed(f"steps {sorted({other for other, _ in told})}: must be one, and not negative")
+                steps = sorted({other for other, _ in told})
+                raise CheckpointFailed(f"step {steps}: must be one on all ranks, from 0 to 10**18 - 1")
             if mine[0] == self._opened or mine[0] in self._saved:
                 return None
             self._refuse_older(mine[0])
@@ -179,24 +184,24 @@ class CheckpointStore:
         on_root(self._comm, finish)
 
     def _publish(self, folder: Path, manifest: Manifest) -> None:
-        """Complete the folder and give it its name."""
+        """Write the manifest, and give the folder its name by an atomic rename."""
         data = manifests.encode(manifest)
         if len(data) > manifests.MAX_BYTES:
             raise CheckpointFailed(f"a manifest of {len(data)} bytes is too long; save long facts as tensors")
         for rank, (nbytes, _) in enumerate(manifest.files):
             path = folder / durable_files.file_name(rank)
             if durable_files.patiently(path.stat, self._patience).st_size != nbytes:
-                raise CheckpointFailed(f"{path}: has not the {nbytes} bytes that rank {rank} wrote")
+                raise CheckpointFailed(f"{path}: does not have the {nbytes} bytes that rank {rank} wrote")
         durable_files.write_durably(folder / manifests.NAME, [data])
         durable_files.sync(folder)
         target = self.folder / durable_files.step_name(manifest.step)
-        if os.path.lexists(target):  # of a course that was given up: the one that was opened is older, and stays
+        if os.path.lexists(target):  # from before an older checkpoint was opened, which stays
             durable_files.put_aside(self.folder, manifest.step)
         folder.rename(target)
         durable_files.sync(self.folder)
 
     def _prune(self, step: int) -> None:
-        """Remove what was given up or is older than the last ones, each at once for whoever looks."""
+        """Remove checkpoints newer than `step`, which were abandoned, and all but the last `keep`, each atomically."""
         try:
             there = durable_files.steps_in(self.folder)
             newer, older = [s for s in there if s > step], [s for s in there if s <= step]

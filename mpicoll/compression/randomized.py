@@ -16,6 +16,7 @@ from mpicoll.compression.sparsifiers import Sparsifier, check_density, entries_f
 from mpicoll.kernels.codecs import counter_random, sampling, sparse_vectors
 
 _UNLIKELY = math.log(1e18)
+_DENSITY = 0.01
 
 
 @register("randomk")
@@ -107,31 +108,55 @@ class _Drawn(AggregationSession):
 class Wangni(Sparsifier):
     """Element i with probability p_i = min(rate |x_i|, 1), sent as x_i / p_i: unbiased, of least variance.
 
-    About the fraction ``density`` of the elements is sent, fewer if fewer are not zero. A quotient beyond the range of
-    float32 is inf. NaN and inf are always sent, unchanged; if they exceed the capacity, the first of them.
-    (Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.)
+    With ``density`` about this fraction of the elements is sent, fewer if fewer are not zero. With ``variance``, a
+    number above 1, the second moment (the mean squared norm of what is sent) is at most ``variance`` times the squared
+    norm of the vector, with the fewest elements that are possible on average: at most ``count / variance``, and far
+    fewer if elements are of different sizes. (Wangni et al., "Gradient sparsification for communication-efficient
+    distributed optimization", NeurIPS 2018: ``density`` by algorithm 3, ``variance`` by algorithm 2, without sorting.)
 
-    The number of elements drawn varies. It exceeds the capacity with a probability below 1e-18 (Bernstein's
-    inequality); the elements are then drawn again, which biases the mean by a fraction of about 1e-18.
+    A quotient beyond the range of float32 is inf. NaN and inf are always sent, unchanged; if they exceed the capacity,
+    the first of them.
+
+    The number of elements drawn varies. It exceeds the capacity, which depends on the count alone, with a probability
+    below 1e-18 (Bernstein's inequality); the elements are then drawn again, which biases the mean by a fraction of
+    about 1e-18. A payload with more entries than pay is the whole vector.
     """
 
-    density: float = 0.01
+    density: float = _DENSITY
+    variance: float = 0.0
     unbiased: ClassVar[bool] = True
     fixed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_density(self.density)
+        if self.variance and not 1 < self.variance < math.inf:
+            raise ValueError(f"variance: {self.variance} is not above 1")
+        if self.variance and self.density != _DENSITY:
+            raise ValueError(f"density: {self.density} and variance={self.variance} cannot both be given")
+
+    def _most_on_average(self, count: int) -> int:
+        # Probabilities of 1 / variance for all elements have that variance, so that the best ones add up to no more.
+        return entries_for(count, 1 / self.variance if self.variance else self.density)
 
     def capacity(self, count: int) -> int:
         """Return the largest number of elements sent."""
         # Probabilities are rounded up to multiples of 2^-32, which adds one element at most.
-        mean = entries_for(count, self.density) + 1
+        mean = self._most_on_average(count) + 1
         slack = _UNLIKELY / 3 + math.sqrt((_UNLIKELY / 3) ** 2 + 2 * _UNLIKELY * mean)
         return min(count, math.ceil(mean + slack))
 
+    def rate(self, x: np.ndarray) -> float:
+        """Return the factor of |x_i| in the probabilities, for float32 `x` of shape (count,)."""
+        if not x.size:
+            return 0.0
+        most = float(self._most_on_average(x.size))
+        if self.variance:
+            return float(sampling.rate_of_variance(x, self.variance, most))
+        return float(sampling.best_rate(x, most))
+
     def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
         """Write what is drawn."""
-        rate = float(sampling.best_rate(x, float(entries_for(x.size, self.density)) if x.size else 0.0))
+        rate = self.rate(x)
         number = sampling.keep(x, rate, key.words(), key.first, indices, values)
         while number > indices.size and rate > 0:
             key = key._replace(seed=counter_random.key(key.seed, 0, 0).view(np.uint64).item())

@@ -22,18 +22,18 @@ from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
 _MAX_CLASSES = 65536
 _BCAST_BYTES = 1 << 28
 _SPLIT = 0x5F3759DF
-"""Sets the random stream of the split apart from those of the epochs."""
+"""Part of the split's seed, which makes its random stream differ from those of the epochs."""
 
 ImageShape = tuple[int, int, int]
 
 
 class Samples(Protocol):
-    """Samples by number.
+    """Interface of a set of samples, numbered ``0 .. count - 1``.
 
     Attributes
     ----------
     count
-        Number of samples, which are numbered ``0 .. count - 1``.
+        Number of samples.
     """
 
     count: int
@@ -43,7 +43,7 @@ class Samples(Protocol):
 
 
 class OwnSamples:
-    """Samples of a user-defined data set, which has ``len`` and ``batch(indices)``; see :class:`Samples`."""
+    """Samples of a user-defined data set with ``len`` and ``batch(indices)``, none for None; see :class:`Samples`."""
 
     def __init__(self, data: Any) -> None:
         self._data, self.count = data, 0 if data is None else len(data)
@@ -54,7 +54,7 @@ class OwnSamples:
         Raises
         ------
         DataError
-            If the numbers of rows are not that of the indices.
+            If the data set returns other numbers of rows than there are indices.
         """
         x, y = self._data.batch(indices)
         if not len(x) == len(y) == len(indices):
@@ -63,14 +63,16 @@ class OwnSamples:
 
 
 class StoredSamples:
-    """Samples that are written to reused memory; see :class:`Samples`.
+    """Samples that a source writes to reused memory; see :class:`Samples`.
 
     Parameters
     ----------
+    source
+        The samples.
     features
-        Length of a row of features.
+        Number of features of a sample.
     dtype
-        Of the features: float32 or float64.
+        Element type of the features, float32 or float64.
     """
 
     def __init__(self, source: Fillable, features: int, dtype: str) -> None:
@@ -104,16 +106,18 @@ class Fillable(Protocol):
 
 
 class ArraySamples:
-    """Rows of an array, in memory or mapped; stored as they came and scaled when they are used.
+    """Source of samples in arrays, in memory or mapped, which are converted and scaled when they are used.
 
     Parameters
     ----------
-    x : (n, ...) of numbers
-    y : (n,) of integers
+    x : (count, ...) of numbers
+        Features.
+    y : (count,) of integers
+        Labels.
     scale
-        Features are multiplied by it.
+        Factor on the features.
     rows
-        The numbers of the rows that belong to this set; by default all.
+        Indices of the rows that belong to this set; None for all.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, scale: float, rows: np.ndarray | None = None) -> None:
@@ -133,8 +137,10 @@ class Dataset:
 
     Attributes
     ----------
+    feature_count, class_count
+        Number of features of a sample, and number of classes; 0 for user-defined data.
     image_shape
-        Height, width and channels, where a sample is an image.
+        Height, width and channels of a sample; None if samples are not images.
     """
 
     train: Samples
@@ -145,15 +151,15 @@ class Dataset:
 
 
 def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
-    """Load the data set that `config` names.
+    """Load the data set that `config` names. Collective over `comm`.
 
-    Collective over `comm`. Rank 0 alone reads files that fit into memory, and broadcasts; a .npy file is mapped by
-    every rank; synthetic samples are computed when they are used.
+    Rank 0 reads data sets that are held in memory and broadcasts them. Every rank maps a .npy file. Synthetic samples
+    are computed when they are used.
 
     Raises
     ------
     DataError
-        On every rank, if any of them finds something wrong.
+        On every rank, if one of them cannot read the data, or they are not valid.
     """
     if config.dataset.startswith("synthetic:"):
         return _synthetic(parse_synthetic(config.dataset), config)
@@ -265,7 +271,7 @@ def _read_and_broadcast(dataset: str, comm: MPI.Intracomm) -> tuple[dict[str, np
 
 
 def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.ndarray]:
-    """Map features and labels on every rank and check that they are everywhere the same."""
+    """Map features and labels on every rank; check that shapes, element types and labels are equal on all."""
 
     def read() -> dict[str, np.ndarray]:
         x = sample_files.map_npy(Path(config.dataset).expanduser())
@@ -275,7 +281,8 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
     arrays: dict[str, np.ndarray] = all_succeed(comm, read)
     facts = repr([(a.shape, a.dtype.str) for a in arrays.values()]).encode() + arrays["y"].tobytes()
     if differing := differing_ranks(comm, hashlib.sha256(facts).digest()):
-        raise DataError(f"{config.dataset}: ranks {differing} see other shapes or labels than the rest")
+        ranks = ", ".join(map(str, differing))
+        raise DataError(f"{config.dataset}: rank {ranks} has other shapes or labels than the other ranks")
     return arrays
 
 
@@ -302,7 +309,7 @@ def _from_arrays(arrays: dict[str, np.ndarray], scale: float, config: TrainConfi
 def stored(
     parts: tuple[Fillable, Fillable], features: int, classes: int, dtype: str, image_shape: ImageShape | None = None
 ) -> Dataset:
-    """Return training and test samples as a data set whose features are of `dtype`."""
+    """Return a data set of training and test samples with features of `dtype`."""
     train, test = (StoredSamples(part, features, dtype) for part in parts)
     return Dataset(train, test, features, classes, image_shape)
 

@@ -1,7 +1,7 @@
-"""Files that hold samples: IDX, .npz, .npy. All of them are untrusted.
+"""Files of samples: IDX, .npz and .npy. Files are not trusted.
 
-What a header claims is compared with the file's size before anything is allocated, object arrays are refused, and
-nothing is ever unpickled. Whatever is wrong with a file becomes one :class:`DataError` that names it.
+The length in a header is compared with the file's size before memory is allocated, object arrays are refused, and
+nothing is unpickled. Any fault of a file is raised as a :class:`DataError` that names it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DAMAGE = (
 
 
 class NpyHeader(NamedTuple):
-    """The start of a .npy file: what follows, and at which byte it starts."""
+    """Header of a .npy file; `offset` is the byte at which the data begin."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -47,13 +47,13 @@ class NpyHeader(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the array takes."""
+        """Number of bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file leads to into a DataError with the file's name."""
+    """Context that turns the errors of a damaged file into a DataError with the file's name."""
     try:
         yield
     except DataError:
@@ -159,7 +159,8 @@ def map_npy(path: Path) -> np.ndarray:
     Raises
     ------
     DataError
-        If the file is missing, is no .npy file, holds anything but plain numbers, or is not as long as its header says.
+        If the file is missing, not a .npy file, or of another length than in its header; or if its elements are not
+        plain numbers.
     """
     with _naming(path), path.open("rb") as stream:
         header = _read_npy_header(stream)
@@ -171,7 +172,7 @@ def map_npy(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read ``x_train, y_train, x_test, y_test``, or ``x, y``, from an .npz file; other members are left alone.
+    """Read ``x_train, y_train, x_test, y_test``, or ``x, y``, from an .npz file; other members are ignored.
 
     Raises
     ------

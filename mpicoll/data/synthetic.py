@@ -1,4 +1,4 @@
-"""Samples that are computed from their number, so that a set of any size needs no memory and no file."""
+"""Synthetic samples, computed from their numbers, so that a set of any size needs no memory and no file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NOISE_MEAN = 4 * 65535 / 2
 _NOISE_DEVIATION = np.sqrt(4 * (65536**2 - 1) / 12)
 _DISTANCE = 4.0
-"""Between two centres, in standard deviations: a few per cent of the samples lie nearer to a wrong one."""
+"""Typical distance between two centres in standard deviations: few per cent of samples lie nearer to a wrong centre."""
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
@@ -28,10 +28,11 @@ def mix(keys: np.ndarray) -> np.ndarray:
 
 
 class SyntheticSamples:
-    """Clouds around one centre a class.
+    """Clusters of samples around a centre for each class; a :class:`~mpicoll.data.datasets.Fillable`.
 
-    Sample ``i`` is decided by the seed and ``first + i`` alone: its label by the mixed number, each feature by the
-    centre plus noise, the sum of four 16-bit numbers, which is close to a normal distribution of variance 1.
+    Sample ``i`` depends on the seed and ``first + i`` alone. Its label comes from the mixed bits of that number. A
+    feature is that of the label's centre plus noise, a scaled sum of four 16-bit numbers, which is close to normal with
+    variance 1.
     """
 
     def __init__(self, spec: Synthetic, seed: int, first: int, count: int, centres: np.ndarray) -> None:
@@ -43,7 +44,7 @@ class SyntheticSamples:
 
     @classmethod
     def maker(cls, spec: Synthetic, seed: int) -> Callable[[int, int], SyntheticSamples]:
-        """Return a function of first number and count that makes sets with the same centres."""
+        """Return a function of `first` and `count` that returns sets of samples with the same centres."""
         centres = np.random.default_rng((seed, spec.classes)).standard_normal((spec.classes, spec.features))
         centres *= _DISTANCE / np.sqrt(2 * spec.features)
         return lambda first, count: cls(spec, seed, first, count, centres)

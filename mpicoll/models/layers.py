@@ -15,7 +15,7 @@ Arrays = Sequence[np.ndarray]
 
 
 class Workspace:
-    """State of a layer between forward and backward; arrays are kept from step to step, so that none is allocated.
+    """State of a layer between forward and backward pass; its arrays are reused from step to step.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Layer(Protocol):
     shapes
         Shapes of the parameter arrays.
     decays
-        For each of them, whether weight decay applies.
+        For each of them, True if weight decay applies.
     output
         Shape of the layer's output for one sample.
     waited
@@ -64,7 +64,7 @@ class Layer(Protocol):
         """Draw initial parameters; `arrays` are zero."""
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
-        """Return the layer's output for `x` of shape (rows, features); both may be kept in `room`."""
+        """Return the layer's output for `x` of shape (rows, features); `room` may keep references to both."""
 
     def backward(
         self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
@@ -74,9 +74,9 @@ class Layer(Protocol):
         Parameters
         ----------
         delta : array of the output's shape
-            The derivative of the loss with respect to the output; may be overwritten.
+            Derivative of the loss with respect to the output; may be overwritten.
         below
-            Whether to return the derivative with respect to `x`; otherwise None is returned.
+            True to return the derivative with respect to `x`, False to return None.
         """
 
 
@@ -98,7 +98,11 @@ def sum_of_rows(delta: np.ndarray, out: np.ndarray, *, add: bool) -> None:
 
 
 class Dense:
-    """``x @ W + b``, then ReLU if asked for. Weights have variance 2 / inputs before a ReLU, else 1 / inputs."""
+    """Dense layer, ``x @ W + b``, with an optional ReLU.
+
+    Initial weights are normal with variance 2 / inputs before a ReLU (He et al., "Delving deep into rectifiers", ICCV
+    2015), else 1 / inputs; biases are 0.
+    """
 
     waited = 0.0
 
@@ -123,7 +127,7 @@ class Dense:
         return np.matmul(x, arrays[0], out=room.rows("out", len(x), self.output, x.dtype))
 
     def finish(self, arrays: Arrays, out: np.ndarray) -> np.ndarray:
-        """Add the bias, then ReLU, in place: the second half."""
+        """Add the bias, then apply ReLU, in place: the second half of `forward`."""
         np.add(out, arrays[1], out=out)
         return np.maximum(out, 0, out=out) if self.relu else out
 
@@ -144,7 +148,7 @@ class Dense:
 
 
 class Convolution:
-    """3 x 3 filters with zeros around the image, ReLU, and 2 x 2 pooling.
+    """Convolutional layer: 3 x 3 filters with zero padding, ReLU, and 2 x 2 max pooling.
 
     Parameters
     ----------
@@ -182,7 +186,7 @@ class Convolution:
     def backward(
         self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
     ) -> np.ndarray | None:
-        """See :class:`Layer`; it can only be the first of a model."""
+        """See :class:`Layer`; NotImplementedError with `below`: a convolution can only be a model's first layer."""
         if below:
             raise NotImplementedError("a convolution is the first layer of a model")
         rows = len(delta)

@@ -21,11 +21,11 @@ class GradientStore(ParameterStore, Protocol):
 
 
 class StepExecutor(Protocol):
-    """Interface of executors, which compute the gradients of samples and give them to a strategy."""
+    """Interface of engines, which compute the gradients of samples and write them to a strategy."""
 
     @property
     def waited(self) -> float:
-        """Seconds spent on messages within its methods so far, those of the strategy not counted."""
+        """Seconds spent so far on messages within its methods, those of the strategy excluded."""
 
     def gradients(
         self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
@@ -40,7 +40,7 @@ class StepExecutor(Protocol):
 
 
 class SequentialMicroBatches:
-    """The whole model on this rank, part after part; an :class:`StepExecutor`."""
+    """Engine that runs the whole model on this rank, part after part; a :class:`StepExecutor`."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -24,7 +24,7 @@ class TrainableModel(Protocol):
         """Return initial parameters, which depend on `seed` only."""
 
     def forward(self, parameters: Sequence[np.ndarray], x: Any, y: Any) -> tuple[float, float, Any]:
-        """Return loss and number of hits, each summed over the batch, and an object that :meth:`backward` gets.
+        """Return loss and correct predictions, each summed over the batch, and an object for :meth:`backward`.
 
         Parameters
         ----------
@@ -38,11 +38,17 @@ class TrainableModel(Protocol):
         """
 
     def backward(self, parameters: Sequence[np.ndarray], saved: Any) -> Sequence[np.ndarray]:
-        """Return the gradients of the summed loss, with shapes and dtype of the parameters."""
+        """Return the gradients of the summed loss, with shapes and dtype of the parameters.
+
+        Parameters
+        ----------
+        saved
+            The object that :meth:`forward` returned.
+        """
 
 
 class _Parameter:
-    """One array of parameters, in the place of a :class:`~mpicoll.models.layers.Layer`; it computes nothing itself."""
+    """Stand-in for a :class:`~mpicoll.models.layers.Layer` with one array of parameters; computes nothing."""
 
     def __init__(self, shape: Shape) -> None:
         self.shapes = (shape,)
@@ -73,14 +79,20 @@ class OwnModel(Model):
         self._copies = FlatParameters(self.layout, whole)
 
     def initial(self, seed: int) -> np.ndarray:
-        """Return the initial parameters in one vector, ``(parameter_count,)`` of dtype."""
+        """Return the initial parameters in one vector, ``(parameter_count,)`` of dtype.
+
+        Raises
+        ------
+        DataError
+            If the model returns other shapes than before.
+        """
         arrays = [np.asarray(array) for array in self._model.initial(seed)]
         if [array.shape for array in arrays] != self.shapes:
             raise DataError(f"model: initial({seed}) gives other shapes than before")
         return np.concatenate([array.reshape(-1) for array in arrays]).astype(self.dtype, copy=False)
 
     def arrays(self, storage: ParameterStore) -> list[np.ndarray]:
-        """Return copies of all parameters. Collective where ranks hold parts of them."""
+        """Return copies of all parameters. Collective for sharded parameters."""
         return [array.copy() for array in self._gather(storage)]
 
     def loss(self, storage: ParameterStore, x: Any, y: Any) -> tuple[float, int]:
@@ -104,17 +116,17 @@ class OwnModel(Model):
         with tracing.span("forward"):
             found = self._model.forward(parameters, x, y)
         if not isinstance(found, (tuple, list)) or len(found) != 3:
-            raise DataError(f"model: forward gives {_described(found)}, not the three of loss, hits, and what is saved")
+            raise DataError(f"model: forward gives {_described(found)}, not a tuple of loss, hits and saved object")
         loss, hits, saved = found
         return _number(loss, "loss"), _number(hits, "number of hits"), saved  # type: ignore[return-value]
 
     def _checked(self, found: Any) -> list[np.ndarray]:
-        """Return gradients, if they are like the parameters.
+        """Return the gradients as a list.
 
         Raises
         ------
         DataError
-            Naming the first that is wrong.
+            If their number, shapes or element types do not fit the parameters; names the first that does not.
         """
         if isinstance(found, np.ndarray) or not isinstance(found, Iterable):
             raise DataError(f"model: backward gives {_described(found)}, not a list of {len(self.shapes)} gradients")
@@ -151,7 +163,7 @@ class OwnModel(Model):
 
 
 def _described(found: Any) -> str:
-    """Return the type of a result; of an array with dtype and shape."""
+    """Return the type of a result for a message, with length, or dtype and shape."""
     if isinstance(found, (np.ndarray, np.generic)):
         return f"an array of {found.dtype} and shape {found.shape}"
     length = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
@@ -159,12 +171,12 @@ def _described(found: Any) -> str:
 
 
 def _number(found: Any, name: str) -> float:
-    """Return a real number that `forward` gave.
+    """Return a real number that `forward` returned as a float.
 
     Raises
     ------
     DataError
-        If it is none.
+        If it is not a real number.
     """
     if type(found) is float or type(found) is int:
         return found

@@ -1,8 +1,9 @@
 """Sequential models: layers followed by softmax cross entropy, over one flat vector of parameters.
 
 The vector contains the layers in order, in each the weights before the biases. A :class:`ParameterStore` holds it: the
-whole vector on every rank, or chunks that are gathered layer by layer. A model tells the store which layer it uses
-next, and which layer's gradients are ready, so that they can be sent while those of the layers below are computed.
+whole vector on every rank, or chunks that are gathered layer by layer. A model asks the store for the parameters of
+each layer that it uses, and marks each layer's gradients as ready, so that they can be sent while those of lower layers
+are computed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ParameterStore(Protocol):
         """Return the parameter arrays of a layer, valid until :meth:`release`."""
 
     def release(self, layer: int) -> None:
-        """Release the layer's parameters, which are not used for now."""
+        """Release the layer's parameters until they are asked for again."""
 
     def gradients(self, layer: int) -> Arrays:
         """Return arrays for the gradients of a layer."""
@@ -64,13 +65,21 @@ class ParameterLayout:
             for span, shape in zip(self.spans[layer], self._shapes[layer], strict=True)
         ]
 
-    def decayed(self, start: int, stop: int) -> list[ParameterSpan]:
-        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`, equal neighbours joined."""
+    def decayed(self, start: int, stop: int, *, joined: bool = True) -> list[ParameterSpan]:
+        """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`.
+
+        Parameters
+        ----------
+        joined
+            Whether neighbours that are alike are joined; otherwise each span is an array, or a part of one.
+        """
         cut = [
             ParameterSpan(max(span.start, start) - start, min(span.stop, stop) - start, span.decays)
             for span in itertools.chain.from_iterable(self.spans)
             if max(span.start, start) < min(span.stop, stop)
         ]
+        if not joined:
+            return cut
         groups = [list(group) for _, group in itertools.groupby(cut, key=lambda span: span.decays)]
         return [ParameterSpan(group[0].start, group[-1].stop, group[0].decays) for group in groups]
 
@@ -105,7 +114,7 @@ Tape = list[Workspace]
 
 
 class Model:
-    """Sequence of layers.
+    """Model: a sequence of layers, with softmax cross entropy as loss.
 
     Parameters
     ----------
@@ -137,7 +146,7 @@ class Model:
         return [Workspace() for _ in self.layers]
 
     def initial(self, seed: int) -> np.ndarray:
-        """Return initial parameters, ``(parameter_count,)`` of dtype, that depend on nothing but `seed`."""
+        """Return initial parameters, ``(parameter_count,)`` of dtype, determined by `seed`."""
         random, flat = np.random.default_rng(seed), np.zeros(self.parameter_count, self.dtype)
         storage = FlatParameters(self.layout, flat)
         for number, layer in enumerate(self.layers):
@@ -159,10 +168,10 @@ class Model:
 
         Parameters
         ----------
-        delta : shape of what `forward` returned
-            The loss's derivative there; overwritten.
+        delta : (rows, ...) array, of the shape that `forward` returned
+            Derivative of the loss with respect to the output; overwritten.
         below
-            Whether the derivative with respect to what went into the first layer is wanted, which is returned.
+            True to return the derivative with respect to the input of the first layer, False to return None.
         """
         with tracing.span("backward"):
             for number in range(len(self.layers) - 1, -1, -1):
@@ -195,7 +204,7 @@ def perceptron(widths: Sequence[int], dtype: np.dtype | type | str) -> Model:
     Parameters
     ----------
     widths
-        Features, hidden widths and classes; without hidden ones this is logistic regression.
+        Number of features, widths of hidden layers, number of classes; without hidden layers, logistic regression.
     """
     last = len(widths) - 2
     shapes = itertools.pairwise(widths)
@@ -203,6 +212,12 @@ def perceptron(widths: Sequence[int], dtype: np.dtype | type | str) -> Model:
 
 
 def convolutional(image: tuple[int, int, int], filters: int, classes: int, dtype: np.dtype | type | str) -> Model:
-    """Return a 3 x 3 convolution with ReLU and pooling, and a dense layer."""
+    """Return a model of a 3 x 3 convolution with ReLU and pooling, and a dense layer.
+
+    Parameters
+    ----------
+    image
+        Height, width and channels of a sample.
+    """
     first = Convolution(image, filters)
     return Model([first, Dense(first.output[0], classes, relu=False)], dtype)

@@ -1,4 +1,4 @@
-"""Neighbourhood collectives of Python objects: pickles, whose lengths travel before them."""
+"""Neighbourhood collectives of Python objects: an exchange of the pickles' lengths, then one of the pickles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpicoll.objects.moves import as_many
 
 
 def allgather(scope: CallContext, around: Neighborhood, obj: Any) -> list[Any]:
-    """Return the objects of the ranks in `around.sources`; None for a source that is no rank."""
+    """Return the objects of the ranks in `around.sources`; None for a source that is MPI.PROC_NULL. Collective."""
     (data,) = _pickled(scope, (obj,))
     lengths = np.zeros(len(around.sources), np.int64)
     neighborhood_calls.run(scope, "neighbor_allgather", around, np.array([data.size]), lengths)
@@ -25,7 +25,15 @@ def allgather(scope: CallContext, around: Neighborhood, obj: Any) -> list[Any]:
 
 
 def alltoall(scope: CallContext, around: Neighborhood, destinations: int, objects: Any) -> list[Any]:
-    """Return the object that each rank in `around.sources` has for this one; `objects` has one for each destination."""
+    """Return the object that each rank in `around.sources` sends to this one, None for MPI.PROC_NULL. Collective.
+
+    Parameters
+    ----------
+    destinations
+        Number of destinations.
+    objects
+        A sequence with an object for each destination; otherwise an error on this rank, which the other ranks learn of.
+    """
     try:
         given = as_many(objects, destinations, "sendobj")
     except Exception as error:
@@ -41,7 +49,7 @@ def alltoall(scope: CallContext, around: Neighborhood, destinations: int, object
 
 
 def _pickled(scope: CallContext, objects: Sequence[Any]) -> list[np.ndarray]:
-    """Return pickles, an empty one for None; if an object cannot be pickled, the other ranks are told."""
+    """Return pickles, an empty one for None; announces an object that cannot be pickled to the other ranks."""
     try:
         return [np.frombuffer(b"" if obj is None else pickling.dumps(obj), np.uint8) for obj in objects]
     except Exception as error:

@@ -5,20 +5,38 @@ from __future__ import annotations
 import math
 
 
+def scaled(peak: float, rule: str, batch: int, base: int) -> float:
+    """Return the learning rate for batches of `batch` samples, where `peak` is that for batches of `base`.
+
+    Parameters
+    ----------
+    rule
+        ``"none"``; ``"linear"``, in proportion to the batch (Goyal et al., "Accurate, large minibatch SGD",
+        arXiv:1706.02677, 2017, section 2.1); or ``"sqrt"``, to its square root, which keeps the variance of a step
+        (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997, 2014, section
+        5; Hoffer et al., "Train longer, generalize better", NIPS 2017).
+    """
+    if rule == "none":
+        return peak
+    return peak * (batch / base if rule == "linear" else math.sqrt(batch / base))
+
+
 def learning_rate(step: int, total: int, peak: float, warmup: int, schedule: str) -> float:
     """Return the learning rate of a step.
 
     Parameters
     ----------
     step, total
-        This step, from 0, and the number of steps of the run.
+        Number of the step, from 0, and number of steps of the run.
     peak
-        The highest rate.
+        Largest learning rate.
     warmup
-        Number of steps over which the rate rises linearly to `peak`.
+        Number of steps over which the rate rises linearly to `peak` (Goyal et al., "Accurate, large minibatch SGD",
+        2017, section 2.2).
     schedule
-        ``"constant"``; ``"cosine"``, falling to 0 at the end of the run; or ``"step"``, a tenth from one half of the
-        run on and a hundredth from three quarters on.
+        ``"constant"``; ``"cosine"``, falling to 0 at the end of the run (Loshchilov and Hutter, "SGDR", ICLR 2017,
+        without restarts); or ``"step"``, ``peak / 10`` after one half of the run and ``peak / 100`` after three
+        quarters.
     """
     if step < warmup:
         return peak * (step + 1) / warmup

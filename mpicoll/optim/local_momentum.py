@@ -12,15 +12,25 @@ from mpicoll.optim.optimizers import ParameterSpan
 class LocalMomentum:
     """Momentum with a velocity on each rank, for gradients with error feedback.
 
-    A step is ``own = local(own gradient)``, the sum of that over the ranks, and ``step(sum)``. Momentum is linear:
-    without compression this is :class:`~mpicoll.optim.optimizers.Momentum`. With compression, the velocities are
-    compressed, and their sum is the step. If momentum were applied after the sum, it would repeat residuals of many
-    steps that arrive at once, ten times at 0.9: training with ``"sign"`` and error feedback diverges. (Momentum
-    correction: Lin et al., "Deep gradient compression", ICLR 2018; Zheng et al., "Communication-efficient distributed
-    blockwise momentum SGD with error-feedback", NeurIPS 2019.)
+    A step calls :meth:`local` on the rank's gradient, sums the result over the ranks, and calls :meth:`step` with the
+    sum. Momentum is linear: without compression this equals :class:`~mpicoll.optim.optimizers.Momentum`. With
+    compression, the velocities are compressed. Momentum after the sum would amplify residuals of many steps that arrive
+    at once, tenfold at 0.9: training with ``"sign"`` and error feedback then diverges. (Momentum correction: Lin et
+    al., "Deep gradient compression", ICLR 2018; Zheng et al., "Communication-efficient distributed blockwise momentum
+    SGD with error-feedback", NeurIPS 2019.)
 
-    The velocity of weight decay, which all ranks know, is not sent. Parameters as for
-    :class:`~mpicoll.optim.optimizers.Momentum`.
+    The velocity of weight decay is computed on every rank and not sent.
+
+    Parameters
+    ----------
+    parameters : (count,) of float32 or float64
+        Updated in place by :meth:`step`.
+    momentum
+        Decay of the velocity in a step.
+    nesterov
+        True for Nesterov's momentum.
+    weight_decay, spans
+        As for :class:`~mpicoll.optim.optimizers.Optimizer`.
     """
 
     def __init__(
@@ -40,7 +50,7 @@ class LocalMomentum:
         self._momentum, self._nesterov = parameters.dtype.type(momentum), nesterov
 
     def local(self, gradient: np.ndarray, scale: float, start: int = 0) -> None:
-        """Replace ``scale * gradient`` of this rank, for the elements from `start` on, with the velocity, in place."""
+        """Add ``scale * gradient`` to the velocity from `start` on; replace `gradient` with the update's direction."""
         gradient *= gradient.dtype.type(scale)
         self._push(self.velocity[start : start + gradient.size], gradient)
 
@@ -58,7 +68,7 @@ class LocalMomentum:
         return self.velocity.nbytes + self._decay_velocity.nbytes + self._decay.nbytes
 
     def step(self, total: np.ndarray, rate: float) -> None:
-        """Move the parameters along ``-rate`` times the sum of all ranks' velocities and that of the decay."""
+        """Update the parameters by ``-rate`` times the sum of `total`, all ranks' velocities, and weight decay's."""
         direction = self._decay * self.parameters
         self._push(self._decay_velocity, direction)
         direction += total
@@ -66,7 +76,7 @@ class LocalMomentum:
         self.parameters -= direction
 
     def _push(self, velocity: np.ndarray, gradient: np.ndarray) -> None:
-        """Add a gradient to its velocity, and replace it with the direction in which to go."""
+        """Add a gradient to its velocity, and replace the gradient with the direction of the update."""
         velocity *= self._momentum
         velocity += gradient
         if self._nesterov:

@@ -28,8 +28,9 @@ class LocalSteps(FlatVectorStrategy):
     of the differences, so that replicas may differ. (Zhang et al., "Deep learning with elastic averaging SGD", NIPS
     2015, the synchronous form.)
 
-    At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. Velocities are
-    never averaged. Parameters as for :class:`~mpicoll.parallel.strategy.Replicated`.
+    At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. The optimizers'
+    vectors are not averaged, except when a run resumes on another number of ranks. Parameters are those of
+    :class:`~mpicoll.parallel.strategy.Replicated`.
     """
 
     def __init__(
@@ -58,7 +59,10 @@ class LocalSteps(FlatVectorStrategy):
         """Do nothing: replicas are averaged after the update."""
 
     def update(self, rate: float, clip: float | None) -> float:
-        """Take a step of this rank alone, then average the replicas if it is time; see :class:`Strategy`."""
+        """Take a step of this rank alone, then average the replicas if that is due; see :class:`Strategy`.
+
+        Gradients are clipped on each rank, to the norm `clip` of its own gradients.
+        """
         norm = self._scale * norm_of(self._squares([(0, self._gradient)])) if clip is not None else math.nan
         self._optimizer.apply(self._gradient, rate, scale=self._scale * clipping(norm, clip))
         self._steps += 1

@@ -18,7 +18,7 @@ from mpicoll.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the mesh, and its communicators; None for a communicator of one rank.
+    """One rank's place in the mesh, and its communicators.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class Mesh:
     replica, replicas
         Number of this rank's replica, and the number of replicas.
     tensor
-        The ranks that share this rank's layers.
+        The ranks that share this rank's layers; None without tensor parallelism.
     pipeline
-        The ranks that hold the other layers of this replica, by stage, with this rank's part of each.
+        The ranks that hold the same part of each stage of this replica, in the order of stages; None without pipeline.
     """
 
     world: MPI.Intracomm
@@ -60,7 +60,8 @@ def make_mesh(comm: MPI.Intracomm, config: TrainConfig) -> Mesh:
     tensor, pipeline = config.tensor, config.pipeline
     if size % (tensor * pipeline):
         raise UsageError(
-            f"--tensor {tensor} --pipeline {pipeline}: {size} ranks cannot be divided into replicas of that"
+            f"--tensor {tensor} --pipeline {pipeline}: the number of ranks, {size}, is not a multiple of "
+            f"{tensor * pipeline}"
         )
     replicas = size // (tensor * pipeline)
     place, stage, replica = rank % tensor, rank // tensor % pipeline, rank // (tensor * pipeline)
@@ -73,7 +74,7 @@ def make_mesh(comm: MPI.Intracomm, config: TrainConfig) -> Mesh:
 
 
 def _split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:
-    """Return the ranks of the same color, in their order."""
+    """Return a communicator of the ranks with the same color, in their order."""
     part = comm.Split(color, comm.Get_rank())
     assert isinstance(part, MPI.Intracomm)
     return part

@@ -1,4 +1,4 @@
-"""Model shard: one rank's part of a model, which is some of the layers, and of these some columns or rows."""
+"""Model shard: one rank's part of a model, the layers of its pipeline stage and its columns or rows of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class ModelShard:
     ----------
     whole
         The model that the mesh shares.
+    mesh
+        This rank's place in the mesh.
+    inputs
+        Number of features of a sample.
 
     Attributes
     ----------
@@ -57,7 +61,7 @@ class ModelShard:
     def _stage(self, comm: MPI.Intracomm) -> tuple[int, int]:
         bounds, stages = self._whole.layout.bounds, comm.Get_size()
         if stages > len(self._whole.layers):
-            raise UsageError(f"--pipeline {stages} needs as many layers, not {len(self._whole.layers)}")
+            raise UsageError(f"--pipeline {stages} needs a layer for each stage; there are {len(self._whole.layers)}")
         cuts = stage_bounds(np.diff(bounds).tolist(), stages)
         return cuts[comm.Get_rank()], cuts[comm.Get_rank() + 1]
 

@@ -18,8 +18,8 @@ from mpicoll.parallel.strategy import CommunicationStatistics
 class ParameterGroup(NamedTuple):
     """A parameter group: layers whose parameters are communicated together, elements ``start`` to ``stop - 1``.
 
-    Each rank owns a chunk of `block` elements, the last ranks fewer. With equal blocks, Allgather and
-    Reduce_scatter_block take the place of calls with counts, for at most ``size - 1`` elements more in a buffer.
+    Each rank owns a chunk of `block` elements, the last ranks perhaps fewer. Blocks of equal length allow Allgather and
+    Reduce_scatter_block in place of calls with counts, at the cost of at most ``size - 1`` more elements in a buffer.
     """
 
     layers: range

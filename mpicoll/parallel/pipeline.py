@@ -63,7 +63,7 @@ def stage_bounds(counts: Sequence[int], stages: int) -> list[int]:
 
 
 def turns(schedule: str, stage: int, stages: int, count: int) -> Iterator[tuple[bool, int]]:
-    """Yield the passes of a stage over `count` micro-batches: whether it is a forward pass, and of which micro-batch.
+    """Yield the passes of a stage over `count` micro-batches: True for a forward pass, and the micro-batch's number.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class _Sent(NamedTuple):
 
 
 class _Link:
-    """Messages between stages, none of which is waited for longer than `timeout` seconds."""
+    """Messages between stages; raises CollectiveTimeout after waiting `timeout` seconds for one."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
         self._comm, self._timeout, self.waited = comm, timeout, 0.0
@@ -120,7 +120,7 @@ class _Link:
         def look(waited: float) -> float:
             if waited >= self._timeout:
                 here = self._comm.Get_rank()
-                raise CollectiveTimeout(f"stage {here} waited {waited:.3g} s {what}, without success", (peer,))
+                raise CollectiveTimeout(f"stage {here} waited {waited:.3g} s in vain {what}", (peer,))
             return min(waited + LOOK_AFTER_SECONDS, self._timeout)
 
         began = time.perf_counter()

@@ -15,10 +15,12 @@ _MOST_PERSISTENT = 32
 
 
 class GroupPrefetch:
-    """Buffers with the units that were used or prepared last. The constructor and every method are collective.
+    """Buffers that hold the units used or prepared last. The constructor and every method are collective.
 
     Parameters
     ----------
+    division : ParameterGroups
+        The units.
     blocks : list of (unit.block,) arrays
         This rank's chunk of each unit, padded.
     buffers

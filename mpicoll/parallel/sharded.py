@@ -1,7 +1,7 @@
 """Sharded data parallelism: the ranks divide optimizer state, gradients and parameters among them.
 
 The stages of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC20,
-section 5); the third is known as fully sharded data parallelism too (Zhao et al., "PyTorch FSDP", VLDB 2023).
+section 5); the third is also known as fully sharded data parallelism (Zhao et al., "PyTorch FSDP", VLDB 2023).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from mpicoll.train.config import TrainConfig
 
 
 class Sharded:
-    """Each rank updates its chunk of every parameter group; a :class:`~mpicoll.parallel.strategy.Strategy`.
+    """Sharded strategy: each rank updates its chunk of every parameter group.
+
+    A :class:`~mpicoll.parallel.strategy.SynchronousStrategy`.
 
     Layers form parameter groups (*units*) of at least ``config.bucket_bytes`` bytes; the last one may be shorter. With
     Psi parameters of K bytes, P ranks and U parameters in the largest unit, a rank holds at most, in bytes,
@@ -44,8 +46,8 @@ class Sharded:
     ==============  ============  ================  ==========
 
     and up to P - 1 further elements for each unit, since blocks have equal lengths; without overlap U in place of 2U.
-    In addition collectives need memory while they run: K U / P for ``optimizer`` on one node, some units with overlap
-    or by messages.
+    Collectives need further memory while they run: K U / P for ``optimizer`` on one node; some units with overlap, or
+    where collectives use messages.
 
     In a step a rank sends ``2 (P - 1) / P`` of the bytes of the gradients, as in an allreduce; with ``parameters`` up
     to ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
@@ -59,8 +61,8 @@ class Sharded:
     config
         Options; `shard` is not ``"none"``.
     overlap
-        With ``optimizer``: whether gradients are sent while others are computed. With ``parameters``: whether the next
-        unit is gathered while one is used.
+        With ``optimizer``, True to reduce gradients while others are computed; with ``parameters``, True to gather the
+        next unit while one is used. No effect with ``gradients``.
     squares
         Function that computes the squared norm for clipping.
     """
@@ -168,7 +170,7 @@ class Sharded:
         return True
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
-        """Take nothing."""
+        """Do nothing: all state is in :meth:`tensors`."""
 
     def clear_residuals(self) -> None:
         """Do nothing: there are no residuals."""

@@ -14,11 +14,11 @@ from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.prefetch import GroupPrefetch
 
 _MOST_UNDER_WAY = 2
-"""A nonblocking Reduce_scatter may need as much memory as the unit has."""
+"""Largest number of nonblocking Reduce_scatters in flight, each of which may need as much memory as its unit."""
 
 
 class Parameters(Protocol):
-    """Parameters of which this rank updates its chunks.
+    """Interface of the storage of parameters of which this rank updates its chunks.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Parameters(Protocol):
 
 
 class Gradients(Protocol):
-    """Gradients that end as sums over the ranks of this rank's chunks.
+    """Interface of the storage of gradients, of which this rank gets the sums over the ranks for its chunks.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def pieces(division: ParameterGroups, chunks: list[np.ndarray]) -> list[Piece]:
 
 
 class WholeParameters:
-    """All of them on every rank, updated by Allgatherv; :class:`Parameters`."""
+    """Parameters held whole on every rank; an Allgatherv distributes updated chunks. Implements :class:`Parameters`."""
 
     def __init__(self, division: ParameterGroups, initial: np.ndarray) -> None:
         self._division, self._vector = division, division.zeros(division.count)
@@ -122,9 +122,9 @@ class WholeParameters:
 
 
 class WholeGradients:
-    """All of them on every rank until the end of the step, then Reduce_scatter in place; :class:`Gradients`.
+    """Gradients held whole on every rank, reduced by Reduce_scatter in place; implements :class:`Gradients`.
 
-    With `overlap` a unit is reduced while the gradients of lower layers are computed.
+    With `overlap` a unit is reduced while the gradients of lower layers are computed, otherwise at the step's end.
     """
 
     def __init__(self, division: ParameterGroups, *, overlap: bool) -> None:
@@ -182,9 +182,9 @@ class WholeGradients:
 
 
 class ChunkedParameters:
-    """Each rank holds its chunks; units are gathered when they are used; :class:`Parameters`.
+    """Parameters held in chunks, gathered unit by unit when they are used; implements :class:`Parameters`.
 
-    With `ahead` the next unit is gathered meanwhile, in a buffer of its own.
+    With `ahead` the next unit is gathered into a second buffer while one is used.
     """
 
     def __init__(self, division: ParameterGroups, initial: np.ndarray, *, ahead: bool) -> None:
@@ -206,7 +206,7 @@ class ChunkedParameters:
         return self._division.views(layer, data)
 
     def _falls(self, layer: int) -> bool:
-        """Say whether a backward pass goes on; what comes after layer 0 is a forward pass or an update."""
+        """Return True in a backward pass, in which layers fall; after layer 0 comes a forward pass or an update."""
         return 0 < layer < self._previous or layer == self._previous == self._last_layer
 
     def before_update(self) -> None:
@@ -225,7 +225,7 @@ class ChunkedParameters:
         return whole.digest()
 
     def entry(self) -> list[Piece]:
-        """See :class:`Parameters`; what was gathered is forgotten, since the chunks may be filled."""
+        """See :class:`Parameters`; invalidates gathered units, since a restore overwrites the chunks."""
         self._gathering.forget()
         return pieces(self._division, self.own)
 
@@ -236,10 +236,10 @@ class ChunkedParameters:
 
 
 class ChunkedGradients:
-    """A buffer for the present unit, and the sums of this rank's chunks; :class:`Gradients`.
+    """Gradients in a buffer for one unit, reduced into this rank's chunks; implements :class:`Gradients`.
 
-    A unit is reduced as soon as it is complete, for every part of the batch. That sends more than reducing once a step,
-    but sums of the parts need memory for the chunks only.
+    A unit is reduced as soon as it is complete, for every part of the batch. This sends more than one reduction a step,
+    but the sums over the parts need memory for the chunks only.
     """
 
     def __init__(self, division: ParameterGroups) -> None:
@@ -250,7 +250,7 @@ class ChunkedGradients:
         self._filled = [False] * len(self.own)
 
     def arrays(self, layer: int) -> Arrays:
-        """See :class:`Gradients`; zeros where the model adds to what an earlier part has left."""
+        """See :class:`Gradients`; zeros after the first part of a batch, since the model adds to the arrays."""
         arrays = self._division.views(layer, self._buffer)
         if self._filled[self._division.unit_of(layer)]:
             for array in arrays:

@@ -1,7 +1,7 @@
 """Strategy interface: where parameters, gradients and optimizer state live and when they are synchronised.
 
-A step consists of the gradients of the batch, of which each rank computes some samples, in one or several parts; their
-sum over the ranks; and the update of the parameters.
+A step has three stages: gradients, of which each rank computes those of its samples, in one or several parts; their sum
+over the ranks; the update of the parameters.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class CommunicationStatistics(NamedTuple):
 Gradients = Sequence[tuple[int, np.ndarray]]
 """Parts of a vector of gradients, each with the index of its first element."""
 Squares = Callable[[Gradients], float]
-"""Returns the sum of squares of all gradients of the model, from this rank's; collective over the ranks of a replica.
-
-What several of these ranks hold is counted once.
+"""Function that returns the sum of squares of all gradients of the model, given this rank's; collective over the ranks
+of a replica. Gradients that several of these ranks hold count once.
 """
 
 
@@ -70,9 +69,9 @@ class Strategy(ParameterStore, Protocol):
         scale
             Factor of the part's gradients.
         last
-            Whether this is the last part of the step, whose gradients may be sent as soon as they are ready.
+            True for the last part of the step, whose gradients may be sent as soon as they are ready.
         compress
-            Whether gradients are compressed in this step.
+            True if gradients are compressed in this step.
         """
 
     def reduce(self) -> None:
@@ -94,7 +93,7 @@ class Strategy(ParameterStore, Protocol):
         """Return a digest of 32 bytes, which is equal on all ranks unless their parameters differ."""
 
     def nbytes(self) -> dict[str, int]:
-        """Return bytes that this rank holds for ``"parameters"``, ``"gradients"``, ``"optimizer"`` and others."""
+        """Return the bytes that this rank holds, by purpose: ``"parameters"``, ``"gradients"``, ``"optimizer"``, ..."""
 
     def traffic(self) -> CommunicationStatistics:
         """Return the communication statistics so far."""
@@ -110,7 +109,7 @@ class SynchronousStrategy(Strategy, Protocol):
         """Return copies of the state of this rank alone, such as residuals."""
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
-        """Restore what :meth:`own_state` returned; return False, without residuals restored, if they do not fit."""
+        """Restore the state of :meth:`own_state`; return False, without restoring residuals, if those do not fit."""
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
         """Restore from the own states of another number of ranks, `ranks`; residuals are not restored.
@@ -141,7 +140,7 @@ def squares_of(own: Gradients) -> float:
 
 
 def clipping(norm: float, clip: float | None) -> float:
-    """Return the factor that scales gradients of norm `norm` down to `clip`; 1 if it is smaller or not finite."""
+    """Return the factor that scales gradients of norm `norm` down to `clip`; 1 if `norm` is smaller or not finite."""
     return clip / norm if clip is not None and clip < norm < math.inf else 1.0
 
 
@@ -173,7 +172,8 @@ class FlatVectorStrategy:
             average=average,
             dtype=model.dtype,
         )
-        self._spans = model.layout.decayed(0, model.parameter_count)
+        joined = not OPTIMIZERS[config.optimizer].layerwise
+        self._spans = model.layout.decayed(0, model.parameter_count, joined=joined)
         self._flat: FlatParameters
 
     def parameters(self, layer: int) -> Arrays:
@@ -220,15 +220,16 @@ class Replicated(FlatVectorStrategy):
 
     With ``overlap`` a bucket is summed while the gradients of lower layers are computed. With error feedback and the
     optimizer momentum, each rank's velocity is sent in place of its gradients
-    (:class:`~mpicoll.optim.local_momentum.LocalMomentum`). Each rank's gradients are then clipped before, at ``clip /
-    sqrt(size)``. (Lin et al., "Deep gradient compression", ICLR 2018, section 3.2.)
+    (:class:`~mpicoll.optim.local_momentum.LocalMomentum`). Clipping then applies to each rank's gradients before they
+    enter the velocity, at ``clip / sqrt(size)``, and turns overlap off. (Lin et al., "Deep gradient compression", ICLR
+    2018, section 3.2.)
 
     Parameters
     ----------
     parameters : (model.parameter_count,) of model.dtype
         Initial parameters, equal on all ranks of `comm`; updated in place.
     overlap
-        Whether gradients are sent while others are computed.
+        True to sum gradients over the ranks while others are computed.
     squares
         Function that computes the squared norm for clipping.
     """

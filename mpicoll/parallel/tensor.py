@@ -42,7 +42,7 @@ class Divided(NamedTuple):
     cuts
         For each parameter array of the whole layer, the index of this rank's part.
     common
-        For each, whether all ranks that share the layer have the same part.
+        For each parameter array, True if all ranks that share the layer have the same part.
     """
 
     layer: Layer

@@ -15,7 +15,8 @@ from mpicoll.compression import error_feedback as feedback
 from mpicoll.compression.aggregatable import AggregatableCompressor
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
 
-_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name != "adamw")  # servers know no weight decay
+_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if name != "adamw" and not kind.layerwise)
+"""Servers know neither weight decay nor whole arrays."""
 _PUSHES = ("mailbox", "direct")
 _SILENCES = ("raise", "drop")
 _DTYPES = ("float32", "float64")

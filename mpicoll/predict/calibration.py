@@ -1,7 +1,7 @@
-"""``mpirun -n 8 python -m mpicoll predict --fit``: measure, fit, and find out how good the predictions are.
+"""``mpirun -n 8 python -m mpicoll predict --fit``: measure a machine, fit its description, validate predictions.
 
-Some lengths and numbers of ranks are for fitting, others only for validation. All ranks compute the same from the same
-measurements; the first one speaks.
+Some message sizes and numbers of ranks are for fitting, others only for validation. All ranks fit the same description
+from the same measurements; rank 0 prints and saves it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mpicoll.schedules.machine import Fitted, Link, MachineDescription, SharedPo
 
 _USUAL_SECONDS = 60.0
 _EMULATED_FACTOR = 20.0
-"""How much longer samples take there: a link that has rested may send its first bytes at once, which must not count."""
+"""Factor on the length of samples there: an idle link may pass its first bytes at once, which must not count."""
 _LENGTHS = tuple(1 << power for power in (3, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21))
 _TRAIN = tuple(1 << power for power in (3, 10, 13, 16, 18, 21))
 _VALIDATE = tuple(1 << power for power in (7, 12, 15, 17, 20))
@@ -64,7 +64,7 @@ class RankPlacement(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, fit, validate, print and keep; collective over COMM_WORLD."""
+    """Measure, fit, validate, print and save; collective over COMM_WORLD. Returns the exit status, 1 on one rank."""
     if MPI.COMM_WORLD.size == 1:
         sys.stderr.write("mpicoll predict: one rank has nothing to measure; start this with mpirun\n")
         return 1
@@ -75,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     if MPI.COMM_WORLD.rank == 0:
         path = arguments.save or machines.default_path()
         machines.save(machine, path)
-        lines = [*_about(machine), *_comparison(machine, validated, trained), f"kept in {path}"]
+        lines = [*_about(machine), *_comparison(machine, validated, trained), f"saved to {path}"]
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
 def _watch(seconds: float) -> threading.Timer:
-    """End the job if it takes too long."""
+    """Start a timer that aborts the job after `seconds`."""
 
     def give_up() -> None:
         sys.stderr.write(f"mpicoll predict: --fit has not ended within {seconds:.0f} s\n")
@@ -113,7 +113,7 @@ class _Session:
             sys.stderr.flush()
 
     def machine(self) -> tuple[MachineDescription, list[Sample], list[Sample]]:
-        """Return the machine, what it was fitted to, and what it is validated with."""
+        """Return the fitted machine, the samples of the fit, and the samples for validation."""
         machine = self._parts()
         train, held = _rank_counts(self.plain.size)
         longest = _longest(machine)
@@ -132,7 +132,7 @@ class _Session:
         return replace(machine, fitted=replace(known, ranks=tuple(sorted(known.ranks)))), trained, validated
 
     def _parts(self) -> MachineDescription:
-        """Measure links, kernels and shared memory, without the executor."""
+        """Return a machine with links, kernels and shared memory measured; the executor's costs are still 0."""
         layout = self.layout
         self.say(f"{self.plain.size} ranks, {len(set(layout.nodes))} nodes")
         step = self.probe.step()
@@ -194,7 +194,7 @@ class _Session:
         return bool(self.probe.largest([comm is not None and name in comm.algorithms("allreduce")])[0])
 
     def _times(self, comm: Intracomm | None, chosen: Mapping[str, tuple[str, str]], nbytes: int) -> dict[str, float]:
-        """Time collectives with algorithms, against each other; `comm` is None on ranks that only wait."""
+        """Time (collective, algorithm) pairs in turns, in seconds; `comm` is None on ranks that only wait."""
         times = np.zeros(len(chosen))
         self.probe.gather()
         if comm is not None:
@@ -209,7 +209,7 @@ class _Session:
 
 
 class _Part:
-    """A communicator of some ranks, for a while; None on the others."""
+    """Context with a communicator of some ranks, None on the others; freed at its end."""
 
     def __init__(self, plain: MPI.Intracomm, ranks: Sequence[int]) -> None:
         self.made = plain.Split(0 if plain.rank in ranks else MPI.UNDEFINED, plain.rank)
@@ -259,7 +259,10 @@ def _first_of_node(nodes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _routes(nodes: Sequence[int], rank: int) -> dict[str, tuple[int | None, Route | None]]:
-    """Return this rank's part inside nodes and between them: its peer if it is in the one pair, and in its ring."""
+    """Return this rank's peer in the pair and its neighbours in a ring, inside nodes and between them; None if in none.
+
+    One pair of ranks exchanges alone; then all rings exchange together.
+    """
     by_node = [[other for other, node in enumerate(nodes) if node == own] for own in sorted(set(nodes))]
     lanes = min(map(len, by_node))
     rings = {"inside": by_node, "between": [[ranks[lane] for ranks in by_node] for lane in range(lanes)]}
@@ -279,14 +282,14 @@ def _neighbours(ring: Sequence[int], rank: int) -> Route:
 
 
 def _rank_counts(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of ranks that are for fitting, and that are for validation only."""
+    """Return the numbers of ranks for fitting, and those for validation only."""
     train = sorted({2, size, *(count for count in (4, 8, 16) if count < size)})
     held = sorted({(low + high) // 2 for low, high in pairwise(train)} - set(train))
     return tuple(train), tuple(held)
 
 
 def _longest(machine: MachineDescription) -> float:
-    """Return up to which length a collective is short enough to be repeated."""
+    """Return the largest message size in bytes whose collective is short enough to be repeated."""
     per_byte = max(link.classes[-1].per_byte for link in (machine.inside, machine.between))
     return max(float(_TRAIN[2]), _LONGEST_SECONDS / 2 / max(per_byte, 1e-12))
 
@@ -318,7 +321,7 @@ def _about(machine: MachineDescription) -> list[str]:
 
 
 def _comparison(machine: MachineDescription, validated: Sequence[Sample], trained: Sequence[Sample]) -> list[str]:
-    """Return predicted and measured times of what was not fitted, and errors."""
+    """Return lines with predicted and measured times of the validation, and relative errors."""
     rows = [["algorithm", "ranks", "length", "predicted us", "measured us", "ratio"]]
     for sample, error in zip(validated, fit.errors(machine, validated), strict=True):
         times = [f"{sample.seconds * (1 + error) * 1e6:.1f}", f"{sample.seconds * 1e6:.1f}", f"{1 + error:.2f}"]
@@ -339,7 +342,7 @@ def _comparison(machine: MachineDescription, validated: Sequence[Sample], traine
             )
     if machine.crowd > machine.cores:
         lines.append(
-            f"note: {machine.crowd} ranks share {machine.cores} cores; times of short messages then depend on when the "
-            "operating system lets whom run"
+            f"note: {machine.crowd} ranks share {machine.cores} cores; times of short messages then depend on the "
+            "operating system's scheduler"
         )
     return lines

@@ -1,8 +1,8 @@
 """Command line of predictions: ``python -m mpicoll predict ring --size 1024 --nbytes 64MB``.
 
 With the name of an algorithm it prints time, bandwidth and the components of the time; without one, the fastest
-algorithm for each number of ranks and each message size. Only ``--fit`` needs MPI: it measures this machine, for which
-later predictions are.
+algorithm for each number of ranks and each message size. Only ``--fit`` needs MPI: it measures the machine that it runs
+on, and later predictions are for that machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from mpicoll.environment import launched_rank
 from mpicoll.errors import MpicollError
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
-from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, table
+from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
 from mpicoll.schedules import ALGORITHMS, find_any
 from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import MachineDescription, Wire
@@ -34,33 +34,28 @@ def make_parser() -> argparse.ArgumentParser:
     add("name", nargs="?", help="algorithm, such as ring; without it, all algorithms of a collective are compared")
     add("--collective", choices=list(ALGORITHMS), help="default: allreduce, or a collective with that algorithm")
     add("--size", type=positive, nargs="+", default=[4], metavar="RANKS", help="numbers of ranks (default: 4)")
-    lengths = "lengths of the vector, such as 64K or 1MB (default: 8 B to 128 MB)"
+    lengths = "message sizes, such as 64K or 1MB (default: 8 B to 128 MB)"
     add("--nbytes", "--bytes", type=parse_nbytes, nargs="+", metavar="BYTES", help=lengths)
     add("--ranks-per-node", type=positive, default=1, metavar="R", help="ranks on each node (default: 1)")
     add("--segments", type=positive, help="segments of a pipelined algorithm (default: as a call uses)")
-    add("--machine", type=Path, metavar="FILE", help="file of a machine (default: that of --fit, or a textbook one)")
-    pays = "print from which length on these compressors pay, and how much at 128 MB; they are measured here, once"
+    described = "file of a machine description (default: the one of --fit, else a textbook machine)"
+    add("--machine", type=Path, metavar="FILE", help=described)
+    pays = "print the message size above which each compressor pays, and its gain at 128 MB; measures their speed here"
     add("--compression", nargs="+", default=[], metavar="SPEC", help=pays)
-    add("--wire-ratio", type=_positive_number, default=1.0, metavar="X", help="compressed bytes over bytes")
-    speed = "speed of the compressor, in 10^9 bytes per second, each way (default: unlimited)"
-    add("--codec-gbps", type=_positive_number, metavar="X", help=speed)
+    ratio = "compressed size over original size, for a predicted algorithm (default: 1)"
+    add("--wire-ratio", type=positive_number, default=1.0, metavar="X", help=ratio)
+    speed = "speed of encoding and of decoding, in 10^9 bytes per second (default: unlimited)"
+    add("--codec-gbps", type=positive_number, metavar="X", help=speed)
     add("--plot", type=Path, metavar="FILE", help="plot time over message size as .svg or .png; needs mpicoll[plot]")
     add("--fit", action="store_true", help="measure this machine; under mpirun")
     add("--save", type=Path, metavar="FILE", help="file that --fit writes (default: in the user's cache directory)")
-    add("--seconds", type=_positive_number, default=60.0, help="approximate time of --fit in seconds (default: 60)")
-    add("--deadline", type=_positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
+    add("--seconds", type=positive_number, default=60.0, help="approximate time of --fit in seconds (default: 60)")
+    add("--deadline", type=positive_number, default=600.0, help="seconds after which --fit gives up (default: 600)")
     return parser
 
 
-def _positive_number(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-
-
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return the exit status: 0, or 2 for unusable arguments."""
+    """Run the command and return the exit status: 0, 2 for unusable arguments, 1 for ``--fit`` on one rank."""
     parser = make_parser()
     try:
         with contextlib.nullcontext() if launched_rank() == 0 else contextlib.redirect_stderr(None):
@@ -81,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def the_machine(path: Path | None) -> MachineDescription:
-    """Return the machine of a file, else the one that was fitted here, else the textbook's."""
+    """Return the machine of a file; without one, the machine that ``--fit`` saved, else a textbook machine."""
     if path is not None:
         return machines.load(path)
     kept = machines.default_path()
@@ -117,19 +112,23 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
 
 
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
-    """Return from where on each compressor pays: a line for each, a column for each number of ranks."""
+    """Return each compressor's crossover: a line for each compressor, a column for each number of ranks."""
     from mpicoll.compression import Aggregatable, Sparsifier, compressor
     from mpicoll.compression import codec_speed as speed
     from mpicoll.predict.crossover import LONGEST, crossover, describe
 
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
-        raise ValueError(f"--compression: {' '.join(arguments.compression)} is for allreduce, without an algorithm")
+        given = arguments.name or arguments.collective
+        raise ValueError(f"--compression: only for allreduce, without the name of an algorithm; got {given!r}")
     layouts = [blocks(size, arguments.ranks_per_node) for size in arguments.size]
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:
         codec = compressor(spec)
         if isinstance(codec, Sparsifier) or (isinstance(codec, Aggregatable) and not codec.in_two_shots):
-            raise ValueError(f"--compression: {spec} is not summed in two shots, which is the model; tune measures it")
+            raise ValueError(
+                f"--compression: {spec} does not use the two-shot allreduce, the only one modelled; "
+                "measure it with python -m mpicoll tune --compression"
+            )
         wire = speed.known(codec)
         rows.append(describe(spec, wire, [crossover(machine, nodes, wire) for nodes in layouts]))
     every = [PredictedCase("allreduce", nodes, LONGEST) for nodes in layouts]
@@ -144,7 +143,7 @@ def _heading(machine: MachineDescription, arguments: argparse.Namespace, wire: W
         sizes = ", ".join(map(str, known.ranks))
         lines.append(
             f"measured on {sizes} ranks, {known.nodes} node{'s' * (known.nodes > 1)}, {span}; "
-            f"median error {known.median_error:.0%} where nothing was fitted"
+            f"median error {known.median_error:.0%} on measurements left out of the fit"
         )
     lines.append(f"ranks per node: {arguments.ranks_per_node}")
     if wire != machines.IDENTITY:
@@ -184,7 +183,7 @@ def _mark(machine: MachineDescription, case: PredictedCase) -> str:
 
 
 def _limits(machine: MachineDescription, cases: Iterable[PredictedCase]) -> list[str]:
-    """Say which predictions go beyond what was measured."""
+    """Return notes on predictions outside the range of the measurements."""
     found: dict[str, list[PredictedCase]] = {}
     for case in cases:
         found.setdefault(extrapolates(machine, case), []).append(case)
@@ -214,4 +213,4 @@ def _plot(
         curves = {name: [price(one, name) for one in own] for name in chosen}
         panels.append((f"{case.collective}, {case.size} ranks", curves))
     plot_predictions.draw(arguments.plot, panels, machine.name)
-    return [f"drawn: {arguments.plot}"]
+    return [f"plot written to {arguments.plot}"]

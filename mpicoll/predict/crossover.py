@@ -1,7 +1,7 @@
-"""From which length on a compressor pays: ``python -m mpicoll predict --compression int8 fp16 --size 4 64``.
+"""Crossover of compression, the message size above which it pays: ``mpicoll predict --compression int8 --size 4 64``.
 
-Links are the machine's, as fitted or from a textbook; the compressor is measured here. What is compared is what
-``Allreduce`` does with default arguments and with ``compression=``.
+Links are those of the machine description, fitted or textbook; the compressor's speed is measured here. The comparison
+is between ``Allreduce`` with default arguments and with ``compression=``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from mpicoll.predict.predictor import PredictedCase, names, per_node, predict
 from mpicoll.schedules.machine import MachineDescription, Wire
 
 SHORTEST, LONGEST, STEPS = 1 << 10, 128 << 20, 2
-"""Lengths that are looked at, and how many of them to a factor of two."""
+"""Smallest and largest message size in bytes that are tried, and the number of sizes to a factor of two."""
 MARGIN = 1.1
+"""Gain from which compression pays."""
 
 
 class Crossover(NamedTuple):
@@ -27,7 +28,7 @@ class Crossover(NamedTuple):
 
 
 def crossover(machine: MachineDescription, nodes: tuple[int, ...], wire: Wire) -> Crossover:
-    """Return the message size from which an allreduce with compression is faster by 10 %."""
+    """Return the crossover of an allreduce on `nodes` (each rank's node): where `gain_at` stays above `MARGIN`."""
     lengths = [round(SHORTEST * 2 ** (step / STEPS)) for step in range(STEPS * 17 + 1)]
     found, gain = None, 1.0
     for nbytes in lengths:
@@ -37,7 +38,7 @@ def crossover(machine: MachineDescription, nodes: tuple[int, ...], wire: Wire) -
 
 
 def gain_at(machine: MachineDescription, case: PredictedCase, wire: Wire) -> float:
-    """Return the time of a plain allreduce over that of a compressed one."""
+    """Return the predicted time of a plain allreduce over that of a compressed one."""
     # Both by the model alone: a correction was only fitted for one of them.
     machine = replace(machine, corrections={})
     hierarchical = select.HIERARCHY in names(machine, case)
@@ -46,7 +47,7 @@ def gain_at(machine: MachineDescription, case: PredictedCase, wire: Wire) -> flo
 
 
 def _plain(machine: MachineDescription, case: PredictedCase) -> str:
-    """Return the algorithm that ``"auto"`` takes, among those whose time is known."""
+    """Return the algorithm that ``"auto"`` selects, among those whose time can be predicted."""
     there = names(machine, case)
     for name in (select.SHARED, select.HIERARCHY):
         if name in there:
@@ -56,7 +57,7 @@ def _plain(machine: MachineDescription, case: PredictedCase) -> str:
 
 
 def describe(spec: str, wire: Wire, found: Sequence[Crossover]) -> list[str]:
-    """Return the cells of a row: the compressor, what it leaves, its speed each way, and each crossover."""
+    """Return the cells of a row: compressor, compressed over original size, speeds, and a cell for each crossover."""
     speeds = [f"{1e-9 / seconds:.1f} GB/s" for seconds in (wire.encode, wire.decode)]
     cells = ["never" if one.nbytes is None else f"{_short(one.nbytes)}, {one.gain:.1f}x" for one in found]
     return [spec, f"{wire.ratio:.3f}", *speeds, *cells]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpicoll.predict.probe import LinkTimes
 
 BREAKS = (16 << 10, 128 << 10)
-"""Where a class of message lengths ends, besides the switch to rendezvous."""
+"""Message sizes in bytes at which a size class ends, besides the switch to rendezvous."""
 _CORRECTION = (0.2, 5.0)
 _UNIT, _LEAST = 1e-3, 0.05
 _FEWEST = 2
@@ -25,7 +25,7 @@ _ITERATIONS, _EXACT = 20, 0.02
 
 
 class Sample(NamedTuple):
-    """A measured collective."""
+    """Measured time of a collective with an algorithm."""
 
     case: PredictedCase
     algorithm: str
@@ -33,15 +33,21 @@ class Sample(NamedTuple):
 
 
 def line(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return a >= 0 and b >= 0 for which a + b nbytes is nearest, in relative terms."""
+    """Return a >= 0 (seconds) and b >= 0 (seconds per byte) that minimise the relative errors of a + b nbytes."""
     x, t = np.array(lengths, np.float64), np.array(seconds)
     return nearest(np.array([np.ones_like(x), x]) / t)
 
 
 def nearest(columns: np.ndarray) -> tuple[float, float]:
-    """Return the factors, none of them negative, with which two columns add up to ones most nearly.
+    """Return the two non-negative factors for which the sum of two columns is nearest to ones.
 
-    The sum of absolute errors counts, found by reweighting least squares: a disturbed measurement changes little.
+    Minimises the sum of absolute errors, by iteratively reweighted least squares, so that a disturbed measurement
+    changes little.
+
+    Parameters
+    ----------
+    columns : (2, count) float64
+        One column a row.
     """
     best, error = (0.0, 0.0), float("inf")
     for chosen in ([0, 1], [0], [1]):
@@ -64,12 +70,14 @@ def link(times: LinkTimes, step: float, senders: int, oversubscribed: bool) -> L
 
     Parameters
     ----------
+    times
+        Measurements of :meth:`mpicoll.predict.probe.Probe.link`.
     step
-        What starting and testing costs in each exchange.
+        Seconds that starting and testing requests takes in each exchange.
     senders
-        How many ranks of a node send over this link while all pairs exchange.
+        Number of ranks of a node that send over this link while all rings exchange.
     oversubscribed
-        Whether they had to share cores then.
+        True if these ranks had to share cores.
     """
     lengths = sorted(times.alone)
     switch = next((n for n in lengths if all(times.waits[m] for m in lengths if m >= n)), UNBOUNDED)
@@ -83,7 +91,7 @@ def link(times: LinkTimes, step: float, senders: int, oversubscribed: bool) -> L
 
 
 def _bounds(lengths: Sequence[int], switch: int) -> list[int]:
-    """Return where classes end: each has two lengths at least, and the switch to rendezvous ends one."""
+    """Return the upper bounds of size classes: each holds at least two lengths, or ends at the switch to rendezvous."""
     found, low = [], 0
     for below in sorted({*BREAKS, switch}):
         inside = sum(low <= n < below for n in lengths)
@@ -107,23 +115,23 @@ def _size_class(
 
 
 def _streams(times: LinkTimes, senders: int) -> float:
-    """Return how many of the ranks that send at the same time get the full speed, from the longest messages."""
+    """Return the number of concurrent senders that the link serves at full speed, from the two longest messages."""
     longest = sorted(times.alone)[-2:]
     slower = float(np.mean([times.together[n] / times.alone[n] for n in longest]))
     return max(1.0, senders / max(1.0, slower))
 
 
 def kernel_classes(seconds: Mapping[int, float]) -> tuple[ReduceClass, ...]:
-    """Return a class for each measured length; it ends half way to the next."""
+    """Return a class for each measured length; it ends at the geometric mean with the next length."""
     lengths = sorted(seconds)
     bounds = [int((low * high) ** 0.5) for low, high in pairwise(lengths)] + [UNBOUNDED]
     return tuple(ReduceClass(below, seconds[n] / n) for below, n in zip(bounds, lengths, strict=True))
 
 
 def executor(machine: MachineDescription, samples: Iterable[Sample]) -> tuple[float, float]:
-    """Return the executor's time for each call, and for each step, with which short collectives come out right.
+    """Return the executor's seconds for each call and for each step, fitted to short collectives.
 
-    `machine` has neither. Times are linear in both as long as they are on the longest chain.
+    `machine` has 0 for both. Predicted times are linear in both as long as they are on the longest chain.
     """
     columns = []
     for sample in samples:
@@ -138,7 +146,7 @@ def executor(machine: MachineDescription, samples: Iterable[Sample]) -> tuple[fl
 
 
 def corrections(machine: MachineDescription, samples: Iterable[Sample]) -> dict[str, Correction]:
-    """Return two factors for each algorithm; shared memory needs none, since it is not modelled."""
+    """Return factors for latency and volume, by "collective/algorithm"; none for shared memory, which is tabulated."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
         if sample.algorithm == select.SHARED:
@@ -152,5 +160,5 @@ def corrections(machine: MachineDescription, samples: Iterable[Sample]) -> dict[
 
 
 def errors(machine: MachineDescription, samples: Sequence[Sample]) -> np.ndarray:
-    """Return predicted / measured - 1."""
+    """Return the relative errors, predicted / measured - 1, as a (count,) array."""
     return np.array([predict(machine, s.case, s.algorithm).seconds / s.seconds - 1 for s in samples])

@@ -1,4 +1,4 @@
-"""Draw predicted times against lengths."""
+"""Plot of predicted times over message sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMATS = (".svg", ".png")
 
 
 def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Prediction]]]], title: str) -> None:
-    """Write a drawing: a panel for each title, a curve for each algorithm.
+    """Write a plot to `path`: a panel for each (title, curves) pair, a curve for each algorithm.
 
     Raises
     ------

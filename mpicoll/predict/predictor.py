@@ -1,8 +1,8 @@
-"""Predict any algorithm's time: schedules by simulation, shared memory from measured points, the hierarchy from both.
+"""Predictor of an algorithm's time: schedules by simulation, shared memory from measurements, the hierarchy from both.
 
-Collectives on shared memory have no schedule; their times are interpolated from a table of measured points, as NCCL's
-tuner does where a model is not accurate. Other predictions are corrected by two factors for each algorithm, one for
-latency and one for volume, which are fitted with the machine.
+Collectives on shared memory have no schedule; their times are interpolated in a table of measured points. Predictions
+of other algorithms are corrected by two factors for each algorithm, one for latency and one for volume, which are
+fitted with the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PredictedCase:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds of one collective: `latency` if bytes cost nothing, and what sending and reducing add."""
+    """Predicted seconds of one collective: `latency`, the time of an empty message, and `sending` and `reducing`."""
 
     case: PredictedCase
     algorithm: str
@@ -51,27 +51,27 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """The whole time."""
+        """Predicted time in seconds: the sum of the components."""
         return self.latency + self.sending + self.reducing
 
     @property
     def algbw(self) -> float:
-        """Bytes of the vector per second."""
+        """Algorithm bandwidth: message size over time, in bytes per second."""
         return self.case.nbytes / self.seconds if self.seconds else 0.0
 
     @property
     def busbw(self) -> float:
-        """`algbw` times what the best algorithm sends through a rank's link for each byte."""
+        """Bus bandwidth as in nccl-tests: `algbw` times the bytes that an optimal algorithm sends a rank and byte."""
         return self.algbw * bus_factor(self.case.collective, self.case.size)
 
 
 def blocks(size: int, ranks_per_node: int) -> tuple[int, ...]:
-    """Return the nodes of ranks that are numbered node by node."""
+    """Return each rank's node, with `ranks_per_node` consecutive ranks on a node."""
     return tuple(rank // ranks_per_node for rank in range(size))
 
 
 def names(machine: MachineDescription, case: PredictedCase) -> tuple[str, ...]:
-    """Return the algorithms whose time can be predicted."""
+    """Return the algorithms whose time can be predicted for a case on a machine."""
     ranks = per_node(case)
     known = {point.collective for point in machine.shared if point.ranks > 1}
     found = [*ALGORITHMS[case.collective]]
@@ -91,20 +91,28 @@ def predict(
     segments: int | None = None,
     split: bool = True,
 ) -> Prediction:
-    """Return the time of an algorithm.
+    """Return the predicted time of an algorithm.
 
     Parameters
     ----------
+    machine
+        Description of the machine.
+    case
+        Collective, placement of the ranks and message size.
+    name
+        Name of the algorithm.
+    wire
+        Compression: ratio of sizes, seconds per byte to encode and to decode.
     segments
         Number of segments of pipelined algorithms; None for the number that a call uses.
     split
-        Whether to predict the components of the time, which takes three times as long. Otherwise all of it counts as
-        latency, unless a correction needs the components.
+        True to predict the components of a schedule's time, which takes three times as long. Otherwise all of it counts
+        as latency, unless a correction needs the components.
 
     Raises
     ------
     UnknownAlgorithm
-        If there is none of this name, or nothing is known of its time.
+        If there is no algorithm of this name, or the machine has no measurements of it for this case.
     """
     key = f"{case.collective}/{name}"
     if name == select.SHARED and name in names(machine, case):
@@ -166,7 +174,7 @@ def _counts(nodes: Sequence[int]) -> set[int]:
 
 
 def _hierarchy(machine: MachineDescription, case: PredictedCase, wire: Wire) -> Prediction:
-    """Add shared memory inside to a schedule between nodes; segments overlap what is inside with what is between."""
+    """Price a hierarchical allreduce: shared memory inside nodes, a schedule between them, pipelined by segments."""
     ranks = per_node(case)
     count = select.hierarchy_segments(case.nbytes)
     piece = case.nbytes // count
@@ -187,14 +195,14 @@ def _hierarchy(machine: MachineDescription, case: PredictedCase, wire: Wire) -> 
 
 
 def _two_shot(machine: MachineDescription, case: PredictedCase, wire: Wire, turns: float) -> Prediction:
-    """Price a compressed allreduce: two exchanges of everybody with everybody, and the compressor's work.
+    """Price a compressed allreduce: two all-to-all exchanges, and the compressor's work.
 
-    Each rank encodes the vector and then its share of the sum, and decodes as much as the vector twice.
+    Each rank encodes the vector and then its chunk of the sum, and decodes twice as many elements as the vector has.
 
     Parameters
     ----------
     turns
-        How many ranks share a core.
+        Number of ranks that share a core.
     """
     structure = _exchanges(case.size)
     packed, still = Wire(wire.ratio), machine.without(sending=True)
@@ -205,7 +213,7 @@ def _two_shot(machine: MachineDescription, case: PredictedCase, wire: Wire, turn
 
 @lru_cache(maxsize=_STRUCTURES)
 def _exchanges(size: int) -> Structure:
-    """Return two exchanges: rank r sends to r + 1, r + 2, ..., all at once."""
+    """Return the structure of two exchanges, in which rank r sends to r + 1, r + 2, ... at once."""
     steps = tuple(
         Step((Send(distance, distance, distance + 1),), (Recv(-distance % size, 0, 1),)) for distance in range(1, size)
     )
@@ -220,10 +228,10 @@ def _turns(machine: MachineDescription, case: PredictedCase) -> float:
 
 
 def shared_seconds(points: Sequence[SharedPoint], collective: str, ranks: int, nbytes: int) -> float:
-    """Read a time from measured points.
+    """Return a collective's time on shared memory in seconds, interpolated between measured points.
 
-    Between lengths the time is a power of the length, beyond the longest proportional to it; numbers of ranks are
-    treated likewise, the time never falling with them.
+    Between two lengths the time is a power of the length; beyond the longest it is proportional to it, below the
+    shortest it is constant. Between and beyond numbers of ranks it is a power of that number, and never falls.
     """
     counts = sorted({point.ranks for point in points if point.collective == collective})
     times = [_at_length([p for p in points if (p.collective, p.ranks) == (collective, own)], nbytes) for own in counts]
@@ -247,7 +255,7 @@ def _at_length(points: list[SharedPoint], nbytes: int) -> float:
 
 
 def extrapolates(machine: MachineDescription, case: PredictedCase) -> str:
-    """Say in which respect a prediction goes beyond what was fitted; empty if in none."""
+    """Return the quantities in which a case lies outside the measurements, as text; "" if it lies inside."""
     known = machine.fitted
     if known is None:
         return "nothing was measured"

@@ -1,6 +1,6 @@
-"""Measurements for the simulator: links, overheads, kernels, and the executor.
+"""Measurements for the simulator: links, overheads and kernels.
 
-Messages are sent as by the executor: persistent requests, started together and tested until they are complete. Every
+Messages are sent as the executor sends them: by persistent requests, started together and tested until complete. Every
 rank takes part in every measurement; idle ranks sleep, so that they use no core.
 """
 
@@ -27,7 +27,7 @@ _LATE = 8e-3
 
 
 class Route(NamedTuple):
-    """Whom a rank sends to, and receives from."""
+    """Destination and source of a rank in an exchange."""
 
     dest: int
     source: int
@@ -35,14 +35,16 @@ class Route(NamedTuple):
 
 @dataclass
 class LinkTimes:
-    """Seconds by message length: of an exchange between two ranks alone, and of one in rings of all ranks.
+    """Measurements of a link by message length in bytes.
 
     Attributes
     ----------
+    alone, together
+        Seconds of an exchange between two ranks alone, and in rings of all ranks at the same time.
     waits
-        Lengths of messages that are not sent before they are received.
+        True for lengths that are sent by rendezvous: only once the receive is posted.
     post, gap
-        Seconds to post another message, and between messages of a burst.
+        Seconds to post one more message of a burst, and seconds between its arrivals.
     """
 
     alone: dict[int, float] = field(default_factory=dict)
@@ -53,28 +55,34 @@ class LinkTimes:
 
 
 class Probe:
-    """All ranks of a communicator, one measurement at a time.
+    """Measurements on the ranks of a communicator, one at a time; every method is collective over it.
 
     Parameters
     ----------
     comm
-        Plain MPI, of our own.
+        A communicator of mpi4py that carries no other messages.
     polls
-        How often the executor polls before it yields.
+        Number of polls before a wait yields the core.
     sample_seconds
-        Short calls are repeated until a sample takes so long.
+        Seconds of a sample, in which short calls are repeated.
     """
 
     def __init__(self, comm: MPI.Intracomm, polls: int, sample_seconds: float = SAMPLE_SECONDS) -> None:
         self.comm, self.polls, self.sample_seconds = comm, polls, sample_seconds
 
     def gather(self, *, at_once: bool = False) -> None:
-        """Wait for all ranks, asleep; then `at_once` lets them go together, which sleepers would not."""
+        """Wait for all ranks, asleep; with `at_once`, let all continue at the same time.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If a rank has not arrived within 60 s.
+        """
         request, begin = self.comm.Ibarrier(), time.monotonic()
         while not request.Test():
             time.sleep(_SLEEP)
             if time.monotonic() - begin > _PATIENCE:
-                raise CollectiveTimeout(f"a rank has not come to the next measurement within {_PATIENCE:.0f} s")
+                raise CollectiveTimeout(f"a rank has not reached the next measurement within {_PATIENCE:.0f} s")
         if at_once:
             self.comm.Barrier()
 
@@ -85,11 +93,10 @@ class Probe:
         return found
 
     def seconds(self, call: Callable[[], float | None] | None, *, at_once: bool = False) -> float:
-        """Time a call on the ranks that have one: the lower quartile of the slowest rank's means.
+        """Return the seconds of a call on the ranks that have one, on every rank.
 
-        What else the machine does makes samples longer, never shorter.
-
-        A call that measures a part of itself returns the seconds of that part.
+        The result is the lower quartile over samples of the slowest rank's mean: other load of the machine makes
+        samples longer, never shorter. A call that returns a number of seconds is timed by that number.
         """
         self.gather(at_once=at_once)
         once = self.largest([_mean(call, WARMUP_CALLS)[1]])[0]
@@ -101,11 +108,11 @@ class Probe:
         return float(np.quantile(self.largest(samples), 0.25))
 
     def wait(self, requests: list[MPI.Prequest] | list[MPI.Request]) -> None:
-        """Wait as the executor does."""
+        """Complete requests as the executor does; raises CollectiveTimeout after 60 s."""
         wait_until(lambda: MPI.Request.Testall(requests), self.polls, _give_up)
 
     def exchange(self, route: Route | None, nbytes: int, *, at_once: bool = False) -> float:
-        """Time sending to one rank and receiving from another at the same time; None on ranks that do nothing."""
+        """Return the seconds of a concurrent send and receive along `route`, None on ranks without one."""
         if route is None:
             return self.seconds(None, at_once=at_once)
         data, room = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
@@ -121,7 +128,7 @@ class Probe:
         return found
 
     def burst(self, peer: int | None, sends: bool, nbytes: int) -> tuple[float, float]:
-        """Time bursts of messages to `peer`: seconds to post one more message, and between messages."""
+        """Return the seconds to post one more message of a burst to `peer`, and the seconds between messages."""
         requests: list[MPI.Prequest] = []
         if peer is not None:
             data = np.zeros((BURST, max(nbytes, 1)), np.uint8)
@@ -138,12 +145,12 @@ class Probe:
         return max(0.0, post), max(0.0, gap)
 
     def meet(self, peer: int) -> None:
-        """Wait for `peer`."""
+        """Synchronise with `peer` by an exchange of one byte."""
         data, room = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
         self.wait([self.comm.Irecv(room, peer, _TAG + 1), self.comm.Isend(data, peer, _TAG + 1)])
 
     def waits(self, peer: int | None, sends: bool, nbytes: int) -> bool:
-        """Say whether a message of this length is only sent when its receiver is ready."""
+        """Return True if a message of this length is sent by rendezvous, only once its receive is posted."""
         self.gather()
         waited = False
         if peer is not None:
@@ -167,7 +174,9 @@ class Probe:
         Parameters
         ----------
         alone, together
-            This rank's peer while one pair exchanges, and its neighbours while rings of ranks do.
+            This rank's peer while one pair exchanges, and its neighbours while rings of ranks do; None for no part.
+        lengths
+            Message sizes in bytes. Every third one is used for the measurements by bursts.
         """
         times, first = LinkTimes(), alone is not None and self.comm.rank < alone
         for nbytes in lengths:
@@ -179,7 +188,7 @@ class Probe:
         return times
 
     def step(self) -> float:
-        """Return what it costs to start two requests and test them, when there is nothing to wait for."""
+        """Return the seconds to start two requests and test them when there is nothing to wait for."""
         token = np.zeros(1, np.uint8)
         requests = [
             self.comm.Recv_init(token, MPI.PROC_NULL, _TAG),
@@ -196,7 +205,7 @@ class Probe:
         return found
 
     def reduce(self, nbytes: int, active: bool) -> float:
-        """Time the kernel that adds float32 on vectors of `nbytes` bytes, on the active ranks at the same time."""
+        """Return the seconds of the kernel that adds two float32 vectors of `nbytes`, on all active ranks at once."""
         kernel = kernels.reducer("SUM", np.dtype(np.float32))
         assert kernel is not None
         out, left, right = (np.ones(max(1, nbytes // 4), np.float32) for _ in range(3))
@@ -205,7 +214,7 @@ class Probe:
 
 @dataclass
 class _Burst:
-    """Messages posted at once; the sender takes the time until they are posted, or until they have all come."""
+    """Burst of messages; the sender returns the seconds until all are posted, or until all have arrived."""
 
     probe: Probe
     peer: int
@@ -228,7 +237,7 @@ class _Burst:
 
 
 def _mean(call: Callable[[], float | None] | None, calls: int) -> tuple[float, float]:
-    """Return the mean of what a call measures, and the time of a call, after one that brings the ranks together."""
+    """Return a call's mean seconds, by its own measure if it has one, and its mean wall time; one warm-up call."""
     if call is None:
         return 0.0, 0.0
     measures = call() is not None
@@ -241,5 +250,5 @@ def _mean(call: Callable[[], float | None] | None, calls: int) -> tuple[float, f
 
 def _give_up(waited: float) -> float:
     if waited > _PATIENCE:
-        raise CollectiveTimeout(f"a message has not come within {_PATIENCE:.0f} s")
+        raise CollectiveTimeout(f"a message has not arrived within {_PATIENCE:.0f} s")
     return 1.0

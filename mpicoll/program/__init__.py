@@ -1,1 +1,1 @@
-"""``python -m mpicoll run``: any mpi4py program, unmodified, on mpicoll's communicators, with a profile if wanted."""
+"""``python -m mpicoll run``: unmodified mpi4py programs on mpicoll's communicators, with an optional profile."""

@@ -1,4 +1,4 @@
-"""One honest sentence about whether a program gains by mpicoll, from what was measured."""
+"""Advice on adopting mpicoll for a program, from its profile and from calls repeated with the MPI library."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from mpicoll.program.library_comparison import Comparison
 from mpicoll.program.profile_analysis import Analysis
 
 _LITTLE = 0.02
-"""A share of the program's time that is not worth a change."""
+"""Fraction of the program's time below which a difference counts as none."""
 _MOST_IS_WAITING = 0.6
 _ENOUGH_COVERED = 0.5
 _UNLIKE = 2.0
-"""Calls that took so many times as long in the program were not the same."""
+"""Ratio of the calls' time in the program to their time when repeated, above which the sentence mentions it."""
 NATIVE = "native"
 
 
 class Advice(NamedTuple):
-    """The sentence, and what it rests on; shares are of the program's time, seconds are those of a rank on average.
+    """Advice on one program, with the numbers that it rests on; seconds are averages over the ranks.
 
     Attributes
     ----------
+    verdict
+        "yes", "no" or "unknown".
+    sentence
+        The advice in words.
+    share
+        Fraction of the program's time spent in collectives.
+    waiting_share
+        Fraction of the program's time spent waiting for the slowest rank.
     gain_seconds
-        The MPI library's time over all calls less mpicoll's; None where too little was measured.
+        The MPI library's time for all repeated calls less mpicoll's; None where too few were repeated.
     covered
-        The share of the calls' time (without waiting) that was measured again.
+        Fraction of the collectives' time, without waiting, whose calls were repeated.
     """
 
     verdict: str
@@ -37,7 +45,7 @@ class Advice(NamedTuple):
 
 
 def totals(comparisons: Sequence[Comparison], ranks: int) -> tuple[float, float]:
-    """Return how long the calls that were measured again take by mpicoll and by the MPI library, for all of them."""
+    """Return the seconds that all repeated calls take with mpicoll and with the MPI library, as rank averages."""
     ours = library = 0.0
     for each in comparisons:
         if each.ours is not None and each.library is not None:
@@ -47,10 +55,14 @@ def totals(comparisons: Sequence[Comparison], ranks: int) -> tuple[float, float]
 
 
 def advise(analysis: Analysis, comparisons: Sequence[Comparison], facts: dict[str, Any]) -> Advice:
-    """Return the advice.
+    """Return the advice on a profiled run.
 
     Parameters
     ----------
+    analysis
+        The profile's analysis.
+    comparisons
+        Calls that were repeated after the run.
     facts
         ``mode``, ``ranks``, ``wall_seconds`` (of the slowest rank), and ``crowded``: more ranks than cores.
     """

@@ -1,4 +1,4 @@
-"""Arguments of a collective call: how many bytes of which element type, without looking at the data."""
+"""Signatures of collective calls: bytes and element type, taken from the arguments without reading the data."""
 
 from __future__ import annotations
 
@@ -48,13 +48,8 @@ def forms(name: str) -> tuple[str, str, str]:
     return name, f"I{name.lower()}", f"{name}_init"
 
 
-NAMES = {
-    form: name
-    for name in BUFFERS
-    for form, exists in zip(forms(name), (True, True, True), strict=True)
-    if exists
-} | {name: name for name in OBJECTS}  # fmt: skip
-"""Every method that makes a collective call, with the collective's name."""
+NAMES = {form: name for name in BUFFERS for form in forms(name)} | {name: name for name in OBJECTS}
+"""Names of all methods that make a collective call, with the collective's name."""
 
 
 class Signature(NamedTuple):
@@ -71,7 +66,7 @@ class Signature(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Tuple that tells it from others; operations by identity, functions by their code."""
+        """Hashable key of the signature; operations count by identity, Python functions by their code object."""
         op = self.op
         return self.method, self.nbytes, self.dtype, id(getattr(op, "__code__", op)), self.root
 
@@ -86,11 +81,11 @@ class Signature(NamedTuple):
         return self.method in OBJECTS and bool(OBJECTS[self.method])
 
     def rounded(self) -> Signature:
-        """Return it with the number of bytes rounded up to a power of two."""
+        """Return the signature with `nbytes` rounded up to a power of two."""
         return self._replace(nbytes=1 << (self.nbytes - 1).bit_length() if self.nbytes > 1 else self.nbytes)
 
     def sample(self, arguments: tuple[Any, ...], dumps: Callable[[Any], bytes]) -> bytes | None:
-        """Return the pickled object, None if it cannot be kept."""
+        """Return the first argument as a pickle; None if it cannot be pickled or takes more than 64 MB."""
         if not arguments or self.nbytes > _MAX_SAMPLE_NBYTES:
             return None
         try:
@@ -101,7 +96,7 @@ class Signature(NamedTuple):
 
 
 def ordered(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """Return arguments by place, as far as they were given; None stands for those that were left out."""
+    """Return positional and keyword arguments in the order of the parameters, None for those that were left out."""
     if not named:
         return arguments
     names = OBJECTS.get(name) or BUFFERS.get(NAMES[name], ())
@@ -110,7 +105,7 @@ def ordered(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tup
 
 
 def signature_of(name: str, arguments: tuple[Any, ...], result: Any = None) -> Signature:
-    """Return the signature of a call with arguments by place."""
+    """Return the signature of a call with positional arguments; `result` stands for an object argument of None."""
     collective = NAMES[name]
     objects = name in OBJECTS
     names = OBJECTS[name] if objects else BUFFERS[collective]
@@ -133,9 +128,10 @@ def signature_of(name: str, arguments: tuple[Any, ...], result: Any = None) -> S
 
 
 def quick_key(arguments: tuple[Any, ...], objects: bool, result: Any) -> tuple[Any, ...] | None:
-    """Return a tuple that tells usual calls of one method with other signatures apart; None for other calls.
+    """Return a key that is cheap to make and differs between signatures of one method; None for unusual arguments.
 
-    The second of two buffers is as long as the first says, if the call is right.
+    Usual are arrays, integers, operations, IN_PLACE and, for collectives of objects, the object. Of two arrays only the
+    first counts: in a correct call it determines the length of the second.
     """
     key: list[Any] = []
     for argument in arguments:
@@ -158,7 +154,7 @@ def quick_key(arguments: tuple[Any, ...], objects: bool, result: Any) -> tuple[A
 
 
 def measure(buffer: Any) -> tuple[int, str]:
-    """Return bytes and element type of a buffer as mpi4py takes it."""
+    """Return bytes and element type of a buffer specification of mpi4py; (-1, "") where they are not known."""
     try:
         return buffer.nbytes, buffer.dtype.char
     except AttributeError:
@@ -175,7 +171,7 @@ def measure(buffer: Any) -> tuple[int, str]:
 
 
 def _measure_list(entry: list[Any] | tuple[Any, ...]) -> tuple[int, str]:
-    """Return bytes and element type of ``[data, count, datatype]`` and the like; of all the data without a count."""
+    """Return bytes and element type of a list like ``[data, count, datatype]``; without a count, of all the data."""
     nbytes, dtype = measure(entry[0]) if not isinstance(entry[0], (list, tuple)) else _UNKNOWN
     counts, datatype = (entry[1] if len(entry) > 1 else None), entry[-1]
     if isinstance(counts, (list, tuple)) and counts and isinstance(counts[0], (list, tuple)):
@@ -196,7 +192,7 @@ def _width(data: Any) -> int:
 
 
 def measure_object(value: Any) -> tuple[int, str]:
-    """Return bytes, -1 where only a pickle would tell, and type of an object."""
+    """Return bytes and type name of an object; -1 bytes where only pickling it would tell."""
     kind = type(value)
     if kind in (int, float, complex, bool):
         return 8, kind.__name__

@@ -1,7 +1,8 @@
-"""Record of this rank's collective calls: where, what, how long; complete up to a limit for each communicator.
+"""Recorder of this rank's collective calls: call site, signature and times.
 
-MPI is not called while the program runs, but for local questions once a communicator. Times are those of
-``time.perf_counter()``, which on Linux all processes of a node share.
+The first :data:`MAX_CALLS` calls of a communicator are recorded one by one, later ones only as sums. While the program
+runs, the recorder makes no MPI calls but local ones, once a communicator. Times are seconds of
+``time.perf_counter()``, a clock that on Linux all processes of a node share.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ import numpy as np
 from mpicoll.program.call_arguments import OBJECTS, Signature, quick_key, signature_of
 
 MAX_CALLS = 500_000
-"""Calls of a communicator that are kept one by one, for comparisons with other ranks; later ones are only added up."""
+"""Calls of a communicator that are recorded one by one, for comparison between ranks; later ones are only summed."""
 MAX_KINDS = 20_000
-"""From so many kinds of calls on, numbers of bytes are rounded up to powers of two."""
+"""Number of kinds of calls above which numbers of bytes are rounded up to powers of two."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _RUNNER = str(Path(__file__).parent) + os.sep
 STREAM = "_profile_stream"
 CALL = struct.Struct("=ddddq")
 CALL_TYPE = np.dtype([*((name, np.float64) for name in ("entered", "blocked", "left", "spent")), ("kind", np.int64)])
-"""When a call was entered, when its last wait began and ended (its own begin and end, if it is blocking), how long the
-rank was in it altogether, and its kind."""
+"""Record of a call: time of entry; begin and end of its last wait (`blocked` and `left`; for a blocking call its own);
+seconds `spent` in it in all; index of its kind."""
 clock = time.perf_counter
 
 
@@ -42,7 +43,8 @@ class Stream:
     members : tuple of int
         The ranks of COMM_WORLD in the order of the communicator's ranks.
     number : tuple of int
-        Which communicator of these members, and which persistent request of it, from 1; 0 for the calls themselves.
+        Index of the communicator among those of the same members, and index of the persistent request on it. Both
+        begin at 1; the second is 0 for the communicator's own calls.
     """
 
     def __init__(self, members: tuple[int, ...], number: tuple[int, int]) -> None:
@@ -51,7 +53,7 @@ class Stream:
         self._memory = bytearray(64 * CALL.size)
 
     def note(self, kind: int, entered: float, left: float) -> int:
-        """Keep a call; return its place, or -1 where there is no more room."""
+        """Append a call and return its index, -1 if the stream is full."""
         place = self.calls
         if place >= MAX_CALLS:
             return -1
@@ -63,7 +65,7 @@ class Stream:
         return place
 
     def wait(self, place: int, begun: float, ended: float) -> None:
-        """Add the time in a wait to a nonblocking call."""
+        """Add the time of a wait to the nonblocking call at index `place`."""
         start = place * CALL.size
         entered, _, _, spent, kind = CALL.unpack_from(self._memory, start)
         CALL.pack_into(self._memory, start, entered, begun, ended, spent + ended - begun, kind)
@@ -82,7 +84,7 @@ class Kind:
     sample
         The pickled argument of the first call, for collectives of objects.
     more_calls, more_seconds
-        Of the calls that were not kept one by one.
+        Number and total seconds of the calls that were not recorded one by one.
     """
 
     code: CodeType
@@ -102,13 +104,13 @@ class Kind:
 
 
 class _Inside(threading.local):
-    """True for a thread that is in a collective: the calls that it makes there are not the program's."""
+    """Flag of a thread that is inside a collective: calls that it makes there are not the program's."""
 
     call = False
 
 
 class CallRecorder:
-    """All streams of this rank."""
+    """Recorder of all collective calls of this rank: its streams and kinds of calls."""
 
     def __init__(self, MPI: Any) -> None:
         self._world = MPI.Intracomm(MPI.COMM_WORLD).Get_group()
@@ -123,11 +125,11 @@ class CallRecorder:
         self.dumps: Callable[[Any], bytes] = lambda obj: b""
 
     def stop(self) -> None:
-        """Record no more calls."""
+        """Stop recording."""
         self.running = False
 
     def stream_of(self, comm: Any) -> Stream:
-        """Return the stream of a communicator; made when the communicator is, or else in its first call."""
+        """Return the stream of a communicator; the first time, create it."""
         found: Stream | None = comm.__dict__.get(STREAM)
         if found is None:
             group = comm.Get_group()
@@ -152,7 +154,7 @@ class CallRecorder:
     def kind_of(
         self, comm: Any, stream: Stream, frame: FrameType, name: str, arguments: tuple[Any, ...], result: Any
     ) -> int:
-        """Return the number of a call's kind."""
+        """Return the index of a call's kind in `kinds`; a new kind is appended."""
         quick = quick_key(arguments, name in OBJECTS, result)
         if quick is None:
             return self._find(comm, stream, _of_program(frame), name, arguments, result)
@@ -183,25 +185,25 @@ class CallRecorder:
         return place
 
     def note(self, stream: Stream, kind: int, entered: float, left: float) -> int:
-        """Keep a call; see :meth:`Stream.note`."""
+        """Append a call to its stream, or to its kind's sums if the stream is full; see :meth:`Stream.note`."""
         place = stream.note(kind, entered, left)
         if place < 0:
             self.add(kind, left - entered)
         return place
 
     def add(self, kind: int, seconds: float, calls: int = 1) -> None:
-        """Add up calls that are not kept one by one."""
+        """Add calls and their seconds to the sums of a kind."""
         self.kinds[kind].more_calls += calls
         self.kinds[kind].more_seconds += seconds
 
     def forget_kinds(self, known: int) -> None:
-        """Keep only the first so many kinds."""
+        """Drop all kinds but the first `known`."""
         del self.kinds[known:]
         self._places = {key: place for key, place in self._places.items() if place < known}
 
 
 def _of_program(frame: FrameType) -> FrameType:
-    """Return the frame that made a call; calls by mpicoll itself, a trainer's for instance, are its caller's."""
+    """Return the program's frame that made a call; a call by mpicoll itself, in a trainer say, is its caller's."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_PACKAGE):
         if found.f_code.co_filename.startswith(_RUNNER):

@@ -1,4 +1,4 @@
-"""The end of a run with a profile: records of all ranks are gathered, compared, measured again and written."""
+"""End of a profiled run: gather the records of all ranks, analyse them, repeat calls, write the profile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.002
 _LARGEST_POLL_SECONDS = 0.05
 _WRITE_SECONDS = 60.0
-"""So long ranks wait for rank 0 to write the profile: a rank with an exit status aborts MPI as soon as it goes on."""
+"""Seconds that ranks wait for rank 0 to write the profile: a rank with an exit status then aborts MPI at once."""
+_LEFT = 1
+"""Tag of an empty message: its sender waits for the other ranks no more."""
+_NEWS_SECONDS = 0.05
+"""Seconds in which such a message, sent before the last rank arrived, is seen for certain."""
 _FLUSH_SECONDS = 0.1
-"""For the launcher to read what rank 0 wrote, before a rank with an exit status aborts MPI."""
+"""Seconds left to the launcher to read rank 0's output before a rank with an exit status aborts MPI."""
 
 
 class EndOfRun:
-    """Made when MPI is initialised, collectively, and used once before it is finalised."""
+    """Writer of the profile: created collectively when MPI is initialised, used once before it is finalised."""
 
     def __init__(self, MPI: Any, recorder: CallRecorder) -> None:
         from mpicoll.program import program_clock
@@ -31,10 +35,15 @@ class EndOfRun:
         self._comm = MPI.Intracomm(MPI.COMM_WORLD).Dup()
         self._identity = program_clock.system_identity()
         self._begun = clock()
+        self._left: list[Any] = []  # requests of messages that say so
         self._offset = program_clock.offset_to_first(self._comm, clock, self._identity)
 
     def report(self, options: argparse.Namespace, facts: dict[str, Any], limit: float | None) -> None:
-        """Write the profile on rank 0; after `limit` seconds, if one is given, this rank's own calls alone."""
+        """Write the profile on rank 0; collective over COMM_WORLD.
+
+        If the other ranks have not arrived after `limit` seconds, this rank writes a profile of its own calls alone,
+        as text, and tells the others, which do so, too. With `limit` None it waits for them.
+        """
         if self._MPI.Is_finalized():
             return
         from mpicoll.program import method_wrappers, program_clock, rank_records
@@ -42,7 +51,8 @@ class EndOfRun:
         facts["overhead_seconds_per_call"] = method_wrappers.overhead(self._recorder)
         facts["cores"] = _cores()
         facts["system"] = self._identity
-        if not self._everybody_comes(limit):
+        if not self._everybody_comes(limit) or self._has_somebody_left():
+            self._leave()
             drift = program_clock.Drift(0.0, 0.0, 1.0, 0.0)
             self._write([rank_records.own_record(self._recorder, facts, drift)], options, missing=True)
             return
@@ -57,14 +67,29 @@ class EndOfRun:
         self._everybody_comes(_WRITE_SECONDS)
 
     def _everybody_comes(self, limit: float | None) -> bool:
-        """Wait for all ranks to get here; False after `limit` seconds."""
+        """Return True once all ranks have arrived, False after `limit` seconds."""
         request, begun, pause = self._comm.Ibarrier(), time.monotonic(), _POLL_SECONDS
         while not request.Test():
-            if limit is not None and time.monotonic() - begun > limit:
+            if (limit is not None and time.monotonic() - begun > limit) or self._comm.Iprobe(tag=_LEFT):
                 return False
             time.sleep(pause)
             pause = min(2 * pause, _LARGEST_POLL_SECONDS)
         return True
+
+    def _has_somebody_left(self) -> bool:
+        """Return whether a rank had left before the last one arrived, which may complete the barrier nevertheless."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while time.monotonic() < until:
+            if self._comm.Iprobe(tag=_LEFT):
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def _leave(self) -> None:
+        """Tell the other ranks not to wait for this one."""
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._left.append(self._comm.Isend([None, 0, self._MPI.BYTE], rank, _LEFT))
 
     def _write(self, records: list[RankRecord], options: argparse.Namespace, *, missing: bool) -> None:
         from mpicoll.program import library_comparison, profile_analysis, profile_report, profile_text

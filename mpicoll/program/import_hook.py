@@ -1,7 +1,7 @@
-"""A function to be called when the program imports ``mpi4py.MPI``, before it sees the module.
+"""Hooks on the import of ``mpi4py.MPI`` and on MPI's initialisation, run before the program sees the module.
 
-So MPI is initialised when the program wants it, with the ``mpi4py.rc`` that the program has set, and a program that
-does not use MPI does not get it.
+MPI is initialised when the program asks for it, with the ``mpi4py.rc`` that the program has set. A program that does
+not use MPI does not initialise it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = "mpi4py.MPI"
 
 
 class _Then(Loader):
-    """A module's own loader, followed by a function of the module."""
+    """Loader that runs a module's own loader and then a function on the module."""
 
     def __init__(self, inner: Loader, function: Callable[[Any], None]) -> None:
         self._inner, self._function = inner, function
@@ -33,7 +33,7 @@ class _Then(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """The other finders, for one name."""
+    """Finder for ``mpi4py.MPI`` alone: asks the other finders and wraps the loader that they return."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         self._function = function
@@ -53,7 +53,7 @@ class _Finder(MetaPathFinder):
 
 
 def when_mpi_is_imported(function: Callable[[Any], None]) -> None:
-    """Call ``function(MPI)`` at the end of the import of ``mpi4py.MPI``; at once if it was imported already."""
+    """Call ``function(MPI)`` at the end of the import of ``mpi4py.MPI``; at once if it is imported already."""
     # mpi4py puts a finder of its own in front of the others when it is imported; ours has to come before that.
     import mpi4py  # noqa: F401
 

@@ -1,6 +1,7 @@
-"""Calls of the program made again after its end, by mpicoll and by the MPI library in turns.
+"""Comparison with the MPI library: the program's calls repeated after its end, by both libraries in turns.
 
-All ranks come before a call is timed, so that nobody waits for a slow rank, which is not the collective's business.
+The ranks synchronise before each sample (:mod:`mpicoll.measure`), so that times do not include the wait for a rank that
+was late in the program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mpicoll.program.profile_analysis import Target
 MAX_TARGETS = 12
 _MAX_NBYTES = 256 << 20
 _SHARE = 0.25
-"""One target may take so much of the time."""
+"""Fraction of the time for the comparison that one target may take."""
 OURS, LIBRARY = "mpicoll", "library"
 _REDUCING = ("Allreduce", "Reduce", "Scan", "Exscan", "Reduce_scatter", "Reduce_scatter_block")
 _IN_PARTS = {
@@ -34,15 +35,15 @@ _IN_PARTS = {
     "Alltoall": (1, 1),
     "Reduce_scatter_block": (1, 0),
 }
-"""Which of the send and the receive buffer hold a part for each rank."""
+"""Flags of send and receive buffer: 1 for a buffer that holds a part for each rank."""
 _EQUAL_PARTS = {"Allgatherv": "Allgather", "Gatherv": "Gather", "Scatterv": "Scatter", "Alltoallv": "Alltoall",
                 "Reduce_scatter": "Reduce_scatter_block"}  # fmt: skip
-"""Calls with parts of any length are measured with equal ones."""
+"""Calls with parts of different lengths, and the call with equal parts that is measured in their place."""
 
 
 @dataclass
 class Comparison:
-    """Seconds of one call by mpicoll and by the MPI library, medians; None where it could not be measured."""
+    """Median seconds of one call with mpicoll (`ours`) and with the MPI library; None if it could not be repeated."""
 
     target: Target
     ours: float | None
@@ -57,9 +58,10 @@ class Comparison:
 def compare(
     world: MPI.Intracomm, recorder: CallRecorder, targets: Sequence[Target], seconds: float
 ) -> list[Comparison]:
-    """Measure the first targets; collective over `world`, which is plain MPI, with targets and result on rank 0.
+    """Repeat and time the first :data:`MAX_TARGETS` targets; collective over `world`, a communicator of mpi4py.
 
-    Ends after about `seconds`; what is left then is not measured.
+    Targets are read on rank 0. Rank 0 returns a comparison for each target measured, the others an empty list. Targets
+    that are left after about `seconds` are not measured.
     """
     chosen = _agree_on([asdict(target) for target in targets[:MAX_TARGETS]] if world.rank == 0 else [], world)
     begun, found = time.perf_counter(), []
@@ -89,7 +91,7 @@ def _is_over(world: MPI.Intracomm, begun: float, seconds: float) -> bool:
 
 
 def _measure(world: MPI.Intracomm, recorder: CallRecorder, target: Target, seconds: float) -> tuple[float, float]:
-    """Return the two times on members of the communicator, NaN where they cannot be measured."""
+    """Return the two times in seconds on members of the communicator; NaN elsewhere or if it cannot be repeated."""
     nothing = (float("nan"), float("nan"))
     if world.rank not in target.members:
         return nothing
@@ -119,7 +121,7 @@ def _kind_of(recorder: CallRecorder, target: Target) -> Kind | None:
 
 
 def _repeat(target: Target, kind: Kind | None) -> Callable[[Any], Any] | None:
-    """Return a function that makes such a call on a communicator; None where it cannot be made again."""
+    """Return a function that makes the target's call on a communicator; None where it cannot be repeated."""
     if target.op == "own" or kind is None or target.nbytes > _MAX_NBYTES:
         return None
     if kind.signature.holds_objects:
@@ -173,7 +175,7 @@ def _repeat_object(target: Target, kind: Kind) -> Callable[[Any], Any] | None:
 
 
 def _to_first(world: MPI.Intracomm, target: Target, times: tuple[float, float]) -> Iterator[float | None]:
-    """Yield the times on rank 0, from the first member."""
+    """Yield the first member's times on rank 0, None for NaN."""
     values, first = np.array(times), target.members[0]
     if world.rank == first != 0:
         world.Send(values, 0)

@@ -19,7 +19,7 @@ _MAIN = "__main__"
 
 
 class CannotStart(Exception):
-    """The program cannot be started, for the reason given; `status` is the exit status of Python in this case."""
+    """Error for a program that cannot be started; `status` is the exit status that Python has in this case."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Methods that note each call in a :class:`~mpicoll.program.call_recorder.CallRecorder`."""
+"""Wrappers of collective methods that record calls in a :class:`~mpicoll.program.call_recorder.CallRecorder`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITS = ("Wait", "wait", "Test", "test", "Get_status", "get_status")
 
 
 def timed(method: Callable[..., Any], name: str, recorder: CallRecorder) -> Callable[..., Any]:
-    """Return a blocking collective that notes its calls; calls inside of others are not noted."""
+    """Return a blocking collective that records its calls; calls made inside another collective are not recorded."""
     inside = recorder.inside
 
     @functools.wraps(method)
@@ -47,7 +47,7 @@ def timed(method: Callable[..., Any], name: str, recorder: CallRecorder) -> Call
 def starting(
     method: Callable[..., Any], name: str, recorder: CallRecorder, wrap: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Return a nonblocking or persistent collective that notes its calls and marks its request."""
+    """Return a nonblocking or persistent collective that records its calls and marks its request."""
     inside = recorder.inside
     persistent = name.endswith("_init")
 
@@ -75,7 +75,7 @@ def starting(
 
 
 def waiting(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..., Any]:
-    """Return a method of a request that adds its time to the call."""
+    """Return a waiting or testing method of a request that adds its time to the recorded call."""
 
     def add(request: Any, noted: _Noted, begun: float, ended: float) -> None:
         stream, place, kind = noted
@@ -88,7 +88,7 @@ def waiting(method: Callable[..., Any], recorder: CallRecorder) -> Callable[...,
 
 
 def beginning(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..., Any]:
-    """Return ``Start`` of a persistent request, noted as a call from where it was set up."""
+    """Return ``Start`` of a persistent request, recorded as a call at the line that created the request."""
 
     def note(request: Any, noted: _Noted, entered: float, left: float) -> None:
         stream, _, kind = noted
@@ -100,7 +100,7 @@ def beginning(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..
 def _of_noted(
     method: Callable[..., Any], recorder: CallRecorder, note: Callable[[Any, _Noted, float, float], None]
 ) -> Callable[..., Any]:
-    """Return a method of a request that calls `note` with its times, if the call of the request was noted."""
+    """Return a method of a request that calls `note` with its times if the request's call was recorded."""
     inside = recorder.inside
 
     @functools.wraps(method)
@@ -121,7 +121,7 @@ def _of_noted(
 
 
 def wrap_classes(recorder: CallRecorder) -> None:
-    """Let all communicators and requests of mpicoll note their calls."""
+    """Wrap the methods of mpicoll's communicators and requests, for the rest of the process."""
     from mpicoll import comm
     from mpicoll.collectives import on_shared_memory, requests
     from mpicoll.objects import pickling
@@ -151,7 +151,7 @@ def wrap_classes(recorder: CallRecorder) -> None:
 def noting(
     method: Callable[..., Any], name: str, recorder: CallRecorder, wrap: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Return a method of any form that notes its calls; `wrap` makes its request one that notes waits."""
+    """Return a method of any form that records its calls; `wrap` turns its request into one that records waits."""
     if name in OBJECTS or NAMES[name] == name:
         return timed(method, name, recorder)
     return starting(method, name, recorder, wrap)
@@ -169,7 +169,7 @@ _OTHER_NAMES = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgath
 
 
 def _transport(comm: Any, signature: Signature) -> str:
-    """Return the algorithm that "auto" takes for such a call."""
+    """Return the algorithm that "auto" selects for a call; "objects" for a collective of objects."""
     if signature.method in OBJECTS and signature.method != "barrier":
         return "objects"
     name = signature.collective.lower()
@@ -180,14 +180,14 @@ def _transport(comm: Any, signature: Signature) -> str:
 
 
 class _Nothing:
-    """Stands for a communicator whose calls take no time."""
+    """Stand-in for a communicator, with a call that does nothing."""
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any) -> None:
         return None
 
 
 def overhead(recorder: CallRecorder) -> float:
-    """Return about how many seconds it takes to note one call, from calls that do nothing."""
+    """Return the approximate seconds that recording adds to a call, measured with a call that does nothing."""
     bare, known, running = _Nothing(), len(recorder.kinds), recorder.running
     setattr(bare, STREAM, Stream((0,), (0, 0)))
     noted = timed(_Nothing.Allreduce, "Allreduce", recorder)

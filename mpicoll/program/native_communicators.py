@@ -1,4 +1,4 @@
-"""Communicators of mpi4py that note their calls in a profile and leave everything else to mpi4py."""
+"""Communicators of mpi4py that record their collective calls for a profile and are otherwise unchanged."""
 
 # mypy: disable-error-code="override"
 
@@ -20,7 +20,10 @@ _BASES = (MPI.Cartcomm, MPI.Graphcomm, MPI.Distgraphcomm, MPI.Intracomm)
 
 
 def observed(comm: Any, recorder: CallRecorder) -> Any:
-    """Return a handle of the communicator that notes its calls; local. COMM_NULL and intercommunicators as they are."""
+    """Return a handle of the communicator that records its calls; local.
+
+    COMM_NULL and intercommunicators are returned unchanged.
+    """
     base = next((each for each in _BASES if isinstance(comm, each)), None)
     if base is None or comm == MPI.COMM_NULL:
         return comm
@@ -49,7 +52,7 @@ def _making(method: Any, recorder: CallRecorder) -> Any:
 
 
 def _reduce(comm: Any) -> Any:
-    """Pickle COMM_WORLD and COMM_SELF by name; others raise ValueError, as mpi4py does."""
+    """Pickle COMM_WORLD and COMM_SELF by name; other communicators raise ValueError, as in mpi4py."""
     for name in ("COMM_WORLD", "COMM_SELF"):
         if comm == getattr(MPI, name):
             return _predefined, (name,)
@@ -61,7 +64,7 @@ def _predefined(name: str) -> Any:
 
 
 def _observed_request(recorder: CallRecorder) -> Any:
-    """Return a function that makes a request one that notes its waits."""
+    """Return a function that turns a request into one that records its waits."""
     classes = {}
     for base in (MPI.Prequest, MPI.Request):
         methods = {name: method_wrappers.waiting(getattr(base, name), recorder) for name in method_wrappers.WAITS}

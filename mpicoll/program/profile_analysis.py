@@ -1,6 +1,6 @@
-"""The profile, from the records of all ranks: time by call site, time waited for the slowest rank, and who that was.
+"""Analysis of the ranks' records: time by call site, time spent waiting for the slowest rank, and its number.
 
-A call waits from its begin (for a nonblocking one: the begin of its wait) until the last rank has begun, or until it
+A call waits from its begin (for a nonblocking call, the begin of its wait) until the last rank has begun, or until it
 returns if that is earlier: a root that broadcasts does not wait.
 """
 
@@ -17,7 +17,7 @@ from mpicoll.program.rank_records import CallStream, RankRecord
 
 _AT_A_TIME = 1 << 16
 _NOTICEABLE_SECONDS = 10e-6
-"""A rank is called the slowest of a call if the others waited longer than this, all together."""
+"""Sum of the other ranks' waits above which a rank counts as the slowest of a call."""
 SiteKey = tuple[str, int, str, str, int]
 
 
@@ -28,9 +28,9 @@ class Site:
     Attributes
     ----------
     calls
-        By rank of COMM_WORLD.
+        Calls made, by rank of COMM_WORLD; `seconds` and `waiting` likewise.
     slowest, blamed
-        In how many calls of all ranks each rank was the slowest, and how long was waited for it.
+        Number of calls (of all ranks) in which a rank was the slowest, and seconds that others waited for it; by rank.
     """
 
     key: SiteKey
@@ -50,7 +50,7 @@ class Site:
         self.seconds, self.waiting, self.blamed = (np.zeros(self.ranks) for _ in range(3))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the profile says of it."""
+        """Return the site's entry in the profile; seconds are averages over all ranks."""
         file, line, function, method, size = self.key
         here = max(1, int(np.count_nonzero(self.calls)))
         known = [each for each in self.nbytes if each >= 0]
@@ -72,7 +72,7 @@ class Site:
         }
 
     def _slowest(self) -> list[dict[str, Any]]:
-        """Return the ranks for which others waited, the longest first, at most three."""
+        """Return at most three ranks that others waited for, the longest wait first."""
         total = max(1, int(self.calls.sum()))
         order = [rank for rank in np.argsort(-self.blamed, kind="stable").tolist()[:3] if self.slowest[rank]]
         return [
@@ -87,7 +87,17 @@ class Site:
 
 @dataclass
 class Target:
-    """Equal calls on one communicator, to be measured again: `transfer` is their time without waiting, of all ranks."""
+    """Group of equal calls on one communicator, to be repeated.
+
+    Attributes
+    ----------
+    place
+        Index of the first of these calls in its stream.
+    calls
+        Number of these calls.
+    transfer
+        Their seconds without waiting, summed over the ranks.
+    """
 
     members: tuple[int, ...]
     number: tuple[int, int]
@@ -103,7 +113,17 @@ class Target:
 
 @dataclass
 class Analysis:
-    """Everything that follows from records."""
+    """Result of the analysis.
+
+    Attributes
+    ----------
+    sites
+        Call sites, the longest time first.
+    targets
+        Groups of equal calls, the longest transfer first.
+    seconds, waiting : (ranks,) float64
+        Seconds of each rank in collectives, and of these the ones spent waiting.
+    """
 
     sites: list[Site]
     targets: list[Target]
@@ -112,6 +132,8 @@ class Analysis:
 
 
 class _Analyzer:
+    """Tables that are filled in while the records are read."""
+
     def __init__(self, records: Sequence[RankRecord], ranks: int) -> None:
         self._records = {record.rank: record for record in records}
         self._ranks = ranks
@@ -122,7 +144,7 @@ class _Analyzer:
         self._durations: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _number_sites(self, record: RankRecord) -> np.ndarray:
-        """Return the number of the site of each of a rank's kinds."""
+        """Return the index of the call site of each of a rank's kinds."""
         numbers = np.zeros(len(record.kinds), np.int64)
         for place, kind in enumerate(record.kinds):
             key = (kind["file"], kind["line"], kind["function"], kind["method"], kind["size"])
@@ -163,7 +185,7 @@ class _Analyzer:
             self._order[number].seconds[rank] += float(stream.spent[here].sum())
 
     def _compare(self, streams: list[CallStream], members: tuple[int, ...]) -> None:
-        """Compare the ranks' calls one by one, as far as all of them have made them."""
+        """Compare the calls that all members have made, one by one."""
         count = self._common(streams, members)
         for start in range(0, count, _AT_A_TIME):
             part = slice(start, min(count, start + _AT_A_TIME))
@@ -184,7 +206,7 @@ class _Analyzer:
                 self._collect_targets(streams, members, part, waits)
 
     def _common(self, streams: list[CallStream], members: tuple[int, ...]) -> int:
-        """Return for how many calls all ranks were in the same collective."""
+        """Return the number of leading calls in which all ranks made the same collective."""
         count = min(len(stream.kinds) for stream in streams)
         names = [
             np.array([kind["collective"] for kind in self._records[rank].kinds])[stream.kinds[:count]]
@@ -233,5 +255,5 @@ class _Analyzer:
 
 
 def analyze(records: Sequence[RankRecord], ranks: int) -> Analysis:
-    """Return what follows from the records of all ranks, or of some; `ranks` is the size of COMM_WORLD."""
+    """Return the analysis of the records of all ranks, or of some; `ranks` is the size of COMM_WORLD."""
     return _Analyzer(records, ranks).analyze()

@@ -1,4 +1,4 @@
-"""The profile as one HTML file, which needs nothing else and no network; by Jinja2."""
+"""HTML report of the profile: one self-contained file, rendered with Jinja2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BARS = 20
 
 
 def as_html(profile: dict[str, Any]) -> str:
-    """Return the page; everything that comes from the program is escaped."""
+    """Return the page; text that comes from the program is escaped."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -32,7 +32,7 @@ def as_html(profile: dict[str, Any]) -> str:
 
 
 def _of_ranks(profile: dict[str, Any]) -> list[dict[str, float]]:
-    """Return for each rank which percentages of its time it was at work in collectives, and waiting."""
+    """Return each rank's percentages of its time spent working in collectives, and waiting in them."""
     rows = zip(
         profile["of_ranks"],
         profile["wall_seconds"],

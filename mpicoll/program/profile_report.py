@@ -1,4 +1,4 @@
-"""The profile as a dictionary, and its files."""
+"""Profile as a dictionary, and its JSON and HTML files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpicoll.program.profile_analysis import Analysis
 from mpicoll.program.rank_records import RankRecord
 
 VERSION = 1
-"""Of the JSON file's layout."""
+"""Version of the JSON file's layout."""
 
 
 def profile_of(
@@ -28,14 +28,20 @@ def profile_of(
     *,
     missing: bool = False,
 ) -> dict[str, Any]:
-    """Return the profile as JSON holds it; the guide explains its fields.
+    """Return the profile as a dictionary for JSON; the guide "Run a program unmodified" lists its fields.
 
     Parameters
     ----------
+    records
+        One record for each rank that took part, in rank order.
+    analysis
+        Their analysis.
+    comparisons
+        Calls that were repeated after the run.
     ranks
         The size of COMM_WORLD.
     missing
-        True if other ranks did not come to give their records.
+        True if other ranks did not arrive to hand in their records.
     """
     facts = records[0].facts
     present = [record.rank for record in records]
@@ -85,7 +91,7 @@ def _compared(comparison: Comparison, ranks: int) -> dict[str, Any]:
 
 
 def write_files(profile: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:
-    """Write the profile where it was asked for."""
+    """Write the profile to a JSON and an HTML file; None for a file that is not wanted."""
     if json_file is not None:
         json_file.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
     if html_file is not None:

@@ -1,4 +1,4 @@
-"""The profile as text, and words for its numbers."""
+"""Text report of the profile, and the formats of its numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def summary(profile: dict[str, Any]) -> list[str]:
     ranks = f"{profile['ranks']} rank{'s' * (profile['ranks'] != 1)}"
     nodes = f"{profile['nodes']} node{'s' * (profile['nodes'] != 1)}"
     lines = [f"{ranks} on {nodes}, collectives by {'the MPI library' if native else 'mpicoll'}"]
-    lines.append(f"from begin to end: {format_seconds(max(wall))}")
+    lines.append(f"wall time: {format_seconds(max(wall))}")
     if not native:
         lines[-1] += f", of which {format_seconds(profile['startup_seconds'])} to start mpicoll"
     shares = [each / max(total, 1e-9) for each, total in zip(used, wall, strict=True)]
@@ -78,12 +78,12 @@ def _sites(profile: dict[str, Any]) -> list[str]:
 
 
 def place_of(site: dict[str, Any]) -> str:
-    """Return file, line and function of a call site, with the file's last folder."""
+    """Return file (with its folder), line and function of a call site."""
     return f"{'/'.join(Path(site['file']).parts[-2:])}:{site['line']} {site['function']}"
 
 
 def bytes_of(entry: dict[str, Any]) -> str:
-    """Return the range of lengths of a call site."""
+    """Return the range of message sizes of a call site, "?" if unknown."""
     if entry["nbytes"] is None:
         return "?"
     low, high = entry["nbytes"]
@@ -91,7 +91,7 @@ def bytes_of(entry: dict[str, Any]) -> str:
 
 
 def short_nbytes(nbytes: int) -> str:
-    """Return a length with three digits."""
+    """Return a number of bytes with its unit, to three significant digits."""
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if nbytes >= factor:
             return f"{nbytes / factor:.3g} {unit}"
@@ -99,7 +99,7 @@ def short_nbytes(nbytes: int) -> str:
 
 
 def slowest_of(site: dict[str, Any]) -> str:
-    """Return the rank for which others waited longest, and in how many of the calls it was the last to come."""
+    """Return the rank that others waited for longest, and the percentage of calls in which it arrived last."""
     if not site["slowest"]:
         return "-"
     first = site["slowest"][0]
@@ -126,7 +126,7 @@ def _comparisons(profile: dict[str, Any]) -> list[str]:
 
 
 def _columns(rows: list[list[str]]) -> list[str]:
-    """Return rows as lines; words to the left, numbers to the right."""
+    """Return rows as aligned lines: words to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     words = ("call site", "call", "by", "slowest")
     cells = [

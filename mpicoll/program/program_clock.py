@@ -1,4 +1,4 @@
-"""Clocks of several ranks made comparable: processes of one system share theirs, others' offsets are measured."""
+"""Clock synchronisation: ranks of one system share a clock, the offsets of other ranks' clocks are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDS = 30
 
 
 class Drift(NamedTuple):
-    """Offsets of this rank's clock from rank 0's at two times of its own."""
+    """Seconds to add to this rank's clock to get rank 0's, at two times (`begun`, `ended`) of this rank's clock."""
 
     begun: float
     offset: float
@@ -23,7 +23,7 @@ class Drift(NamedTuple):
     later_offset: float
 
     def corrected(self, times: np.ndarray) -> np.ndarray:
-        """Return times of this rank's clock as rank 0's has them; between the two, offsets change evenly."""
+        """Return times of this rank's clock converted to rank 0's; the offset is interpolated linearly."""
         if self.offset == self.later_offset == 0.0:
             return times
         slope = (self.later_offset - self.offset) / max(self.ended - self.begun, 1e-9)
@@ -32,7 +32,7 @@ class Drift(NamedTuple):
 
 
 def system_identity() -> str:
-    """Return what processes have in common that share a monotonic clock: the running system, and its time namespace."""
+    """Return a text that is equal on processes that share a monotonic clock: host, boot and time namespace."""
     parts = [platform.node()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text(),
@@ -46,10 +46,10 @@ def system_identity() -> str:
 
 
 def offset_to_first(comm: MPI.Intracomm, clock: Callable[[], float], identity: str) -> float:
-    """Return the seconds to add to this rank's clock to have that of rank 0; collective.
+    """Return the seconds to add to this rank's clock to get rank 0's; collective over `comm`.
 
-    0 where `identity` is that of rank 0. Otherwise from the quickest of some exchanges with rank 0, as NTP does: off by
-    at most half of the time that this exchange took.
+    The offset is 0 where `identity` equals rank 0's. Otherwise it comes from the shortest of 30 exchanges with rank 0,
+    as in NTP (RFC 5905, sections 8 and 10), and is wrong by at most half the time that this exchange took.
     """
     mine = np.frombuffer(hashlib.sha256(identity.encode()).digest()[:8], np.int64)
     all_of_them = np.empty(comm.size, np.int64)

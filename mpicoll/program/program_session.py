@@ -1,4 +1,4 @@
-"""One run of a program: communicators at its begin, the profile and the end of the job at its end."""
+"""Session of one program: installs communicators before it, writes the profile and ends the job after it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from mpicoll.program.end_of_run import EndOfRun
 
 FAILED_SECONDS = 5.0
-"""So long a rank that has failed waits for the others to make the profile of all."""
+"""Seconds that a failed rank waits for the others before it writes a profile of its own calls alone."""
 
 
 class ProgramSession:
-    """Everything that `mpicoll run` does around the program.
+    """Work of ``mpicoll run`` around the program: communicators, profile, exit status.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class ProgramSession:
         self._process, self._wanted = os.getpid(), bool(options.profile)
 
     def begin(self) -> None:
-        """Start the clock, and wait for the program to import ``mpi4py.MPI``."""
+        """Start the clock and install a hook for the moment at which the program initialises MPI."""
         self._begun = time.perf_counter()
         plain = self._options.native and not self._options.profile and not self._options.shared_arrays
         if not plain:
@@ -79,7 +79,7 @@ class ProgramSession:
         return report_and_finalize
 
     def end_with(self, status: int) -> None:
-        """Note the exit status; unless it is 0 MPI is aborted with it at the very end, as ``python -m mpi4py`` does."""
+        """Set the exit status; if it is not 0, MPI is aborted with it at the very end, as by ``python -m mpi4py``."""
         self._status = status
         if status and "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
@@ -87,7 +87,7 @@ class ProgramSession:
             set_abort_status(SystemExit(status))
 
     def fail(self, status: int, *, abort: bool) -> None:
-        """End the job after an exception that nobody has caught; `abort`: also where the other ranks go on."""
+        """Write the profile after an uncaught exception; with `abort`, end the job on all ranks."""
         self._status = status
         self.report()
         MPI: Any = sys.modules.get("mpi4py.MPI")
@@ -99,11 +99,11 @@ class ProgramSession:
         job.end(f"mpicoll: rank {rank} failed; the job ends\n", status)
 
     def forget(self) -> None:
-        """Make no profile."""
+        """Write no profile."""
         self._wanted = False
 
     def report(self) -> None:
-        """Write the profile once, if there is one; collective over all ranks that come."""
+        """Write the profile if one is wanted; collective over the ranks that arrive. Later calls do nothing."""
         end, self._end = self._end, None
         wanted, self._wanted = self._wanted, False
         if not wanted or os.getpid() != self._process:  # a forked child ends, too

@@ -1,4 +1,4 @@
-"""Records of calls on their way to rank 0: a header as JSON and arrays of numbers."""
+"""Transfer of call records to rank 0: a JSON header and arrays of numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _HEADER, _NUMBERS, _KINDS = range(3)
 
 @dataclass
 class CallStream:
-    """One rank's calls on one communicator, as arrays; see :class:`~mpicoll.program.call_recorder.Stream`."""
+    """One rank's calls on one communicator as arrays, one element a call.
+
+    The fields are those of :class:`~mpicoll.program.call_recorder.Stream` and
+    :data:`~mpicoll.program.call_recorder.CALL_TYPE`, with times in seconds of rank 0's clock.
+    """
 
     members: tuple[int, ...]
     number: tuple[int, int]
@@ -32,7 +36,7 @@ class CallStream:
 
 @dataclass
 class RankRecord:
-    """Everything that one rank has recorded; `kinds` are dictionaries as :func:`describe` makes them."""
+    """Record of one rank: facts about its run, kinds of calls (dictionaries of :func:`describe`) and streams."""
 
     rank: int
     facts: dict[str, Any]
@@ -41,7 +45,7 @@ class RankRecord:
 
 
 def describe(kind: Kind) -> dict[str, Any]:
-    """Return a kind of calls as JSON knows it."""
+    """Return a kind of calls as a dictionary for JSON."""
     signature = kind.signature
     nbytes = len(kind.sample) if signature.nbytes < 0 and kind.sample is not None else signature.nbytes
     return {
@@ -62,7 +66,7 @@ def describe(kind: Kind) -> dict[str, Any]:
 
 
 def _name_of(op: Any) -> str:
-    """Return the name of a predefined operation, "" for the default, "own" for others."""
+    """Return the name of a predefined operation, "" for None, "own" for others."""
     if op is None:
         return ""
     for name in ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MAXLOC", "MINLOC"):
@@ -72,7 +76,7 @@ def _name_of(op: Any) -> str:
 
 
 def own_record(recorder: CallRecorder, facts: dict[str, Any], drift: Drift) -> RankRecord:
-    """Return this rank's record, in the time of rank 0."""
+    """Return this rank's record, with times converted to rank 0's clock."""
     streams = [_as_arrays(stream, drift) for stream in recorder.streams if stream.calls]
     return RankRecord(MPI.COMM_WORLD.rank, facts, [describe(kind) for kind in recorder.kinds], streams)
 
@@ -84,7 +88,7 @@ def _as_arrays(stream: Stream, drift: Drift) -> CallStream:
 
 
 def gather(comm: MPI.Intracomm, record: RankRecord) -> list[RankRecord]:
-    """Return the records of all ranks on rank 0, nothing elsewhere; collective over `comm`, which is plain."""
+    """Return all ranks' records on rank 0, an empty list elsewhere; collective over `comm`, of mpi4py."""
     if comm.rank:
         _send(comm, record)
         return []

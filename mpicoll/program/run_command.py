@@ -28,7 +28,7 @@ _EXAMPLES = """examples:
 """
 _WITH_VALUE = ("--json", "--html", "--timeout", "--compare")
 DEFAULT_TIMEOUT = 3600.0
-"""Programs that were written for MPI may let ranks wait for long, for files for instance."""
+"""Default of --timeout in seconds: long, since ranks of an MPI program may wait for one that reads files, say."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,14 +42,14 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--native", action="store_true", help="leave the communicators to mpi4py and the MPI library, to compare")
-    add("--shared-arrays", action="store_true", help="let NumPy allocate large arrays in memory that ranks share")
+    add("--native", action="store_true", help="keep mpi4py's communicators and the MPI library, for comparison")
+    add("--shared-arrays", action="store_true", help="let NumPy allocate large arrays in memory that a node shares")
     timeout = f"seconds that a rank waits in one collective before it fails (default: {DEFAULT_TIMEOUT:g})"
     add("--timeout", type=_seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
-    add("--profile", action="store_true", help="write to standard error where the time in collectives went")
+    add("--profile", action="store_true", help="write a profile of the collective calls to standard error")
     add("--json", type=Path, metavar="FILE", help="write the profile as JSON; implies --profile")
-    add("--html", type=Path, metavar="FILE", help="write the profile as a page; implies --profile; mpicoll[report]")
-    compare = "seconds in which the profile measures the MPI library on the same calls, at the end (default: 5; 0: not)"
+    add("--html", type=Path, metavar="FILE", help="write it as an HTML page; implies --profile; needs mpicoll[report]")
+    compare = "seconds to repeat the calls after the run, by mpicoll and by the MPI library (default: 5; 0: do not)"
     add("--compare", type=_seconds_or_none, default=5.0, metavar="SECONDS", help=compare)
     return parser
 
@@ -66,7 +66,7 @@ def _seconds_or_none(text: str) -> float:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return mpicoll's options, and the program with its arguments."""
+    """Split a command line into mpicoll's options and the program with its arguments."""
     place = 0
     while place < len(argv):
         word = argv[place]
@@ -79,18 +79,18 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program: list[str]) -> None:
-    """End with status 2 where the run could not do what is asked for, before it begins."""
+    """Refuse unusable options with exit status 2 before the program starts."""
     if not program:
         parser.error("no program was given")
     for name, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"{name}: {str(path.absolute().parent)!r} is not a folder")
     if options.html is not None and importlib.util.find_spec("jinja2") is None:
-        parser.error("--html: it needs Jinja2; pip install mpicoll[report]")
+        parser.error('--html needs Jinja2: pip install "mpicoll[report]"')
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the program; exit status 2 for unusable options, else the program's."""
+    """Run the program and return its exit status; 2 for unusable options."""
     own, program = split(argv)
     parser = make_parser()
     try:

@@ -1,4 +1,4 @@
-"""The predefined communicators of ``mpi4py.MPI``, replaced by ones of ours or of a profile."""
+"""Replacement of ``mpi4py.MPI``'s predefined communicators by mpicoll's, or by ones that record their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREDEFINED = ("COMM_WORLD", "COMM_SELF")
 
 
 def install(MPI: Any, timeout: float, recorder: CallRecorder | None) -> None:
-    """Make COMM_WORLD and COMM_SELF mpicoll's; collective over COMM_WORLD."""
+    """Replace COMM_WORLD and COMM_SELF by mpicoll's communicators; collective over COMM_WORLD."""
     from mpicoll.communicator import abort
 
     abort.leave_to_caller()
@@ -34,7 +34,7 @@ def install(MPI: Any, timeout: float, recorder: CallRecorder | None) -> None:
 
 
 def keep_native(MPI: Any, recorder: CallRecorder | None) -> None:
-    """Leave COMM_WORLD and COMM_SELF to the MPI library, seen by the profile if there is one; local."""
+    """Keep the MPI library's COMM_WORLD and COMM_SELF; with a recorder, record their calls. Local."""
     if recorder is not None:
         from mpicoll.program.native_communicators import observed
 
@@ -43,7 +43,7 @@ def keep_native(MPI: Any, recorder: CallRecorder | None) -> None:
 
 
 def _asked_for_threads() -> bool:
-    """Return True if mpi4py, which initialises MPI when it is imported, asks for more; by default it does."""
+    """Return True if mpi4py asked for calls from several threads when it initialised MPI; by default it does."""
     import mpi4py
 
     return bool(mpi4py.rc.initialize and mpi4py.rc.threads) and mpi4py.rc.thread_level in ("multiple", "serialized")

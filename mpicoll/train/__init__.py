@@ -1,7 +1,7 @@
 """Data-parallel training on top of the collectives: ``mpirun -n 8 python -m mpicoll.train``, and :class:`Trainer`.
 
-Importing this package imports nothing else before one of its names is used: the command line chooses the number of
-threads before NumPy starts.
+The package imports its modules when one of its names is first used: the command line sets the number of threads before
+NumPy is imported.
 """
 
 from __future__ import annotations

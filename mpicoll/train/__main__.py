@@ -5,7 +5,7 @@
     mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
     mpirun -n 8 python -m mpicoll.train --help
 
-Exit status: 0; 1 if training could not start or go on; 2 if the options are wrong; 130 after an interrupt.
+Exit status: 0; 1 if training could not start or failed; 2 if the options are wrong; 130 after an interrupt.
 NumPy and Numba are imported inside the functions, after the number of threads is chosen.
 """
 
@@ -32,8 +32,8 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    What goes wrong on all ranks is said once, in one line, by rank 0. What goes wrong on one rank is said by that rank,
-    and ends the job.
+    Rank 0 prints an error that all ranks raise, in one line. An error on one rank is printed by that rank and ends the
+    job.
     """
     limit_threads()
     from mpi4py import MPI

@@ -49,15 +49,15 @@ def check_ranks(config: TrainConfig, size: int) -> None:
     Raises
     ------
     UsageError
-        If no worker is left, or an option names a rank that does not exist.
+        If servers or backup workers leave no worker, or an option names a rank that does not exist.
     """
     if config.servers >= size:
         raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
     if config.backup and config.backup >= size - config.servers:
-        raise UsageError(f"--backup {config.backup}: {size - config.servers} workers leave none whose gradients count")
+        raise UsageError(f"--backup {config.backup}: it must be less than the {size - config.servers} workers")
     for rank, _ in config.slow:
         if rank >= size:
-            raise UsageError(f"--slow {rank}: there are {size} ranks, from 0")
+            raise UsageError(f"--slow {rank}: not a rank; ranks are 0 to {size - 1}")
 
 
 def make_loop(
@@ -68,7 +68,7 @@ def make_loop(
     Parameters
     ----------
     found
-        Checkpoint from which the run continues; in asynchronous training on rank 0 alone.
+        Checkpoint from which the run resumes, None for a new run; in asynchronous training on rank 0 alone.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def make_loop(
     make = _asynchronous if config.is_asynchronous else _synchronous
     strategy, coordination = make(config, mesh, portion, whole, plan, clock, found)
     epochs = [EpochRecord(**record) for record in found.facts["epochs"]] if found is not None else []
-    # An epoch that --steps cut short is told of again when it is whole.
+    # An epoch that --steps cut short is reported again when it is complete.
     whole_epochs = coordination.first // coordination.shares_per_step // plan.steps_per_epoch
     epochs = [epoch for epoch in epochs if epoch.epoch < whole_epochs]
     return Loop(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, coordination, clock, epochs)
@@ -128,17 +128,17 @@ def _make_strategy(config: TrainConfig, mesh: Mesh, portion: ModelShard, paramet
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:
-    """Say whether messages between some of these ranks go by a network; the same on all of them."""
+    """Return True if messages between some of these ranks use a network; the same on all of them."""
     return isinstance(comm, Intracomm) and (comm.channel.apart or comm.channel.cluster is not None)
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> Model:
-    """Return the model that `config` names, of the size that the data set needs.
+    """Return the model that `config` names, with the data set's numbers of features and classes.
 
     Raises
     ------
     DataError
-        If the model needs images and the samples are none.
+        If the model needs images and the samples are not images.
     """
     if config.model != "conv":
         return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
@@ -173,7 +173,7 @@ def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, config:
 
 
 def _touch_collectives(model: Model, comm: MPI.Intracomm) -> None:
-    """Load the kernels of collectives, too: the first step would count that as communication."""
+    """Load the kernels of collectives, which would otherwise count as communication in the first step."""
     shares = np.zeros((comm.Get_size(), 64), model.dtype)
     comm.Allreduce(MPI.IN_PLACE, shares)
     comm.Reduce_scatter_block(shares, np.empty(64, model.dtype))

@@ -1,7 +1,7 @@
-"""A trace of what the ranks did when, in the JSON format of Chrome's tracing, for ui.perfetto.dev.
+"""Timeline of all ranks in Chrome's trace event format (JSON), for ui.perfetto.dev.
 
-Every rank keeps its latest spans (:mod:`mpicoll.tracing`) in memory of fixed size. At the end they go to rank 0, rank
-by rank, which writes them with the times of its own clock.
+Every rank keeps its latest spans (:mod:`mpicoll.tracing`) in memory of fixed size. At the end rank 0 receives them,
+one rank after the other, and writes them with times of its own clock.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.run_report import Replacing
 
 CAPACITY = 1 << 16
-"""Spans that a rank keeps at most, in 2 MiB."""
+"""Largest number of spans that a rank keeps, in 2 MiB."""
 _ROUNDS = 9
 _TAG = 77
 _COMPUTE, _COMMUNICATION = 1, 2
 
 
 class ClockOffset(NamedTuple):
-    """Offset of a rank's clock to rank 0's, in seconds; wrong by half of `round_trip` at most."""
+    """Seconds by which a rank's clock is ahead of rank 0's; wrong by at most half of `round_trip`."""
 
     offset: float
     round_trip: float
@@ -34,7 +34,7 @@ class ClockOffset(NamedTuple):
 
 
 class Trace:
-    """The trace of a run, if its options want one. Collective over `comm`: construction and `write`."""
+    """Trace of a run; does nothing without ``--trace``. Collective over `comm`: construction and `write`."""
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm) -> None:
         self._path, self._steps, self._comm = config.trace, config.trace_steps, comm
@@ -44,12 +44,12 @@ class Trace:
             self._ring = tracing.keep(CAPACITY)
 
     def close(self) -> None:
-        """Keep no more spans."""
+        """Stop recording spans."""
         if self._path is not None:
             tracing.stop()
 
     def write(self) -> None:
-        """Collect all spans and write the file, all of it or nothing."""
+        """Collect all spans on rank 0 and write the file, replacing an old one only when it is complete."""
         if self._path is None:
             return
         after, own = clock_offsets(self._comm), self._ring.latest(self._steps)
@@ -79,11 +79,11 @@ class Trace:
 
 
 def clock_offsets(comm: MPI.Intracomm) -> list[ClockOffset]:
-    """Return how far each rank's clock is ahead, on rank 0; an empty list on the others. Collective.
+    """Return each rank's clock offset on rank 0, an empty list on the others. Collective.
 
-    Of some messages to and fro the quickest counts, since it says most: the answer was written between the two times.
-    An offset that cannot be told from 0 is 0, as between ranks of one host. (Cristian, "Probabilistic clock
-    synchronization", Distributed Computing 3, 1989.)
+    Of nine exchanges with a rank the shortest counts, which bounds the offset best: the rank read its clock between the
+    two times of rank 0. An offset that cannot be told from 0 is 0, as between ranks of one host. (Cristian,
+    "Probabilistic clock synchronization", Distributed Computing 3, 1989.)
     """
     rank, stamp = comm.Get_rank(), np.zeros(1)
     if rank:
@@ -108,7 +108,7 @@ def _ping(comm: MPI.Intracomm, other: int, stamp: np.ndarray) -> ClockOffset:
 
 
 def _on_our_clock(table: np.ndarray, first: ClockOffset, last: ClockOffset, zero: float) -> np.ndarray:
-    """Return the spans in seconds since `zero` of rank 0's clock; offsets change evenly between the measurements."""
+    """Return the spans in seconds since `zero` of rank 0's clock; the offset is interpolated linearly."""
     shifted = table.copy()
     drift = (last.offset - first.offset) / max(last.measured_at - first.measured_at, 1e-9)
     for field in ("start", "end"):
@@ -131,12 +131,12 @@ def _facts(steps: int, before: list[ClockOffset], after: list[ClockOffset]) -> d
 
 
 def events(rank: int, table: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Return a rank as a process, with a thread for computing and threads for what is under way beside it.
+    """Yield a rank's events: a process, with a thread for computation and threads for allreduces of buckets.
 
     Parameters
     ----------
     table
-        Spans as from :meth:`mpicoll.tracing.Ring.latest`; times are seconds since the trace's begin.
+        Spans of :meth:`mpicoll.tracing.Ring.latest`, with times in seconds since the trace's begin.
     """
     yield _named("process_name", rank, 0, name=f"rank {rank}")
     yield _named("process_sort_index", rank, 0, sort_index=rank)
@@ -155,7 +155,7 @@ def events(rank: int, table: np.ndarray) -> Iterator[dict[str, Any]]:
 
 
 def _lane(free: list[float], start: float, end: float) -> int:
-    """Return the first lane on which nothing is under way at `start`: spans on a thread must not overlap in part."""
+    """Return the first lane that is free at `start`: spans of one thread must not overlap partly."""
     lane = next((lane for lane, time in enumerate(free) if time <= start), len(free))
     free[lane : lane + 1] = [end]
     return lane

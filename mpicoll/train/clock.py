@@ -28,7 +28,7 @@ class Clock:
 
     @contextmanager
     def spent_on(self, phase: str, span: str | None = None) -> Iterator[None]:
-        """Add the time that the body takes to `phase`; a trace has it as `span`, by default the phase."""
+        """Add the body's wall time to `phase`; a trace records it as `span`, by default the phase."""
         start = time.perf_counter()
         try:
             yield
@@ -38,7 +38,7 @@ class Clock:
             tracing.note(span or phase, start, end)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Count time that was spent on `source` as spent on `target`."""
+        """Move `seconds` from the phase `source` to the phase `target`."""
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
@@ -49,7 +49,7 @@ class Clock:
 
     @property
     def communication_share(self) -> float:
-        """The part of :attr:`stepping` that is communication, 0 to 1."""
+        """Fraction of :attr:`stepping` that is communication, 0 to 1."""
         return self.seconds["communication"] / self.stepping if self.stepping else 0.0
 
     def by_rank(self, comm: MPI.Intracomm) -> dict[str, list[float]]:
@@ -59,7 +59,7 @@ class Clock:
         return dict(zip(PHASES, table.T.tolist(), strict=True))
 
     def mean(self, comm: MPI.Intracomm) -> Clock:
-        """Return the mean over all ranks. Collective over `comm`."""
+        """Return a clock with the mean seconds of all ranks. Collective over `comm`."""
         clock = Clock()
         clock.seconds = {phase: float(np.mean(seconds)) for phase, seconds in self.by_rank(comm).items()}
         return clock

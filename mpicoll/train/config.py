@@ -1,4 +1,4 @@
-"""Options of a training run, as one frozen record. Needs neither NumPy nor MPI."""
+"""Options of a training run, as a frozen dataclass. Needs neither NumPy nor MPI."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
 NOOP = "noop"
-"""The algorithm that does not sum gradients, to measure the cost of communication."""
+"""Name of the algorithm that does not sum gradients, to measure the cost of communication."""
 MODES = ("sync", "local", "ps", "p2p", "gossip")
 ASYNCHRONOUS = ("ps", "p2p", "gossip")
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
-LEARNING_RATES = {"sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001}
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw", "lars", "lamb")
+LAYERWISE = ("lars", "lamb")
+"""Optimizers that need norms of whole arrays."""
+LEARNING_RATES = {
+    "sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.01,
+}  # fmt: skip
 """Defaults of ``--lr``."""
+SCALINGS = ("none", "linear", "sqrt")
+BASE_BATCH = 64
+"""Default of ``--base-batch``."""
 AVERAGINGS = ("periodic", "elastic")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
@@ -43,7 +50,7 @@ class TrainConfig:
     batch
         Samples in a batch, over all ranks.
     hidden, filters
-        Widths of the hidden layers of mlp, and filters of conv; empty and 0 for other models.
+        Widths of the hidden layers of mlp, and number of filters of conv; empty and 0 for other models.
     steps
         Number of steps after which the run stops; None for all epochs.
     warmup
@@ -61,9 +68,9 @@ class TrainConfig:
     accumulate
         Number of batches in a step, after the last of which gradients are communicated.
     clip
-        Largest norm of all gradients; None for no limit.
+        Largest L2 norm of all gradients together; None for no limit.
     shard
-        The state that is divided among the ranks, together with all before it in `SHARDINGS`.
+        State that is divided among the ranks, together with all before it in `SHARDINGS`.
     tensor, pipeline
         Number of ranks that share each layer, and number of pipeline stages; the other ranks are replicas.
     microbatches
@@ -72,15 +79,18 @@ class TrainConfig:
         ``"1f1b"``: backward passes as early as possible; ``"gpipe"``: after all forward passes.
     mode
         Mode of synchronisation, one of `MODES`; ``"sync"`` takes each step on all ranks together.
-    optimizer, beta1, beta2, epsilon
-        The update rule, and settings of some; None for their defaults, see :mod:`mpicoll.optim.optimizers`.
+    scale_lr, base_batch
+        Rule by which `lr`, meant for `base_batch` samples a step, is scaled to the samples of a step; one of
+        `SCALINGS`.
+    optimizer, beta1, beta2, epsilon, trust
+        Update rule and its settings; None for the rule's defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
         For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
     servers, staleness, backup, damping, push, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     slow, jitter, step_seconds
-        Pairs of a rank and the factor of its time of computation; mean of a random delay, and shortest time of the
-        gradients of a step, in seconds.
+        Artificial stragglers: pairs of a rank and the factor on its time of computation; mean of a random delay in
+        seconds; shortest time of the gradients of a step in seconds.
     evaluate_every
         Epochs between evaluations of the test part, which is always evaluated at the end.
     tensorboard, run
@@ -128,6 +138,9 @@ class TrainConfig:
     beta1: float | None = None
     beta2: float | None = None
     epsilon: float | None = None
+    trust: float | None = None
+    scale_lr: str = "none"
+    base_batch: int = BASE_BATCH
     sync_every: int = 16
     averaging: str = "periodic"
     servers: int = 0
@@ -158,7 +171,14 @@ class TrainConfig:
         """Settings of the optimizer that differ from its defaults."""
         if self.optimizer == "momentum":
             return {"momentum": self.momentum, "nesterov": float(self.nesterov)}
-        given = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        momentum = self.momentum if self.optimizer == "lars" else None
+        given = {
+            "momentum": momentum,
+            "trust": self.trust,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "epsilon": self.epsilon,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
     @property
@@ -168,7 +188,7 @@ class TrainConfig:
 
     @property
     def step_batch(self) -> int:
-        """Samples of a step."""
+        """Samples of a step, over all ranks."""
         return self.batch * self.accumulate
 
 

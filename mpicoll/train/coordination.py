@@ -1,7 +1,7 @@
 """Coordination interface: assignment of shares of steps to ranks, and propagation of stop requests and failures.
 
 :class:`~mpicoll.train.lockstep.Lockstep` lets all ranks take every step together;
-:class:`~mpicoll.train.asynchronous.work_sharing.WorkSharing` lets each worker go on by itself.
+:class:`~mpicoll.train.asynchronous.work_sharing.WorkSharing` lets each worker take shares independently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpicoll.train.step_plan import StepPlan
 
 
 class LeftBehind(Exception):
-    """The other ranks have dropped this one and continue without it."""
+    """Error on a rank that the other ranks have dropped; they continue without it."""
 
 
 class Share(NamedTuple):
@@ -42,7 +42,7 @@ class ShareResult(NamedTuple):
     loss, correct
         Summed over the share.
     seconds, computed
-        Seconds that it took, and the part of them in which this rank waited for no message.
+        Seconds that the share took on this rank, and these seconds without waits for messages.
     """
 
     rate: float
@@ -55,7 +55,7 @@ class ShareResult(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """Content of a checkpoint: its number, tensors, and facts beside those that every run saves."""
+    """Content of a checkpoint: its number, tensors, and facts in addition to those that every run saves."""
 
     step: int
     tensors: Tensors
@@ -74,9 +74,9 @@ class Coordination(Protocol):
     step_plan
         Steps of the run.
     first
-        Shares that were taken before this run, by the one from which it goes on.
+        Shares that earlier runs took, up to the checkpoint from which this one resumes; 0 for a new run.
     done
-        Shares that are known to be taken.
+        Shares that are known to be taken, those of earlier runs included.
     shares_per_step
         Shares that make up a step.
     attends
@@ -88,7 +88,7 @@ class Coordination(Protocol):
     records
         Steps whose loss is known on this rank.
     anew
-        State of a checkpoint that could not be taken over, and why; None for none.
+        State that could not be restored from the checkpoint, and the reason; None if all was restored.
     """
 
     step_plan: StepPlan
@@ -102,7 +102,7 @@ class Coordination(Protocol):
 
     @property
     def records(self) -> list[StepRecord]:
-        """See above."""
+        """Steps whose loss is known on this rank, in order."""
 
     @property
     def taken(self) -> int:
@@ -135,13 +135,13 @@ class Coordination(Protocol):
         """Request that all ranks stop; may be called from a signal handler."""
 
     def lagging(self) -> int | None:
-        """Return a rank that the others have waited for lately; None if there is none."""
+        """Return the rank that the others have been waiting for lately; None if there is none."""
 
     def epochs_over(self, done: int) -> int:
         """Return the number of epochs that have ended after `done` shares."""
 
     def epoch_pace(self) -> float:
-        """Return samples per second of the steps since the last call, or of all steps."""
+        """Return samples per second of all ranks: of the steps since the last call, or of all steps."""
 
     def state(self, done: int) -> SavedState | None:
         """Return the state for a checkpoint after `done` shares; None if the run has failed."""

@@ -35,7 +35,7 @@ class Lockstep:
         self._clock, self._mark = clock, (0.0, 0)
 
     def go_on(self, found: Checkpoint) -> None:
-        """Take over a checkpoint.
+        """Restore strategy and records from a checkpoint.
 
         Raises
         ------
@@ -79,7 +79,9 @@ class Lockstep:
         """Accept any loss: all ranks find one that is not finite in the sum over the ranks."""
 
     def record(self, share: Share, result: ShareResult) -> None:
-        """Note the step; every few steps and at the end of an epoch add up those that are open.
+        """Add the step to the metrics; every few steps and at the end of an epoch, sum them over the ranks.
+
+        Collective in the steps in which metrics are summed.
 
         Raises
         ------
@@ -103,32 +105,32 @@ class Lockstep:
         return self.metrics.pace.lagging()
 
     def epochs_over(self, done: int) -> int:
-        """Return the epochs that have ended; a run that was stopped notes no more of them."""
+        """Return the number of epochs that have ended; 0 once the run was stopped, so that no more are recorded."""
         plan = self.step_plan
         if self.stopped:
             return 0
         return plan.epoch_count if done == plan.total_steps else done // plan.steps_per_epoch
 
     def epoch_pace(self) -> float:
-        """Return samples a second of the steps since the last call."""
+        """Return samples per second of the steps since the last call."""
         (stepping, seen), self._mark = self._mark, (self._clock.stepping, self._seen)
         return (self._seen - seen) / max(self._mark[0] - stepping, 1e-9)
 
     def state(self, done: int) -> SavedState:
-        """Return this rank's part of the state."""
+        """Return this rank's part of the state; sums open metrics over the ranks first."""
         self.metrics.settle(0.0)
         return SavedState(done, tensors_of(self.mesh, self.strategy, self.records), {"step": done})
 
     def settle(self) -> int:
-        """Return the steps taken: all ranks are at the same one."""
+        """Return the number of steps taken, the same on all ranks."""
         return self.done
 
     def fail(self, error: Exception) -> None:
-        """Raise the error: all ranks have it."""
+        """Raise the error, which all ranks have."""
         raise error
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-        """Bring replicas together that have gone apart."""
+        """Make the replicas equal where they differ (local SGD); return `epochs`, which all ranks have."""
         with self._clock.spent_on("communication"):
             self.strategy.meet()
         return list(epochs)

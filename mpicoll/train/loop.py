@@ -31,8 +31,8 @@ from mpicoll.train.step_plan import BatchReader, shares_for_evaluation
 class LoopCallback:
     """Base class of a loop's callbacks; this one does nothing.
 
-    Where ranks take steps together, callbacks are called on all of them; in asynchronous training on rank 0, the
-    chief, and at the end on all. `done` counts shares: `loop.coordination.shares_per_step` make up a step.
+    In synchronous training, callbacks are called on all ranks; in asynchronous training on rank 0, the chief, and at
+    the end on all. `done` counts shares, of which `loop.coordination.shares_per_step` make up a step.
     """
 
     def on_step(self, loop: Loop, done: int) -> None:
@@ -45,10 +45,10 @@ class LoopCallback:
         """Called after a checkpoint of `steps` steps has been written."""
 
     def at_rest(self, loop: Loop, done: int) -> None:
-        """Called after both: no operation is in flight on this rank, and its state may be saved."""
+        """Called after `on_step` and `on_epoch`: no operation is in flight on this rank, so its state may be saved."""
 
     def at_end(self, loop: Loop, done: int) -> None:
-        """Called after the last step, or after a stop, before ranks end; not after a failure."""
+        """Called after the last step or a stop, before the ranks finish; not after a failure."""
 
 
 class Loop:
@@ -95,11 +95,11 @@ class Loop:
 
     @property
     def first_step(self) -> int:
-        """Steps of the run that had been taken before."""
+        """Steps that earlier runs took, up to the checkpoint from which this one resumed."""
         return self.coordination.first // self.coordination.shares_per_step
 
     def ask_to_stop(self) -> None:
-        """Let all ranks stop soon; may be called from a signal handler."""
+        """Request that all ranks stop soon; may be called from a signal handler."""
         self.coordination.ask_to_stop()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ class Loop:
             callback.on_step(self, done)
 
     def announce_checkpoint(self, steps: int) -> None:
-        """Let callbacks know of a checkpoint."""
+        """Call `on_checkpoint` of all callbacks."""
         for callback in self._callbacks:
             callback.on_checkpoint(self, steps)
 
     def _note_epochs(self, done: int) -> None:
-        """Note the epochs that have ended since the last time."""
+        """Record the epochs that have ended since the last time."""
         known = self.epochs[-1].epoch + 1 if self.epochs else self.first_step // self.step_plan.steps_per_epoch
         ended = self.coordination.epochs_over(done)
         for epoch in range(known, ended):
@@ -192,7 +192,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _computing(self, name: str | None = None) -> Iterator[None]:
-        """Count the body as computation, but for the time in which it waited for messages."""
+        """Count the body's time as computation, except for waits for messages, which count as communication."""
         before = self._waited()
         with self.clock.spent_on("compute", name):
             yield
@@ -205,7 +205,7 @@ class Loop:
     # ---- epochs -----------------------------------------------------------------------------------------------------
 
     def _note_epoch(self, epoch: int, *, is_newest: bool) -> None:
-        """Note an epoch that has ended; evaluate if that is due, and no other has ended since."""
+        """Record an epoch that has ended; evaluate if it is the newest one and due for evaluation."""
         plan = self.step_plan
         with self.clock.spent_on("communication"):
             self.strategy.meet()
@@ -253,7 +253,7 @@ class Loop:
     def check_replicas(self) -> str | None:
         """Return the SHA-256 of the parameters, of all parts of the model, as hexadecimal digits. Collective.
 
-        None where gradients are not exchanged, and replicas differ.
+        Returns None with ``--algorithm noop``: gradients are not exchanged, and replicas differ.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """Metrics of the steps, summed over the ranks every few steps.
 
-The same Allreduce carries the seconds that each rank computed, and requests to stop.
+The same Allreduce carries the seconds that each rank computed and the requests to stop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ from mpicoll.train.straggler_detection import StragglerDetector
 MOST_STEPS = 8
 """Largest number of steps whose sums are in one Allreduce; each step keeps sums of its own."""
 _PATIENCE_SECONDS = 0.5
-"""Slow steps are summed sooner, so that a signal takes effect after about this time."""
+"""Approximate seconds between sums of slow steps, and so the delay of a request to stop."""
 
 
 class StepRecord(NamedTuple):
-    """Metrics of a step, the same on all ranks; `loss` and `accuracy` are means over the whole batch."""
+    """Metrics of a step, the same on all ranks in synchronous training.
+
+    Attributes
+    ----------
+    step, epoch
+        Numbers of the step and its epoch, from 0.
+    learning_rate
+        Learning rate of the step.
+    loss, accuracy
+        Means over the samples of the step, of all its ranks; in asynchronous training, until training ends, over those
+        of one worker. Accuracy is the fraction of correct predictions, 0 to 1.
+    """
 
     step: int
     epoch: int
@@ -38,11 +49,23 @@ class StepRecord(NamedTuple):
 
 
 class EpochRecord(NamedTuple):
-    """Metrics after an epoch, or after its part that came before the last step.
+    """Metrics after an epoch, or after its part before the last step of the run.
 
-    `train_loss` and `train_accuracy` were measured while it ran, None if this rank knows none of its steps; `steps`
-    counts from the beginning of the run. Rank 0's are `seconds`, wall time since training began or was resumed,
-    everything included, and `samples_per_second`, of the epoch's training steps.
+    Attributes
+    ----------
+    epoch
+        Number of the epoch, from 0.
+    steps
+        Steps of the run so far, those before a checkpoint included.
+    train_loss, train_accuracy
+        Means over the epoch's samples, each computed in its own step; None if this rank knows none of the steps.
+    test_loss, test_accuracy
+        Means over the test samples after the epoch; None if they were not evaluated.
+    seconds
+        Wall seconds on rank 0 since training began or resumed, everything included.
+    samples_per_second
+        Training samples of all ranks per second of the epoch's training steps, as seen by rank 0; in asynchronous
+        training, per second since training began.
     """
 
     epoch: int
@@ -56,16 +79,16 @@ class EpochRecord(NamedTuple):
 
 
 class Metrics:
-    """Loss and hits of the steps, in float64, summed over the ranks every few steps.
+    """Sums of loss and correct predictions of the steps, in float64, over the ranks; summed every few steps.
 
     Attributes
     ----------
     records : list of StepRecord
         The steps that have been summed over the ranks.
     stop : bool
-        Whether some rank has asked to stop, by :meth:`ask_to_stop`; known on all ranks since the last `settle`.
+        True if a rank had called :meth:`ask_to_stop` before the last :meth:`settle`; the same on all ranks.
     pace : StragglerDetector
-        The time that each rank computed; equal on all ranks.
+        Seconds that each rank computed; the same on all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -86,12 +109,16 @@ class Metrics:
     def add(
         self, step: int, epoch: int, rate: float, count: int, loss_sum: float, correct: int, seconds: float
     ) -> bool:
-        """Add this rank's sums of a step over `count` samples of all ranks; return whether :meth:`settle` is due.
+        """Add this rank's sums of a step; return True if :meth:`settle` is due, the same on all ranks.
 
         Parameters
         ----------
+        count
+            Samples of the step on all ranks.
+        loss_sum, correct
+            Sums over this rank's samples.
         seconds
-            Time that this rank computed.
+            Seconds that this rank computed.
         """
         row = self._sums[1 + len(self._open)]
         row[:2], row[self._column] = (loss_sum, correct), seconds
@@ -130,7 +157,7 @@ class Metrics:
 
 
 def epoch_means(plan: StepPlan, records: Sequence[StepRecord], epoch: int) -> tuple[float | None, float | None]:
-    """Return mean loss and accuracy over the samples of an epoch's steps, None if none of them is in `records`.
+    """Return mean loss and accuracy over the samples of an epoch's steps; (None, None) if `records` has none of them.
 
     Parameters
     ----------

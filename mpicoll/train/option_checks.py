@@ -1,4 +1,4 @@
-"""Options that contradict each other, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
+"""Checks for contradicting options, and defaults that depend on others. No MPI; NumPy only for ``--compression``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 from mpicoll.errors import UsageError
-from mpicoll.train.config import LEARNING_RATES, NOOP, PIPELINE_SCHEDULES, TrainConfig, parse_synthetic
+from mpicoll.train.config import (
+    BASE_BATCH,
+    LAYERWISE,
+    LEARNING_RATES,
+    NOOP,
+    PIPELINE_SCHEDULES,
+    TrainConfig,
+    parse_synthetic,
+)
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
 HIDDEN = (256, 128)
@@ -23,13 +31,16 @@ _OF_MODES = {
     "push": "ps",
     "on_silence": "ps",
 }
-"""Options of one mode alone."""
-LATER = ("mode", "shard", "lr", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow", *_OF_MODES)
-"""Their defaults depend on other options."""
+"""Options that one mode alone has, and this mode."""
+LATER = (
+    "mode", "shard", "lr", "base_batch", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow",
+    *_OF_MODES,
+)  # fmt: skip
+"""Options whose defaults depend on other options."""
 
 
 def complete(options: dict[str, Any]) -> None:
-    """Fill in what was left open.
+    """Check options against each other, and fill in defaults that depend on others, in place.
 
     Raises
     ------
@@ -48,7 +59,7 @@ def complete(options: dict[str, Any]) -> None:
 
 
 def _expand_strategy(options: dict[str, Any]) -> None:
-    """Put mode and sharding in the place of the strategy's name; they are its older names."""
+    """Replace the strategy's name by its mode and sharding."""
     name = options.pop("strategy")
     for older in ("mode", "shard"):
         if name is not None and options[older] is not None:
@@ -63,15 +74,32 @@ def _check_optimizer(options: dict[str, Any]) -> None:
     if options["lr"] is None:
         options["lr"] = LEARNING_RATES[name]
     if mode == "gossip" and name != "momentum":
-        raise UsageError(f"--optimizer {name} is not for --strategy gossip, which has momentum")
-    if mode in ("ps", "p2p") and name == "adamw":
-        raise UsageError(f"--optimizer adamw is not for --strategy {strategy_name(mode)}")
-    settings = {"beta1": ("adam", "adamw"), "beta2": ("adam", "adamw"), "epsilon": ("adagrad", "adam", "adamw")}
+        raise UsageError(f"--optimizer {name} is not for --strategy gossip, which supports momentum only")
+    if mode in ("ps", "p2p") and (name == "adamw" or name in LAYERWISE):
+        raise UsageError(f"--optimizer {name} is not for --strategy {strategy_name(mode)}")
+    _check_whole_arrays(options)
+    moments = ("adam", "adamw", "lamb")
+    settings = {"beta1": moments, "beta2": moments, "epsilon": ("adagrad", *moments), "trust": ("lars",)}
     for setting, owners in settings.items():
         if options[setting] is not None and name not in owners:
             raise UsageError(f"--{setting} is for --optimizer {' or '.join(owners)}, not {name}")
+    if options["base_batch"] is not None and options["scale_lr"] == "none":
+        raise UsageError("--base-batch has no meaning without --scale-lr")
+    options["base_batch"] = options["base_batch"] or BASE_BATCH
     if options["nesterov"] and (name != "momentum" or not options["momentum"]):
         raise UsageError("--nesterov needs --optimizer momentum and a --momentum above 0")
+
+
+def _check_whole_arrays(options: dict[str, Any]) -> None:
+    """Refuse optimizers that need norms of whole arrays where ranks hold parts of them."""
+    name = options["optimizer"]
+    if name not in LAYERWISE:
+        return
+    if options["shard"] != "none":
+        strategy = strategy_name(options["mode"], options["shard"])
+        raise UsageError(f"--optimizer {name} is not for --strategy {strategy}, where ranks hold parts of arrays")
+    if options["tensor"] > 1:
+        raise UsageError(f"--optimizer {name} is not for --tensor, where ranks hold parts of arrays")
 
 
 def _check_model(options: dict[str, Any]) -> None:
@@ -127,7 +155,8 @@ def _check_sharing(options: dict[str, Any]) -> None:
     if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
         raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
     if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
-        raise UsageError(f"--pipeline {pipeline} needs as many layers; --hidden makes {len(options['hidden']) + 1}")
+        layers = len(options["hidden"]) + 1
+        raise UsageError(f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {layers} layers")
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:
@@ -144,10 +173,10 @@ def _check_output(options: dict[str, Any]) -> None:
         raise UsageError("--trace-steps has no meaning without --trace FILE.json")
     if options["algorithm"] == NOOP:
         if options["checkpoint"] is not None:
-            raise UsageError("--algorithm noop trains nothing that would be worth a --checkpoint")
+            raise UsageError("--checkpoint is not for --algorithm noop, which does not train a common model")
         if options["shard"] != "none" or options["tensor"] * options["pipeline"] > 1:
             raise UsageError(
-                "--algorithm noop is for ranks that hold the whole model, not --shard, --tensor, --pipeline"
+                "--algorithm noop is for --strategy replicated, not for sharded strategies, --tensor or --pipeline"
             )
 
 
@@ -174,14 +203,14 @@ def _check_mode(options: dict[str, Any]) -> None:
 
 def _check_compression_alone(spec: str, mode: str) -> None:
     if mode == "gossip":
-        raise UsageError("--compression is not for --strategy gossip, where what is lost would be lost for good")
+        raise UsageError("--compression is not for --strategy gossip, which has no error feedback for replicas")
     from mpicoll.compression import compressor
     from mpicoll.compression.aggregatable import AggregatableCompressor
 
     if mode != "local" and isinstance(compressor(spec), AggregatableCompressor):
         raise UsageError(
-            f"--compression {spec} adds up what all ranks send at a time; with --strategy {strategy_name(mode)} each "
-            "sends alone"
+            f"--compression {spec} needs gradients that all ranks sum together; with --strategy {strategy_name(mode)} "
+            "each rank sends its own"
         )
 
 
@@ -202,7 +231,7 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
 
 def _check_served(options: dict[str, Any]) -> None:
     if options["backup"] and options["staleness"] != 0:
-        raise UsageError("--backup needs --staleness 0; otherwise nobody waits for the last of each step")
+        raise UsageError("--backup needs --staleness 0: only synchronous steps leave out late gradients")
     if options["push"] == "direct":
         for name, given in {
             "--compression": options["compression"] is not None,

@@ -12,6 +12,7 @@ from mpicoll import __version__
 from mpicoll.errors import UsageError
 from mpicoll.train.config import (
     AVERAGINGS,
+    BASE_BATCH,
     DTYPES,
     FEEDBACK,
     MODELS,
@@ -19,6 +20,7 @@ from mpicoll.train.config import (
     OPTIMIZERS,
     PIPELINE_SCHEDULES,
     PUSHES,
+    SCALINGS,
     SCHEDULES,
     SHARDINGS,
     SILENCES,
@@ -30,9 +32,10 @@ from mpicoll.train.strategies import STRATEGIES
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _OF_OPTIMIZERS = {
-    "beta1": "adam and adamw: decay of the mean of gradients (default: 0.9)",
-    "beta2": "adam and adamw: decay of the mean of their squares (default: 0.999)",
-    "epsilon": "adagrad, adam and adamw: number added to the divisor (default: 1e-10, 1e-8, 1e-8)",
+    "beta1": "adam, adamw and lamb: decay of the mean of gradients (default: 0.9)",
+    "beta2": "adam, adamw and lamb: decay of the mean of their squares (default: 0.999)",
+    "epsilon": "adagrad, adam, adamw and lamb: number added to the divisor (default: 1e-10, 1e-8, 1e-8, 1e-6)",
+    "trust": "lars: factor of each array's trust ratio (default: 0.001)",
 }
 _DESCRIPTION = """\
 Train a model with data-parallel stochastic gradient descent: every rank takes its part of each batch, gradients are
@@ -128,18 +131,26 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=_integer(1), metavar="N", help="passes over the data (default: %(default)s)")
-    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end before")
+    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner")
     group.add_argument("--batch", type=_integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
-                       "all but adamw, gossip has momentum (default: %(default)s)")  # fmt: skip
+                       "sgd to adam, gossip has momentum; not lars and lamb: sharded strategies and --tensor "
+                       "(default: %(default)s)")  # fmt: skip
     group.add_argument("--lr", type=_real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
-                       "and momentum, 0.01 for adagrad, 0.001 for adam and adamw)")  # fmt: skip
+                       "and momentum, 0.01 for adagrad and lamb, 0.001 for adam and adamw, 1 for lars)")  # fmt: skip
+    group.add_argument("--scale-lr", choices=SCALINGS, help="multiply --lr by the samples of a step over --base-batch, "
+                       "or by the square root of that (default: %(default)s)")  # fmt: skip
+    group.add_argument("--base-batch", type=_integer(1), metavar="N",
+                       help=f"samples of a step for which --lr is meant (default: {BASE_BATCH})")  # fmt: skip
     for name, text in _OF_OPTIMIZERS.items():
-        in_range = _real(0, open_start=True) if name == "epsilon" else _real(0, 1)
+        in_range = _real(0, open_start=True) if name in ("epsilon", "trust") else _real(0, 1)
         group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
     group.add_argument(
-        "--momentum", type=_real(0, 1), metavar="X", help="decay of --optimizer momentum (default: %(default)s)"
+        "--momentum",
+        type=_real(0, 1),
+        metavar="X",
+        help="decay of --optimizer momentum and lars (default: %(default)s)",
     )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=_real(0), metavar="X",
@@ -153,7 +164,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches in a step: gradients are summed "
                        "over the ranks after the last one only (default: %(default)s)")  # fmt: skip
     group.add_argument("--clip", type=_real(0, open_start=True), metavar="X",
-                       help="largest norm of gradients; larger ones are scaled down (default: none)")  # fmt: skip
+                       help="largest L2 norm of all gradients together; larger ones are scaled down "
+                       "(default: none)")  # fmt: skip
     group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of initial weights, of the order of "
                        "samples and of the split (default: %(default)s)")  # fmt: skip
 
@@ -251,8 +263,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", metavar="FILE", help="write results, options and versions")
-    group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy")
+    group.add_argument("--json", metavar="FILE", help="write results, options and versions to a JSON file")
+    group.add_argument("--log-steps", metavar="FILE.csv", help="write step, epoch, learning rate, loss and accuracy "
+                       "of every step")  # fmt: skip
     group.add_argument("--tensorboard", metavar="FOLDER", help="write event files for TensorBoard while training, in a "
                        "folder of the run's own")  # fmt: skip
     group.add_argument("--run", metavar="NAME", help="name of that folder (default: date and time)")
@@ -305,3 +318,27 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         raise HelpRequested(f"mpicoll {__version__}")
     complete(options)
     return TrainConfig(**options)
+
+
+def option_names() -> tuple[str, ...]:
+    """Return the names of all options, with underscores, but for ``help`` and ``version``."""
+    names = (action.dest for action in _parser()._actions)
+    return tuple(name for name in names if name not in ("help", "version"))
+
+
+def written(name: str, value: Any) -> list[str]:
+    """Return an option as the command line has it, nothing where it is left out.
+
+    Parameters
+    ----------
+    name
+        Name of the option, with underscores.
+    value
+        True for an option without a value; None, False and () leave it out.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if name == "progress":
+        return [] if value else ["--no-progress"]
+    if value is None or value is False or value == ():
+        return []
+    return [option] if value is True else [f"{option}={value}"]

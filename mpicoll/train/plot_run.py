@@ -1,4 +1,4 @@
-"""A drawing of a run: loss, accuracy, throughput, and where the time went; matplotlib is imported here only."""
+"""Plot of a run: loss, accuracy, throughput, and time by phase; matplotlib is imported here only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpicoll.train.run_report import Replacing
 
 
 def check_drawable(path: str) -> None:
-    """Refuse what could not be drawn.
+    """Refuse a plot that could not be drawn.
 
     Raises
     ------
@@ -29,7 +29,7 @@ def check_drawable(path: str) -> None:
 
 
 def draw(path: str, result: dict[str, Any], records: Sequence[StepRecord]) -> None:
-    """Write a drawing of what :func:`mpicoll.train.training_run.run` returned, all of it or nothing."""
+    """Write a PNG plot of a result of :func:`mpicoll.train.training_run.run` and the records of its steps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -17,7 +17,7 @@ _imported = time.perf_counter()
 def limit_threads(variables: MutableMapping[str, str] = os.environ) -> int:
     """Divide the cores among this node's ranks, in the variables that BLAS and Numba read when they are imported.
 
-    Variables that are set already are left alone. Returns the number of threads a rank.
+    Variables that are set already are left unchanged. Returns the cores of each rank, at least 1.
     """
     ranks = local_ranks(variables) or 1
     threads = max(1, cores() // ranks)
@@ -27,13 +27,13 @@ def limit_threads(variables: MutableMapping[str, str] = os.environ) -> int:
 
 
 def threads() -> int:
-    """Return the number of threads that this rank's kernels may use; 1 if no variable is set."""
+    """Return the number of threads in ``OMP_NUM_THREADS``; 1 if it is not set to a number."""
     said = os.environ.get(_THREAD_VARIABLES[0], "")
     return int(said) if said.isdecimal() else 1
 
 
 def process_age() -> float:
-    """Return the seconds since this process started; where the system does not say, since this module was imported."""
+    """Return the seconds since this process started; where that is not known, since this module was imported."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), in ticks since boot

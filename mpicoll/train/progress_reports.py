@@ -20,11 +20,11 @@ class ProgressReport(LoopCallback):
     _told = 0
 
     def skip(self, told: int) -> None:
-        """Leave out so many records, which there are already."""
+        """Leave out the first `told` records, those of the checkpoint."""
         self._told = told
 
     def on_step(self, loop: Loop, done: int) -> None:
-        """Report the records that are new, if there are any: in synchronous training there are every few steps."""
+        """Report new records, if there are any; in synchronous training they arrive every few steps."""
         records = loop.records
         if len(records) != self._told:
             self.report(loop, records[self._told :])
@@ -35,7 +35,7 @@ class ProgressReport(LoopCallback):
 
 
 class ProgressBar(ProgressReport):
-    """The progress bar; nothing where none is wanted."""
+    """Progress bar on standard error; does nothing where none is wanted."""
 
     def __init__(self, config: TrainConfig, loop: Loop, told: int) -> None:
         self.skip(told)
@@ -68,7 +68,7 @@ class Scalars(ProgressReport):
         self._events, self._flushed = events, time.monotonic()
 
     def report(self, loop: Loop, records: list[StepRecord]) -> None:
-        """Write loss, accuracy and learning rate of each step; with the last one the pace."""
+        """Write loss, accuracy and learning rate of each step; with the last one throughput and gradient norm."""
         for record in records[:-1]:
             self._events.add(record.step, record.scalars())
         self._events.add(records[-1].step, records[-1].scalars() | _pace(loop))
@@ -77,12 +77,12 @@ class Scalars(ProgressReport):
             self._flushed = time.monotonic()
 
     def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
-        """Write what was found over the test samples."""
+        """Write loss and accuracy over the test samples."""
         if record.test_loss is not None and record.test_accuracy is not None:
             self._events.add(record.steps - 1, {"loss/test": record.test_loss, "accuracy/test": record.test_accuracy})
 
     def close(self) -> None:
-        """End the files."""
+        """Close the files."""
         self._events.close()
 
 

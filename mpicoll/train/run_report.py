@@ -1,4 +1,4 @@
-"""Everything that a run prints or writes; only rank 0 does either."""
+"""Output of a run: messages, progress bar, summary and result files; on rank 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpicoll.train.metrics import StepRecord
 
 _PIPE_INTERVAL = 1.0
-"""Seconds between two states of the progress bar where standard error is no terminal, as under most launchers."""
+"""Seconds between updates of the progress bar where standard error is no terminal, as under most launchers."""
 
 
 def say(text: str) -> None:
@@ -32,7 +32,7 @@ def complain(text: str) -> None:
 
 
 class Progress:
-    """The progress bar, or nothing where it is not wanted, not rank 0's business, or tqdm is not installed."""
+    """Progress bar by tqdm; does nothing on ranks other than 0, if no bar is wanted, or without tqdm."""
 
     def __init__(self, config: TrainConfig, total: int, rank: int, done: int = 0) -> None:
         self._bar: Any = None
@@ -49,12 +49,12 @@ class Progress:
         )
 
     def advance(self, steps: int = 1) -> None:
-        """Note that so many steps are done."""
+        """Advance the bar by `steps`."""
         if self._bar is not None:
             self._bar.update(steps)
 
     def show(self, record: StepRecord, samples_per_second: float, share: float, lagging: int | None) -> None:
-        """Change the figures beside the bar; they appear with its next state."""
+        """Set the figures beside the bar, which appear with its next update."""
         if self._bar is not None:
             accuracy = f", accuracy {record.accuracy:.1%}" if record.accuracy else ""  # a regression counts no hits
             slow = "" if lagging is None else f", rank {lagging} is slow"
@@ -75,15 +75,15 @@ def _thousands(value: float) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return the final lines: what was reached, and how the time went."""
+    """Return the final lines: accuracy, throughput, time by phase, and lines on the strategy."""
     time = result["seconds"]
     return (
         f"{_reached(result)} after {result['steps']} steps on {_counted(result['ranks'], 'rank')} with "
         f"{_counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
         f"{_parameters(result)}\n"
-        f"how the time went: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
+        f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
-        f"first step done {result['seconds_to_first_step']:.2f} s after the processes began"
+        f"first step done {result['seconds_to_first_step']:.2f} s after the processes started"
         f"{_hidden(result)}{_slowest(result)}{_mode(result)}{_compression(result)}"
     )
 
@@ -111,13 +111,13 @@ def _parameters(result: dict[str, Any]) -> str:
 
 
 def _hidden(result: dict[str, Any]) -> str:
-    """Return a line on what overlap gained, nothing without."""
+    """Return a line on the overlap of computation and communication, "" without overlap."""
     overlap = result["overlap"]
     return f"\noverlap: ranks computed for {overlap:.0%} of the time that gradients were under way" if overlap else ""
 
 
 def _slowest(result: dict[str, Any]) -> str:
-    """Return a line on the rank for which the others wait, nothing without others."""
+    """Return a line on the rank that the others wait for, "" if there is none."""
     slowest = result["slowest_rank"]
     if slowest is None:
         return ""
@@ -127,7 +127,7 @@ def _slowest(result: dict[str, Any]) -> str:
 
 
 def _mode(result: dict[str, Any]) -> str:
-    """Return a line on ranks that went on without each other, nothing where they did not."""
+    """Return a line on asynchronous training, "" for synchronous training."""
     mode = result["mode"]
     if mode is None:
         return ""
@@ -137,14 +137,14 @@ def _mode(result: dict[str, Any]) -> str:
     if late:
         told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
     if mode.get("left_out"):
-        told.append(f"{_counted(mode['left_out'], 'gradient')} came behind their step and were left out")
+        told.append(f"left out {_counted(mode['left_out'], 'gradient')} that arrived after the step")
     if "skipped" in mode:
-        told.append(f"in {mode['skipped']:.0%} of the steps the other's mailbox was full")
+        told.append(f"in {mode['skipped']:.0%} of the steps the other rank's mailbox was full")
     return f"\n{strategy_name(result['config']['mode'])}: {'; '.join(told)}"
 
 
 def _compression(result: dict[str, Any]) -> str:
-    """Return a line on what compression saved, nothing without."""
+    """Return a line on bytes sent and compression ratio, "" without compression."""
     config, ratio = result["config"], result["compression_ratio"]
     if config["compression"] is None:
         return ""
@@ -158,7 +158,7 @@ def _compression(result: dict[str, Any]) -> str:
 
 
 def check_writable(paths: Iterable[str | None]) -> None:
-    """Refuse result files that could not be written, before hours of training.
+    """Refuse paths of result files that could not be written, before training begins.
 
     Raises
     ------
@@ -170,11 +170,11 @@ def check_writable(paths: Iterable[str | None]) -> None:
             continue
         folder = Path(path).expanduser().absolute().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
-            raise UsageError(f"{path}: cannot be written there")
+            raise UsageError(f"{path}: cannot write this file: no such folder, no permission, or it is a folder")
 
 
 def write_json(path: str, result: dict[str, Any]) -> None:
-    """Write `result`, all of it or nothing."""
+    """Write `result` as JSON, replacing an old file only when the new one is complete."""
     with Replacing(path) as stream:
         json.dump(result, stream, indent=2, allow_nan=False)
         stream.write("\n")
@@ -188,7 +188,7 @@ def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float]])
 
 
 class Replacing:
-    """A file that takes the place of `path` when the block ends well; of text, or with mode ``"wb"`` of bytes."""
+    """Context that writes a new file and moves it to `path` if its block succeeds; mode ``"w"`` or ``"wb"``."""
 
     def __init__(self, path: str, mode: str = "w") -> None:
         self._path, self._mode = Path(path).expanduser().absolute(), mode

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are written, and which one a run goes on from."""
+"""Checkpoints of a run: their schedule, and the choice of the one from which a run resumes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", 
          "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
          "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
          "on_silence", "slow", "jitter", "step_seconds")  # fmt: skip
-"""Options that may differ between a run and one that goes on with it."""
+"""Options that may differ between a run and the one that resumes it."""
 
 
 class Saver(LoopCallback):
-    """Writes checkpoints when they are due, and nothing where none are wanted.
+    """Callback that writes checkpoints when they are due; does nothing without ``--checkpoint``.
 
-    Where ranks take steps together all of them write; in asynchronous training rank 0 alone does.
+    In synchronous training all ranks write; in asynchronous training rank 0 alone does.
 
     Collective over `comm`: construction and `find`.
     """
@@ -43,7 +43,7 @@ class Saver(LoopCallback):
             self._store = CheckpointStore(self._config.checkpoint, self._comm)
 
     def find(self) -> Checkpoint | None:
-        """Return the newest checkpoint, if that is wanted and there is one, on the ranks that write.
+        """Return the checkpoint to resume from on the ranks that write; None without ``--resume`` or a checkpoint.
 
         Raises
         ------
@@ -62,19 +62,19 @@ class Saver(LoopCallback):
         return found
 
     def at_rest(self, loop: Loop, done: int) -> None:
-        """Save if so many shares are a reason: the steps that were asked for, or an epoch."""
+        """Save a checkpoint if one is due after `done` shares: every ``--checkpoint-every`` steps, or every epoch."""
         every = (self._config.checkpoint_every or loop.step_plan.steps_per_epoch) * loop.coordination.shares_per_step
         if self._store is not None and done // every > max(self._saved_at, loop.coordination.first) // every:
             self._save(loop, done)
 
     def at_end(self, loop: Loop, done: int) -> None:
-        """Save what the run has come to."""
+        """Save the final state, unless it is saved already, and close the folder."""
         if not (loop.coordination.together and done == self._saved_at):
             self._save(loop, done)
         self.close()
 
     def _save(self, loop: Loop, done: int) -> None:
-        """Write the state after so many shares.
+        """Write the state after `done` shares.
 
         Raises
         ------
@@ -98,14 +98,14 @@ class Saver(LoopCallback):
         loop.announce_checkpoint(steps)
 
     def close(self) -> None:
-        """Let others have the folder; save nothing any more."""
+        """Release the folder for other runs; save no more checkpoints."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
 
 def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
-    """Refuse a checkpoint of a run that would have taken another course.
+    """Refuse a checkpoint of a run whose options would have led to other results.
 
     Raises
     ------
@@ -123,21 +123,21 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back."""
+    """Return a value as it is after a round trip through JSON."""
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _refuse_what_is_not_finite(tensors: Tensors, steps: int) -> None:
-    """Let no state be saved from which nobody can go on.
+    """Refuse to save a state from which training could not continue.
 
     Raises
     ------
     NonFiniteLoss
-        If there is a NaN or inf in an array.
+        If an array holds a NaN or infinity.
     """
     if not all(np.isfinite(array).all() for array in _arrays_of(tensors)):
         raise NonFiniteLoss(
-            f"parameters or velocities became infinite or NaN within {steps} steps, and are not saved; "
+            f"parameters or optimizer state became infinite or NaN within {steps} steps, and are not saved; "
             "try a lower --lr or a longer --warmup"
         )
 

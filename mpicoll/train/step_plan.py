@@ -1,4 +1,4 @@
-"""The course of a run: how many steps, which samples each takes, at which learning rate; and their buffers."""
+"""Step plan of a run: number of steps, samples and learning rate of each step; and the reader of their samples."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import numpy as np
 from mpicoll.data.datasets import Dataset, Samples
 from mpicoll.data.sampler import batch_of_rank, epoch_order, part, steps_per_epoch
 from mpicoll.models.micro_batches import MicroBatch
-from mpicoll.optim.learning_rate import learning_rate
+from mpicoll.optim.learning_rate import learning_rate, scaled
 from mpicoll.train.config import TrainConfig
 
 _EVALUATION_ROWS = 1024
 
 
 class StepPlan:
-    """The steps of a run over `count` training samples.
+    """Steps of a run over `count` training samples.
 
     Attributes
     ----------
     steps_per_epoch
-        Steps of an epoch; the last may take fewer samples.
+        Steps of an epoch; the last one may take fewer samples.
     total_steps
         Steps of the whole run.
     epoch_count
-        Epochs that it begins; the last may be cut short.
+        Number of epochs; the last one may be cut short.
+    peak
+        Largest learning rate.
     """
 
     def __init__(self, config: TrainConfig, count: int) -> None:
@@ -35,6 +37,7 @@ class StepPlan:
         steps = config.epochs * self.steps_per_epoch
         self.total_steps = steps if config.steps is None else min(steps, config.steps)
         self.epoch_count = -(-self.total_steps // self.steps_per_epoch)
+        self.peak = scaled(config.lr, config.scale_lr, config.step_batch, config.base_batch)
         self._epoch, self._order = -1, np.empty(0, np.int32)
 
     def ends_epoch(self, step: int) -> bool:
@@ -42,38 +45,38 @@ class StepPlan:
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.total_steps
 
     def samples(self, step: int, size: int, rank: int) -> tuple[np.ndarray, int]:
-        """Return the samples that `rank` of `size` takes in a step, and how many all take together."""
+        """Return indices of the samples of part `rank` of `size` parts of a step, and the step's number of samples."""
         epoch, number = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, epoch_order(self._count, self._config.seed, epoch)
         return batch_of_rank(self._order, number, self._config.step_batch, size, rank)
 
     def batch_count(self, step: int) -> int:
-        """Return how many samples a step takes."""
+        """Return the number of samples of a step, over all ranks."""
         batch = self._config.step_batch
         return min(self._count - step % self.steps_per_epoch * batch, batch)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         config = self._config
-        return learning_rate(step, self.total_steps, config.lr, config.warmup, config.schedule)
+        return learning_rate(step, self.total_steps, self.peak, config.warmup, config.schedule)
 
 
 class BatchReader:
-    """Training samples of one rank."""
+    """Reader of one rank's training samples."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._train, self._parts = dataset.train, config.accumulate * config.microbatches
 
     def parts(self, indices: np.ndarray) -> list[MicroBatch]:
-        """Return samples, cut as the options say; parts may be empty."""
+        """Return the samples `indices` in ``accumulate * microbatches`` parts, some of them perhaps empty."""
         x, y = self._train.batch(indices)
         cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
         return [(x[cut], y[cut]) for cut in cuts]
 
 
 def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[MicroBatch]:
-    """Yield features and labels of a rank's share, some at a time; as often on all ranks, perhaps without rows."""
+    """Yield features and labels of a rank's share in batches; equally many batches on all ranks, some perhaps empty."""
     start, stop = part(samples.count, size, rank)
     batches = -(-part(samples.count, size, 0)[1] // _EVALUATION_ROWS)
     for first in itertools.islice(itertools.count(start, _EVALUATION_ROWS), batches):

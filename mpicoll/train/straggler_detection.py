@@ -7,21 +7,21 @@ from typing import NamedTuple
 import numpy as np
 
 _WINDOW = 64
-"""Steps over which a rank must lag before that is said while training goes on."""
+"""Number of latest steps over which `StragglerDetector.lagging` compares the ranks."""
 _LAGGING = 0.5
 
 
 class Slowest(NamedTuple):
-    """The rank that computed longest.
+    """Rank that was slowest in most steps.
 
     Attributes
     ----------
     rank
-        The one that was slowest in most steps.
+        Its number.
     share
-        Part of the steps in which it was, 0 to 1.
+        Fraction of the steps in which it was the slowest, 0 to 1.
     behind
-        How much longer it computed than the median of the others, in all: 0.12 for 12 % longer.
+        Its total seconds of computation over the median of the other ranks', less 1: 0.12 for 12 % longer.
     """
 
     rank: int
@@ -30,14 +30,16 @@ class Slowest(NamedTuple):
 
 
 class StragglerDetector:
-    """Seconds that each rank computes in each step, data included and communication not.
+    """Statistics of the seconds that each rank computes in each step, reading data included, communication not.
+
+    The first step does not count: it loads libraries and kernels.
 
     Attributes
     ----------
     seconds : (size,) of float64
-        Of all steps but the first, which loads and warms up what the others use.
+        Sum over the steps, by rank.
     steps : int
-        How many these are.
+        Number of these steps.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,7 +48,7 @@ class StragglerDetector:
         self._window = np.zeros((_WINDOW, size))
 
     def add(self, rows: np.ndarray) -> None:
-        """Take the seconds of some steps, (steps, size)."""
+        """Add the seconds of some steps, a (steps, size) array."""
         rows, self._begun = (rows if self._begun else rows[1:]), True
         self._slowest += np.bincount(rows.argmax(axis=1), minlength=self.seconds.size)
         self.seconds += rows.sum(axis=0)
@@ -55,14 +57,14 @@ class StragglerDetector:
             self.steps += 1
 
     def slowest(self) -> Slowest | None:
-        """Return the slowest rank, None where there are no others or no steps."""
+        """Return the slowest rank; None with one rank, or before a step counts."""
         if self.seconds.size == 1 or self.steps == 0:
             return None
         rank = int(self._slowest.argmax())
         return Slowest(rank, float(self._slowest[rank] / self.steps), _behind(self.seconds, rank))
 
     def lagging(self) -> int | None:
-        """Return the rank that has computed more than 1.5 times as long as the median of the others for some time."""
+        """Return the rank that computed more than 1.5 times as long as the others' median in the last 64 steps."""
         if self.seconds.size == 1 or self.steps < _WINDOW:
             return None
         lately = self._window.sum(axis=0)

@@ -27,7 +27,7 @@ def strategy_name(mode: str, shard: str = "none") -> str:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Strategy of a trainer with options of its own; base class."""
+    """Base class of a trainer's strategies that have options of their own."""
 
     name: ClassVar[str]
 
@@ -50,7 +50,7 @@ class ParameterServer(Strategy):
     backup
         With ``staleness=0``, the number of gradients that are left out of each step, the last ones to arrive.
     damping
-        Whether the learning rate of stale gradients is lowered.
+        True to lower the learning rate of stale gradients.
     push
         ``"mailbox"``: servers apply the gradients; ``"direct"``: workers add to the parameters.
     on_silence
@@ -66,7 +66,7 @@ class ParameterServer(Strategy):
     on_silence: str = "raise"
 
     def options(self) -> dict[str, Any]:
-        """Return the options; no backup workers are none."""
+        """Return the options, with None for no backup workers."""
         return {**asdict(self), "backup": self.backup or None}
 
 

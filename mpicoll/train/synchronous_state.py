@@ -1,4 +1,4 @@
-"""Content of a synchronous run's checkpoint: tensors that ranks hold together, and each rank's own."""
+"""Content of a synchronous run's checkpoint: tensors that the ranks share, and tensors of each rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ _OWN = "own."
 
 
 def tensors_of(mesh: Mesh, strategy: SynchronousStrategy, records: list[StepRecord]) -> Tensors:
-    """Return what this rank saves: its part of the common state, its own state, and the steps' records."""
+    """Return the tensors that this rank saves: its part of the shared state, its own state, and the steps' records."""
     own = {_OWN + name: PerRank(array) for name, array in strategy.own_state().items()}
     table = np.array(records, np.float64).reshape(len(records), len(StepRecord._fields))
     return {**_shared(mesh, strategy, writes=True), **own, "records": Whole(table)}
 
 
 def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tuple[list[StepRecord], str | None]:
-    """Let a strategy go on from a checkpoint; return the records, and what could not be taken over. Collective.
+    """Restore a strategy from a checkpoint. Collective.
+
+    Returns
+    -------
+    records, anew
+        Records of the steps, and a note on state that could not be restored, None if all was.
 
     Raises
     ------
@@ -36,7 +41,13 @@ def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tup
 
 
 def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tensors:
-    """Return what replicas hold together; where a model has several parts, each under names of its own."""
+    """Return the tensors of the replicas' shared state; of a model in several parts, with each part's number in names.
+
+    Parameters
+    ----------
+    writes
+        True for writing, where only the first replica writes a whole tensor of a part.
+    """
     tensors = strategy.tensors()
     places = mesh.world.Get_size() // mesh.replicas
     if places == 1:
@@ -51,7 +62,10 @@ def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tenso
 
 
 def _take_over(found: Checkpoint, world: MPI.Intracomm, strategy: SynchronousStrategy) -> str | None:
-    """Give this rank what was its own; on another number of ranks, or with other buckets, residuals begin anew."""
+    """Restore this rank's own state; return a note if residuals were reset, None otherwise. Collective.
+
+    Residuals are reset on another number of ranks, or with other buckets.
+    """
     own = {_as_named_now(name[len(_OWN) :]): name for name in found.per_rank_names if name.startswith(_OWN)}
     before, now = found.facts["ranks"], world.Get_size()
     if before != now:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, by tensorboardX, which is imported here only."""
+"""Event files for TensorBoard, written by tensorboardX, which is imported here only."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def is_run_name(text: str) -> bool:
 
 
 class EventLog:
-    """Scalars by step, in a folder of this run's own.
+    """Writer of scalars by step, to a new event file in a folder of this run.
 
     Parameters
     ----------
     folder
-        Holds a folder for each run; made where it is missing.
+        Folder that holds a folder for each run; created if missing.
     run
-        Name of that folder; None for date and time.
+        Name of this run's folder; None for date and time.
 
     Raises
     ------
     UsageError
-        If tensorboardX is missing, the name is none, or the folder cannot be made.
+        If tensorboardX is missing, the name is not valid, or the folder cannot be created.
     """
 
     def __init__(self, folder: str, run: str | None) -> None:
         run = time.strftime("%Y%m%d-%H%M%S") if run is None else run
         if not is_run_name(run):
-            raise UsageError(f"--run {run}: that is no name for a folder")
+            raise UsageError(f"--run {run}: not a folder's name of up to 100 letters, digits and _ . , = + -")
         try:
             # The writer that works at once: SummaryWriter would put two threads and a pipe in between.
             self._event = importlib.import_module("tensorboardX.proto.event_pb2").Event
@@ -52,16 +52,16 @@ class EventLog:
             raise UsageError(f"--tensorboard {path}: {error.strerror}") from None
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what is known of a step."""
+        """Write the scalars `values` of a step."""
         event = self._event(step=step, wall_time=time.time())
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Let TensorBoard see what was written."""
+        """Write buffered events to the file."""
         self._writer.flush()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._writer.close()

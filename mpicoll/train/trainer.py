@@ -20,14 +20,14 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord, StepRecord
 from mpicoll.train.option_checks import DEFAULTS
-from mpicoll.train.options import parse
+from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
 
 _GIVEN = ("dataset", "labels", "test_fraction", "model", "hidden", "filters", "dtype", "mode", "shard")
 _OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)
-"""Keyword arguments of :class:`Trainer` that mean what they mean on the command line."""
+"""Keyword arguments of :class:`Trainer` that are options of the command line."""
 
 
 class ArrayDataset:
@@ -35,13 +35,13 @@ class ArrayDataset:
 
     Parameters
     ----------
-    x, y : (n, ...) arrays
-        Features and targets.
+    x, y : (count, ...) arrays
+        Features and targets, of any element type that the model takes.
 
     Raises
     ------
     ValueError
-        If they have different lengths.
+        If `x` and `y` have different lengths.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -61,13 +61,13 @@ class Callback:
     """Base class of callbacks of a :class:`Trainer`; they are called on rank 0."""
 
     def on_step(self, trainer: Trainer, record: StepRecord) -> None:
-        """Called for each step, after its loss is known; in synchronous training for some steps at a time."""
+        """Called for each step after its loss is known; in synchronous training, for up to eight steps in a row."""
 
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
         """Called after an epoch, with its mean loss and accuracy and those over the test samples."""
 
     def on_checkpoint(self, trainer: Trainer, steps: int) -> None:
-        """Called after a checkpoint of the run after `steps` steps has been written."""
+        """Called after a checkpoint has been written; `steps` is the number of steps that it includes."""
 
     def on_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
         """Called when :meth:`Trainer.fit` is about to return `result`; not after an error."""
@@ -79,9 +79,9 @@ class EarlyStopping(Callback):
     Parameters
     ----------
     patience
-        Evaluations without improvement after which training stops.
+        Number of successive evaluations without improvement after which training stops.
     min_delta
-        Decrease of the loss that counts as an improvement.
+        Decrease of the loss above which it counts as improved.
     """
 
     def __init__(self, patience: int = 3, min_delta: float = 0.0) -> None:
@@ -101,8 +101,8 @@ class EarlyStopping(Callback):
 class Trainer:
     """Data-parallel training of a user-defined model, by any of the strategies.
 
-    Every rank makes a trainer with equal arguments and calls :meth:`fit`. In each step every rank takes a part of a
-    batch, and the parameters are updated by the optimizer.
+    Every rank creates a trainer with equal arguments and calls :meth:`fit`. In each step every rank computes the
+    gradient of its part of a batch, and the optimizer updates the parameters.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class Trainer:
     test_data
         Samples for evaluation after each epoch, of the same kind.
     comm : MPI.Intracomm, optional
-        The ranks that train; ``MPI.COMM_WORLD`` by default.
+        Communicator of the ranks that train; ``MPI.COMM_WORLD`` by default.
     strategy : str, ParameterServer or LocalSGD
         Placement and synchronisation of parameters, gradients and optimizer state: ``"replicated"``;
         ``"sharded_optimizer"``, ``"sharded_gradients"`` or ``"sharded"`` (ZeRO stages 1 to 3); ``"local"`` (local SGD);
@@ -138,7 +138,9 @@ class Trainer:
     UsageError
         If options are out of range or contradict each other.
     TypeError
-        If there is no such option.
+        If an option is unknown, or given both here and to the strategy.
+    DataError
+        If the model's parameters are not all float32 or all float64.
 
     Examples
     --------
@@ -167,8 +169,8 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train, and return the results that ``python -m mpicoll.train --json`` writes, equal on all ranks.
 
-        Collective. Among them are ``test_loss``, ``test_accuracy``, ``train_loss``, ``epochs``, ``steps``,
-        ``samples_per_second`` and ``parameters_sha256``.
+        Collective over the communicator. The results include ``test_loss``, ``test_accuracy``, ``train_loss``,
+        ``epochs``, ``steps``, ``samples_per_second`` and ``parameters_sha256``.
 
         Raises
         ------
@@ -191,7 +193,7 @@ class Trainer:
         return result
 
     def stop(self) -> None:
-        """End training on all ranks after the present step or soon after; for callbacks and signal handlers."""
+        """Request the end of training on all ranks, within a few steps; for callbacks and signal handlers."""
         if self.running is not None:
             self.running.ask_to_stop()
 
@@ -240,12 +242,12 @@ def _config(
         raise UsageError(f"strategy: {strategy!r} is not one of {', '.join(STRATEGIES)}")
     for name in options:
         if name in _OF_LAYERS:
-            raise TypeError(f"{name}: models of one's own have no layers that could be divided")
+            raise TypeError(f"{name}: not an option for user-defined models, whose layers cannot be divided")
         if name not in OPTIONS:
-            raise TypeError(f"{name}: there is no such option; there are {', '.join(OPTIONS)}")
-    written = [text for name, value in options.items() for text in _written(name, value)]
+            raise TypeError(f"{name}: not an option; the options are {', '.join(OPTIONS)}")
+    words = [text for name, value in options.items() for text in written(name, value)]
     try:
-        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *written])
+        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *words])
     except UsageError as error:
         raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
@@ -257,13 +259,3 @@ def _in_arguments(text: str) -> str:
     text = text.removeprefix("argument ")
     text = re.sub(r"--strategy (\w+)", r"strategy='\1'", text)
     return re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)
-
-
-def _written(name: str, value: Any) -> list[str]:
-    """Return an option as the command line has it."""
-    option = f"--{name.replace('_', '-')}"
-    if name == "progress":
-        return [] if value else ["--no-progress"]
-    if value is None or value is False or value == ():
-        return []
-    return [option] if value is True else [f"{option}={value}"]

@@ -1,4 +1,4 @@
-"""A whole run: load, build, train, evaluate, report. The command line and :class:`mpicoll.train.Trainer` call it."""
+"""Training run: load, build, train, evaluate, report; called by the command line and :class:`mpicoll.train.Trainer`."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def run(
     source: Source = named,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Train as `config` says, print and write what it asks for, and return the results.
+    """Train with the options `config`, print and write the outputs that they name, and return the results.
 
-    Collective over `comm`. The result is the same on every rank, and is what ``--json`` writes.
+    Collective over `comm`. The result is the same on every rank; ``--json`` writes it.
 
     Parameters
     ----------
     source
-        Returns data set and model; collective.
+        Function of `config` and `comm` that returns data set and model; collective.
     observer
-        Told of the beginning, the records and the end.
+        Callback that also receives the beginning and the end of training.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def run(
 def _reports(
     config: TrainConfig, loop: Loop, rank: int, events: EventLog | None, observer: Observer, stack: contextlib.ExitStack
 ) -> list[LoopCallback]:
-    """Return the callbacks that report what becomes known; there are some on rank 0 alone."""
+    """Return the callbacks that report progress: on rank 0 only, none elsewhere."""
     if rank:
         return []
     told = len(loop.records)
@@ -118,7 +118,7 @@ def _reports(
 
 
 def _prepare_outputs(config: TrainConfig) -> EventLog | None:
-    """Refuse outputs that could not be written, before hours of training; begin those that grow meanwhile."""
+    """Refuse outputs that could not be written, before training begins; open those written during training."""
     run_report.check_writable([config.json, config.log_steps, config.plot, config.trace])
     if config.plot is not None:
         check_drawable(config.plot)
@@ -132,15 +132,15 @@ def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, foun
         run_report.say(f"{config.checkpoint}: no checkpoint yet, training begins")
         return
     for rejected in found.rejected:
-        run_report.complain(f"passed over: {rejected.reason}")
-    run_report.say(f"going on after step {loop.first_step} of {loop.step_plan.total_steps}, from {config.checkpoint}")
+        run_report.complain(f"skipped checkpoint: {rejected.reason}")
+    run_report.say(f"resuming after step {loop.first_step} of {loop.step_plan.total_steps}, from {config.checkpoint}")
     if loop.coordination.anew is not None:
-        run_report.say(f"begun anew: {loop.coordination.anew}")
+        run_report.say(f"not restored: {loop.coordination.anew}")
 
 
 @contextlib.contextmanager
 def _stopping_on_sigterm(loop: Loop) -> Iterator[None]:
-    """Let SIGTERM end the run after the step at hand; a second one ends the process."""
+    """Handle SIGTERM as a request to stop; a second SIGTERM ends the process."""
 
     def stop(number: int, frame: object) -> None:
         loop.ask_to_stop()
@@ -201,7 +201,7 @@ def _train_loss(loop: Loop) -> float | None:
 
 
 def _last_test(loop: Loop) -> tuple[float, float] | None:
-    """Return loss and accuracy of the model as it is now. Collective."""
+    """Return loss and accuracy of the final model over the test samples, None without samples. Collective."""
     last = loop.epochs[-1] if loop.epochs else None
     if last is None or last.steps != len(loop.records) or last.test_loss is None or last.test_accuracy is None:
         return loop.evaluate()

@@ -33,6 +33,8 @@ EXTRA = [
     "randomk:0.2",
     "randomk:scale=0",
     "wangni:0.3",
+    "wangni:variance=1.5",
+    "wangni:variance=20",
     "common:16",
     "common:block=0",
     "common:block=33:rounding=stochastic",

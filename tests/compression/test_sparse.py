@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 from mpicoll.compression import Key, Sparsifier, compressor, names
-from mpicoll.compression.randomized import RandomK
+from mpicoll.compression.randomized import RandomK, Wangni
 from mpicoll.errors import CorruptPayload
 from mpicoll.kernels.codecs import sampling
 from tests.compression.test_contract import decode, encode
@@ -122,7 +123,7 @@ def test_every_position_is_as_likely_as_its_run_is_short() -> None:
     assert (np.abs(hits - times * chance) < 4 * np.sqrt(times * chance * (1 - chance))).all()
 
 
-@pytest.mark.parametrize("spec", ["randomk:k=2", "randomk:k=3", "wangni:0.4"])
+@pytest.mark.parametrize("spec", ["randomk:k=2", "randomk:k=3", "wangni:0.4", "wangni:variance=1.5"])
 def test_right_on_average(spec: str) -> None:
     codec, x = made(spec), np.array([3, -1, 0.5, 0.01, -20, 0, 1e-3, 2], np.float32)
     total, squares, times = np.zeros(8), np.zeros(8), 10_000
@@ -167,6 +168,84 @@ def test_wangni_has_the_least_variance(density: float, spread: float) -> None:
     assert np.mean([indices.size for indices, _ in sent]) == pytest.approx(best.sum(), abs=error + 0.01 * best.sum())
     squares = [(values.astype(np.float64) ** 2).sum() for _, values in sent]
     assert np.mean(squares) == pytest.approx(ratio, rel=0.01 + 4 * float(np.std(squares) / np.mean(squares)) / 200**0.5)
+
+
+def spread_out(count: int, spread: float, seed: int = 0) -> np.ndarray:
+    return normal(count, seed) * np.exp(np.float32(spread) * normal(count, seed + 1))
+
+
+def probabilities(x: np.ndarray, variance: float) -> np.ndarray:
+    codec = made(f"wangni:variance={variance}")
+    assert isinstance(codec, Wangni)
+    return np.minimum(codec.rate(x) * np.abs(x.astype(np.float64)), 1)
+
+
+@pytest.mark.parametrize("variance", [1.01, 1.5, 4.0, 50.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_no_probabilities_of_this_variance_keep_fewer(variance: float, spread: float) -> None:
+    """A solver of constrained problems finds none."""
+    for seed in range(5):
+        x = spread_out(9, spread, seed)
+        wide = x.astype(np.float64)
+        wide /= np.linalg.norm(wide)
+        chance = probabilities(x, variance)
+        assert (wide**2 / chance).sum() <= variance * (1 + 1e-9)
+        moment = {"type": "ineq", "fun": lambda p, squares=wide**2: variance - (squares / p).sum()}
+        bounds = [(1e-9, 1)] * wide.size
+        start = np.full(wide.size, 1 / variance)
+        options = {"maxiter": 1000, "ftol": 1e-12}
+        found = minimize(np.sum, start, method="SLSQP", bounds=bounds, constraints=[moment], options=options)
+        if found.success:
+            assert chance.sum() <= found.fun * (1 + 1e-6)
+        assert chance.sum() <= wide.size / variance * (1 + 1e-9)
+
+
+def sorted_rate(x: np.ndarray, variance: float) -> float:
+    """The closed form: the fewest certain elements, the largest, that leave no probability above 1."""
+    falling = -np.sort(-np.abs(x.astype(np.float64)))
+    sums, squares = (np.cumsum(each[::-1])[::-1] for each in (falling, falling**2))
+    for k in range(x.size):
+        rate = sums[k] / ((variance - 1) * squares[0] + squares[k])
+        if rate * falling[k] <= 1:
+            return float(rate)
+    raise AssertionError("no rate")
+
+
+@pytest.mark.parametrize("variance", [1.001, 1.5, 20.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 8.0])
+def test_the_rate_of_a_variance_is_that_of_the_closed_form(variance: float, spread: float) -> None:
+    x = spread_out(20_000, spread)
+    codec = made(f"wangni:variance={variance}")
+    assert isinstance(codec, Wangni)
+    assert codec.rate(x) == pytest.approx(sorted_rate(x, variance), rel=1e-9)
+
+
+@pytest.mark.parametrize("variance", [1.5, 3.0])
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+def test_the_second_moment_is_the_variance_that_was_given(variance: float, spread: float) -> None:
+    x, codec = spread_out(20_000, spread), made(f"wangni:variance={variance}")
+    wide, moments, numbers = x.astype(np.float64), [], []
+    for step in range(200):
+        indices, values = entries(codec, x, Key(3, 0, step))
+        moments.append(float((values.astype(np.float64) ** 2).sum() / (wide**2).sum()))
+        numbers.append(indices.size)
+    assert np.mean(moments) == pytest.approx(variance, rel=0.02)
+    assert np.mean(numbers) == pytest.approx(probabilities(x, variance).sum(), rel=0.02)
+    assert max(numbers) <= codec.capacity(x.size) < x.size
+
+
+def test_a_variance_for_vectors_with_nothing_or_too_much() -> None:
+    codec = made("wangni:variance=2")
+    assert entries(codec, np.zeros(500, np.float32))[0].size == 0
+    single = np.zeros(500, np.float32)
+    single[77] = -3e-42
+    sent = [entries(codec, single, Key(0, 0, step)) for step in range(400)]
+    drawn = [values.tolist() for indices, values in sent if indices.tolist() == [77]]
+    assert 150 < len(drawn) < 250
+    assert all(values == pytest.approx([-6e-42], rel=1e-3) for values in drawn)
+    mixed = normal(500)
+    mixed[:400] = np.inf
+    assert entries(codec, mixed)[0].tolist() == list(range(400))  # half of the elements are the most on average
 
 
 def test_wangni_sends_what_is_certain_as_it_is() -> None:
@@ -225,6 +304,11 @@ def test_damage_is_seen(spec: str) -> None:
         ("topk:1.5", "density: 1.5"),
         ("sampled:nan", "density: nan"),
         ("wangni:-1", "density: -1"),
+        ("wangni:variance=1", "variance: 1"),
+        ("wangni:variance=-2", "variance: -2"),
+        ("wangni:variance=nan", "variance: nan"),
+        ("wangni:variance=inf", "variance: inf"),
+        ("wangni:0.5:variance=2", "density: 0.5 and variance=2"),
         ("topk:k=-1", "k: -1"),
         ("randomk:k=-1", "k: -1"),
         ("randomk:scale=2", "scale: 2"),

@@ -293,7 +293,7 @@ with warnings.catch_warnings(record=True) as caught:
     check("SUM", np.dtype(np.float32))
     check("MAX", np.dtype(np.float32))
 assert [w.category for w in caught] == [RuntimeWarning], [str(w.message) for w in caught]
-assert "compiled anew in each process" in str(caught[0].message)
+assert "compiled in each process again" in str(caught[0].message)
 """,
         **BY_NUMBA,
     )

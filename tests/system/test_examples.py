@@ -22,6 +22,7 @@ SMALL = {
     "own_model": [["--size", "16"]],
     "parameter_server": [["--size", "64"], ["--size", "64", "--push", "mailbox"]],
     "pca": [["--size", "32"]],
+    "search": [["--size", "600"], ["--size", "600", "--group", "3", "--trials", "16"]],
     "trainer": [["--size", "640"], ["--size", "640", "--strategy", "sharded"]],
 }
 """Options of each example, once for each launch."""

@@ -146,8 +146,8 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(tmp_path: Path) -> None
     assert path.name in only_line(refused)
     taken = start_and_wait(2, *MODULE, "--no-progress", *options, "--resume", "fallback")
     assert taken.returncode == 0, taken.text
-    assert re.search(r"passed over: .*" + path.name, taken.stderr)
-    assert "going on after step 16 of 20" in taken.stdout
+    assert re.search(r"skipped checkpoint: .*" + path.name, taken.stderr)
+    assert "resuming after step 16 of 20" in taken.stdout
 
 
 @pytest.mark.parametrize(

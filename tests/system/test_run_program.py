@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mpicoll.program.program_session import FAILED_SECONDS
 from tests.mpirun import REPOSITORY, Outcome, run
 
 PROGRAM = REPOSITORY / "tests" / "system" / "programs" / "unmodified.py"
@@ -169,3 +170,17 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> Non
     assert "KeyError: 'the culprit'" in traceback
     assert "these are the calls of rank 1 only" in outcome.stderr
     assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr
+
+
+def test_ranks_that_end_long_after_a_failed_one_do_not_wait_for_it(tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(
+        "import time\n"
+        "from mpi4py import MPI\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+        "if MPI.COMM_WORLD.rank == 1:\n"
+        "    raise ValueError('wrong on purpose')\n"
+        f"time.sleep({FAILED_SECONDS + 2})\n"
+    )
+    outcome = launch("--profile", str(program), MPICOLL_ABORT="0")
+    assert "wrong on purpose" in outcome.stderr, outcome.text

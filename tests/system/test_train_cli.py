@@ -41,7 +41,14 @@ def only_line(done):
 
 @pytest.mark.parametrize(
     "options",
-    ["--batch 64", "--batch 5 --model logistic", "--model conv --batch 50", "--algorithm ring --bucket-bytes 10K"],
+    [
+        "--batch 64",
+        "--batch 5 --model logistic",
+        "--model conv --batch 50",
+        "--algorithm ring --bucket-bytes 10K",
+        "--optimizer lars --scale-lr sqrt --batch 100",
+        "--optimizer lamb",
+    ],
 )
 def test_loss_curve_is_the_same_on_any_number_of_ranks(tmp_path, options):
     curves = {}
@@ -118,9 +125,9 @@ def test_mapped_files_are_read_by_every_rank(tmp_path):
         ("--compression nonsense", 2, "is not one of "),
         ("--dataset nowhere.npz", 1, "no such file"),
         ("--lr 1e30", 1, "the loss became"),
-        ("--tensor 2", 2, "--tensor 2 --pipeline 1: 3 ranks cannot be divided"),
+        ("--tensor 2", 2, "--tensor 2 --pipeline 1: the number of ranks, 3, is not a multiple of 2"),
         ("--tensor 3 --hidden 2", 2, "--tensor 3: a layer of width 2 cannot be shared by 3 ranks"),
-        ("--pipeline 3 --hidden 9", 2, "--pipeline 3 needs as many layers; --hidden makes 2"),
+        ("--pipeline 3 --hidden 9", 2, "--pipeline 3 needs a layer for each stage; --hidden gives 2"),
     ],
 )
 def test_errors_are_one_line_and_one_status(options, status, message):

@@ -53,7 +53,7 @@ def test_summary_and_progress_bar_are_apart():
     done = train("--epochs", "1")
     assert done.returncode == 0
     assert "test accuracy" in done.stdout
-    assert "how the time went" in done.stdout
+    assert "time by phase" in done.stdout
     assert "23/23" in done.stderr
     assert train("--epochs", "1", "--no-progress").stderr == ""
 
@@ -77,7 +77,7 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
     [
         ("--hidden 3 --model conv", 2, "--hidden is for --model mlp"),
         ("--algorithm nonsense", 2, "nonsense"),
-        ("--json /nowhere/r.json", 2, "cannot be written"),
+        ("--json /nowhere/r.json", 2, "/nowhere/r.json: cannot write this file"),
         ("--dataset nowhere", 1, "nowhere"),
         ("--dataset nowhere.npz", 1, "no such file"),
         ("--dataset synthetic:50x7 --model conv", 1, "needs images"),

@@ -5,6 +5,7 @@ import pytest
 from mpicoll.errors import UsageError
 from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
 from mpicoll.train.options import HelpRequested, parse
+from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
 
@@ -66,7 +67,7 @@ def test_options_arrive():
         ("--microbatches 2", "--microbatches has no meaning without --pipeline"),
         ("--pipeline-schedule gpipe --tensor 2", "--pipeline-schedule has no meaning without --pipeline"),
         ("--pipeline-schedule zigzag --pipeline 2", "--pipeline-schedule"),
-        ("--pipeline 3 --hidden 8", "--pipeline 3 needs as many layers; --hidden makes 2"),
+        ("--pipeline 3 --hidden 8", "--pipeline 3 needs a layer for each stage; --hidden gives 2"),
         ("--tensor 2 --model logistic", "--tensor and --pipeline are for --model mlp, not logistic"),
         ("--pipeline 2 --model conv", "--tensor and --pipeline are for --model mlp, not conv"),
         ("--servers 1", "--servers is for --strategy parameter_server, not replicated"),
@@ -86,8 +87,19 @@ def test_options_arrive():
         ("--mode gossip --overlap on", "--overlap on is for ranks that take steps together, not --strategy gossip"),
         ("--mode gossip --optimizer adam", "--optimizer adam is not for --strategy gossip"),
         ("--mode ps --optimizer adamw", "--optimizer adamw is not for --strategy parameter_server"),
-        ("--beta1 0.8", "--beta1 is for --optimizer adam or adamw, not momentum"),
-        ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw, not adagrad"),
+        ("--mode p2p --optimizer lamb", "--optimizer lamb is not for --strategy peer_to_peer"),
+        ("--beta1 0.8", "--beta1 is for --optimizer adam or adamw or lamb, not momentum"),
+        ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw or lamb, not adagrad"),
+        ("--optimizer lamb --trust 0.1", "--trust is for --optimizer lars, not lamb"),
+        ("--optimizer lars --trust 0", "--trust"),
+        (
+            "--optimizer lars --strategy sharded",
+            "--optimizer lars is not for --strategy sharded, where",
+        ),
+        ("--optimizer lamb --tensor 2", "--optimizer lamb is not for --tensor, where ranks hold parts of arrays"),
+        ("--base-batch 32", "--base-batch has no meaning without --scale-lr"),
+        ("--scale-lr cubic", "--scale-lr"),
+        ("--scale-lr sqrt --base-batch 0", "--base-batch"),
         ("--optimizer adam --epsilon 0", "--epsilon"),
         ("--optimizer adam --nesterov", "--nesterov needs --optimizer momentum"),
         ("--mode p2p --nesterov", "--nesterov is not for --strategy peer_to_peer"),
@@ -166,6 +178,28 @@ def test_the_learning_rate_depends_on_the_optimizer_unless_it_is_given(options, 
     assert parse(options.split()).lr == lr
 
 
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        ("", 0.1),
+        ("--scale-lr linear", 0.1),
+        ("--scale-lr linear --batch 128", 0.2),
+        ("--scale-lr sqrt --batch 256", 0.2),
+        ("--scale-lr linear --batch 32 --accumulate 4 --base-batch 16", 0.8),
+        ("--scale-lr sqrt --batch 32 --base-batch 128 --lr 3", 1.5),
+    ],
+)
+def test_the_rate_is_scaled_to_the_samples_of_a_step(options, peak):
+    config = parse([*options.split(), "--warmup", "0"])
+    plan = StepPlan(config, 10_000)
+    assert plan.peak == pytest.approx(peak)
+    assert plan.rate(0) == plan.peak
+
+
 def test_settings_of_an_optimizer_reach_it():
+    assert parse(["--optimizer", "lars", "--momentum", "0.8", "--trust", "0.02"]).optimizer_settings == {
+        "momentum": 0.8,
+        "trust": 0.02,
+    }
     config = parse(["--optimizer", "adamw", "--beta1", "0.8", "--epsilon", "1e-6"])
     assert config.optimizer_settings == {"beta1": 0.8, "epsilon": 1e-6}

@@ -135,7 +135,7 @@ def test_what_is_damaged_on_its_way_to_the_file_is_not_certified(run, monkeypatc
     found = on_ranks(SIZE, work)
     assert all(isinstance(error, CheckpointError) for error in found), found
     assert len({str(error) for error in found}) == 1
-    assert f"{name}: is not what left the memory" in str(found[0])
+    assert f"{name}: is not what was written: read back" in str(found[0])
     monkeypatch.undo()
     assert sorted(run.rglob("*")) == before
     assert results(SIZE, lambda comm: open_checkpoint(run, comm, patience=0).step) == [2] * SIZE
@@ -315,7 +315,7 @@ FORGED = {
     "size": (at("size", value=3), "files of 3 ranks"),
     "no-size": (at("size", value=0), "size 0"),
     "huge-size": (at("size", value=10**12), "size 10"),
-    "facts": (at("facts", value=[]), "cannot be"),
+    "facts": (at("facts", value=[]), "which are not an object"),
     "path": (rename_file("../rank-0000.safetensors"), "files of 2 ranks"),
     "absolute": (rename_file("/etc/passwd"), "files of 2 ranks"),
     "negative-length": (at("files", FILES[0], "nbytes", value=-5), "length"),

@@ -125,7 +125,66 @@ def test_every_rule_matches_plain_numpy_with_decay_of_some_elements(name, dtype,
     np.testing.assert_allclose(found, p, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def norms_rule(name, p, g, state, step, rate, decay):
+    """One step of LARS or LAMB for one array in NumPy, as their papers have it; without decay, without trust ratio."""
+    if name == "lars":
+        ratio = 0.001 * np.linalg.norm(p) / (np.linalg.norm(g) + decay * np.linalg.norm(p)) if decay else 1.0
+        state["velocity"] = 0.9 * state.get("velocity", 0) + rate * ratio * (g + decay * p)
+        return p - state["velocity"]
+    state["mean"] = 0.9 * state.get("mean", 0) + 0.1 * g
+    state["square"] = 0.999 * state.get("square", 0) + 0.001 * g**2
+    direction = state["mean"] / (1 - 0.9**step) / (np.sqrt(state["square"] / (1 - 0.999**step)) + 1e-6) + decay * p
+    ratio = np.linalg.norm(p) / np.linalg.norm(direction) if decay else 1.0
+    return p - rate * ratio * direction
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-11)])
+def test_rules_with_norms_match_plain_numpy_for_each_array(name, dtype, tolerance):
+    random = np.random.default_rng(3)
+    whole, states = random.standard_normal(40), [{}, {}, {}]
+    found = whole.astype(dtype)
+    spans = [ParameterSpan(0, 20, True), ParameterSpan(20, 25, False), ParameterSpan(25, 40, True)]
+    optimizer = OPTIMIZERS[name](found, weight_decay=0.05, spans=spans)
+    for step in range(1, 8):
+        g = random.standard_normal(40) * 10.0 ** random.integers(-2, 3)
+        for state, (start, stop, decays) in zip(states, spans, strict=True):
+            part, decay = slice(start, stop), 0.05 if decays else 0.0
+            whole[part] = norms_rule(name, whole[part], g[part] / 3, state, step, 0.2 / step, decay)
+        optimizer.apply(g.astype(dtype), 0.2 / step, scale=1 / 3)
+    np.testing.assert_allclose(found, whole, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_rules_with_norms_of_zero_vectors_and_of_parts(name):
+    p = np.zeros(6)
+    optimizer = OPTIMIZERS[name](p, weight_decay=0.1)
+    optimizer.apply(np.zeros(6), 0.5)
+    assert not p.any()
+    optimizer.apply(np.ones(6), 0.5)
+    assert np.isfinite(p).all()
+    assert p.all()
+    for gradient, first in ((np.ones(4), 0), (np.ones(4), 2)):
+        with pytest.raises(ValueError, match="norms need all 6"):
+            optimizer.apply(gradient, 0.5, first)
+
+
+def test_a_trust_ratio_is_that_of_each_array():
+    """A larger gradient of one array changes neither its own step nor that of others, but for rounding."""
+    random = np.random.default_rng(4)
+    start, g = random.standard_normal(30), random.standard_normal(30)
+    spans = [ParameterSpan(0, 10, True), ParameterSpan(10, 30, True)]
+    ends = []
+    for factor in (1.0, 1000.0):
+        p = start.copy()
+        optimizer = OPTIMIZERS["lars"](p, spans=spans)
+        optimizer.apply(np.concatenate([factor * g[:10], g[10:]]), 1.0)
+        ends.append(p)
+    np.testing.assert_allclose(*ends, rtol=1e-12)
+    assert not np.allclose(ends[0], start, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in OPTIMIZERS.items() if not kind.layerwise])
 def test_a_vector_in_parts_takes_the_same_bits(name):
     """Shards update a chunk each, by one rule."""
     random = np.random.default_rng(2)

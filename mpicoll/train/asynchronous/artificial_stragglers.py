@@ -12,7 +12,7 @@ from mpicoll.train.config import TrainConfig
 
 
 class Delayed:
-    """An engine with a delay after the gradients; an :class:`~mpicoll.models.micro_batches.StepExecutor`.
+    """Engine that sleeps after computing gradients; a :class:`~mpicoll.models.micro_batches.StepExecutor`.
 
     Parameters
     ----------
@@ -21,9 +21,11 @@ class Delayed:
     least
         Shortest time of the gradients of a step in seconds, as if the model were larger.
     factor
-        Factor of the time on this rank.
+        Factor on the time of this rank's gradients, `least` included.
     jitter
-        Mean of a further delay in seconds, which is distributed exponentially.
+        Mean of a further, exponentially distributed delay in seconds.
+    seed
+        Seed of the delays.
     """
 
     def __init__(self, engine: StepExecutor, least: float, factor: float, jitter: float, seed: tuple[int, int]) -> None:
@@ -52,7 +54,7 @@ class Delayed:
 
 
 def delayed(engine: StepExecutor, config: TrainConfig, rank: int) -> StepExecutor:
-    """Return the engine with the delays of the options for `rank`."""
+    """Return the engine with the delays of the options for `rank`; the engine itself if there are none."""
     factor = dict(config.slow).get(rank, 1.0)
     if factor == 1.0 and config.jitter == 0 and config.step_seconds == 0:
         return engine

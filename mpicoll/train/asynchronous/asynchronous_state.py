@@ -1,4 +1,4 @@
-"""Content of an asynchronous run's checkpoint: vectors that rank 0, the chief, can ask the others for."""
+"""Content of an asynchronous run's checkpoint: vectors that rank 0, the chief, holds or reads from the servers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mpicoll.train.config import TrainConfig
 
 
 class ResumedState(NamedTuple):
-    """State from which a run goes on.
+    """State from which a run resumes.
 
-    A checkpoint has the parameters and what the servers' optimizers, or the chief's own, keep, and a velocity (see
-    :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`). Residuals begin anew with a resumed run, and
-    shares of batches that were under way are taken again or left out. On another number of workers the run goes on
-    after the last whole step.
+    A checkpoint holds the parameters, the state of the servers' optimizers or of the chief's own, and a velocity (see
+    :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`). It does not hold residuals, which are zero in
+    a resumed run. Shares of batches that were in flight are taken again or left out. A run on another number of
+    workers, or with synchronous steps (staleness 0), resumes after the last complete step.
 
     Attributes
     ----------
     state
-        The vectors; None for a run that begins.
+        The vectors; None for a new run.
     done
         Shares that had been taken.
     offset
-        What the number of the next checkpoint has to be above its shares.
+        Number of the checkpoint less `done`, which is added to the shares to number the next checkpoints.
     anew
-        What could not be taken over, and why.
+        State that could not be restored; None if all was.
     """
 
     state: State | None = None
@@ -41,7 +41,7 @@ class ResumedState(NamedTuple):
 
 
 def read_state(config: TrainConfig, comm: MPI.Intracomm, found: Checkpoint | None) -> ResumedState:
-    """Return the state in a checkpoint that rank 0 has found, on all ranks. Collective over `comm`.
+    """Return the state of a checkpoint on all ranks; `found` is read on rank 0 only. Collective over `comm`.
 
     Raises
     ------
@@ -75,7 +75,10 @@ def _facts(found: Checkpoint | None) -> dict[str, Any]:
 
 
 def _shares(config: TrainConfig, workers: int, done: int, workers_before: int) -> int:
-    """Return how many shares make up the steps that so many made up, where there may be other workers."""
+    """Return the shares of the complete steps among `done` shares of `workers_before` workers, for `workers` workers.
+
+    All of `done` counts if the number of workers is the same and steps are not synchronous.
+    """
     if workers == workers_before and config.staleness != 0:
         return done
     return done // workers_before * workers

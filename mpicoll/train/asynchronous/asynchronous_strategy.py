@@ -1,4 +1,4 @@
-"""Strategy of workers that go on without each other: parameters come, and gradients go, through an exchange."""
+"""Strategy of asynchronous workers, which read parameters and send gradients through an exchange."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from mpicoll.train.config import TrainConfig
 
 
 class AsynchronousStrategy(Replica):
-    """A worker's replica and its exchange with others; a :class:`~mpicoll.parallel.strategy.Strategy`.
+    """Replica of a worker, updated through an exchange; a :class:`~mpicoll.parallel.strategy.Strategy`.
 
     Parameters
     ----------
     parameters : (model.parameter_count,) of model.dtype
-        Known to `exchange`; updated in place.
+        The replica that `exchange` is bound to; updated in place.
+    exchange
+        Gradient exchange with the other ranks.
     workers
-        Ranks that take steps.
+        Number of ranks that take steps.
 
     Attributes
     ----------
     vector : (model.parameter_count,) of model.dtype
         `parameters`.
     is_left
-        True when the exchange is over, and `vector` is the last model.
+        True once the exchange has ended and `vector` is the final model.
     """
 
     def __init__(
@@ -70,10 +72,14 @@ class AsynchronousStrategy(Replica):
         self._scale = scale
 
     def reduce(self) -> None:
-        """Add nothing up: each worker sends its gradient by itself."""
+        """Do nothing: each worker sends its own gradient in :meth:`update`."""
 
     def update(self, rate: float, clip: float | None) -> float:
-        """Send the gradient: its part of the batch's mean, of weight decay and of the clip."""
+        """Send the gradient, after weight decay and clipping; return the norm, NaN without `clip`.
+
+        The gradient is that of a share of the batch. It gets the share's part of the weight decay, and its norm is
+        divided by that part before it is compared with `clip`, as an estimate of the whole batch's norm.
+        """
         gradient, norm = self._gradient, math.nan
         gradient *= gradient.dtype.type(self.exchange.scale * self._scale)
         if self._decay:
@@ -87,7 +93,7 @@ class AsynchronousStrategy(Replica):
         return norm
 
     def meet(self) -> None:
-        """Take over the newest model that can be had without waiting for a worker."""
+        """Update the replica to the newest model available without waiting for a worker."""
         if not self.is_left:
             self.exchange.snapshot()
 

@@ -24,7 +24,7 @@ from mpicoll.train.strategies import strategy_name
 
 _FEWEST_SLOTS, _MOST_SLOTS = 2, 16
 _PART = 8
-"""Slots beyond the fewest use at most one `_PART`-th of the free memory."""
+"""Divisor of the free shared memory: slots beyond the fewest use at most one `_PART`-th of it."""
 _BINS = 1024
 
 
@@ -99,7 +99,7 @@ class AllToAllExchange:
         self._optimizer.apply(self._decoded(payload), rate)
 
     def _has_room(self, other: int) -> bool:
-        """Return whether a rank's mailbox has a free slot; apply arrived gradients, since it may wait for one here."""
+        """Return True if a rank's mailbox has a free slot; apply arrived gradients, since that rank may wait for it."""
         return self._peers.has_room(other) or (self._take() and self._peers.has_room(other))
 
     def _encoded(self, gradient: np.ndarray) -> np.ndarray:
@@ -131,7 +131,7 @@ class AllToAllExchange:
         self._peers.wait(self._is_alone, self._peers.working, "the others to finish")
 
     def _is_alone(self) -> bool:
-        """Return whether no more gradients can arrive: all others have finished, and the mailboxes are empty."""
+        """Return True if no more gradients can arrive: all others have finished, and the mailboxes are empty."""
         alone = not self._peers.working()
         while self._take():
             pass
@@ -188,7 +188,7 @@ class GossipExchange:
         if state is not None:
             self._optimizer.state["velocity"][:] = state["velocity"]
         mailboxes = self._size * len(self._ahead(0))
-        _slots(comm, "gossip", mailboxes * replica.nbytes)  # who finds no room keeps what it has: few are enough
+        _slots(comm, "gossip", mailboxes * replica.nbytes)  # checks memory; few slots suffice, since none waits for one
         self._peers = PeerMailboxes(
             MPI.Intracomm(comm), self._ahead, replica.nbytes, slots=_FEWEST_SLOTS, timeout=config.timeout
         )
@@ -197,7 +197,7 @@ class GossipExchange:
         self._counts = np.zeros(2, np.int64)
 
     def _ahead(self, rank: int) -> list[int]:
-        """Return the ranks that are powers of two further on."""
+        """Return the ranks at distances 1, 2, 4, ... from `rank`."""
         return [(rank + (1 << k)) % self._size for k in range((self._size - 1).bit_length())]
 
     def before(self) -> None:
@@ -211,7 +211,7 @@ class GossipExchange:
         for mail in self._peers.take():
             found = True
             self._weight += mail.number
-            # A part of the way towards the other: what is equal stays so, to the bit.
+            # Moves a fraction of the difference: elements that are equal stay equal, bit for bit.
             way = np.subtract(mail.payload.view(self._replica.dtype), self._replica, out=self._scratch)
             way *= scalar(mail.number / self._weight)
             self._replica += way
@@ -309,7 +309,7 @@ def _slots_here(mode: str, mailboxes_nbytes: int) -> int:
     if _FEWEST_SLOTS * mailboxes_nbytes > free:
         raise UsageError(
             f"--strategy {strategy_name(mode)} needs {_FEWEST_SLOTS * mailboxes_nbytes} bytes of {SHARED_MEMORY} for "
-            f"all mailboxes, and {free} are free; take parameter_server, or compression where that is possible"
+            f"all mailboxes, and {free} are free; use --strategy parameter_server, or --compression with peer_to_peer"
         )
     return max(_FEWEST_SLOTS, min(_MOST_SLOTS, free // _PART // max(1, mailboxes_nbytes)))
 

@@ -1,4 +1,4 @@
-"""Interface of asynchronous gradient exchange."""
+"""Interface of asynchronous gradient exchange, which servers, all-to-all exchange and gossip implement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 State = dict[str, np.ndarray]
-"""State of a run for a checkpoint: vectors of the model's length, by name, among them ``"parameters"``."""
+"""State of a run for a checkpoint: vectors by name, among them ``"parameters"``."""
 
 
 class Sent(NamedTuple):
@@ -41,7 +41,7 @@ class Exchange(Protocol):
         """
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
-        """Send or apply a step's gradient, which may be overwritten."""
+        """Send or apply a step's gradient with learning rate `rate`; the gradient may be overwritten."""
 
     def beat(self) -> None:
         """Give a sign of life in a long computation."""
@@ -53,7 +53,7 @@ class Exchange(Protocol):
         """Return the state for a checkpoint, and the number of shares of this run that it includes, if known."""
 
     def settle(self) -> None:
-        """Wait until the other workers have finished; for one rank, before it finishes itself."""
+        """Wait until the other workers have finished; called on the chief, before it finishes itself."""
 
     def finish(self) -> None:
         """End this rank's part; on workers, the replica becomes the final model, which is equal on all."""

@@ -1,4 +1,4 @@
-"""Momentum where every gradient is an update of its own."""
+"""Momentum of asynchronous training, where each gradient is an update of its own."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ from mpicoll.train.config import FEEDBACK, TrainConfig
 
 
 class PlacedMomentum:
-    """Place of the velocity: with whoever applies gradients, or with each worker, which then sends its velocity.
+    """Placement of the momentum's velocity: in the optimizer that applies gradients, or in each worker.
 
-    It is the worker's where compression is fed back, for which :class:`~mpicoll.optim.local_momentum.LocalMomentum` has
-    the reason, and where servers take gradients as they come, since the first epochs then go better. Otherwise it is
-    that of all gradients, and decays with each by so much that it has decayed as in a step of synchronous training when
-    every worker's has come once; in the long run a gradient moves the parameters as far, by ``rate / (1 - momentum)``
-    times itself.
+    A worker with a velocity sends it in place of its gradient, and the optimizer is plain SGD. This is so with error
+    feedback (:class:`~mpicoll.optim.local_momentum.LocalMomentum` explains why), and with parameter servers whose steps
+    are not synchronous, where the first epochs converge better.
+
+    Otherwise the optimizer has one velocity for the gradients of all workers. An update multiplies it by ``momentum **
+    (at_once / workers)``, so that it decays in `workers` gradients as in one step of synchronous training. The learning
+    rate is multiplied by `factor`, so that in the long run a gradient moves the parameters by ``rate / (1 - momentum)``
+    times itself, as in synchronous training.
 
     Parameters
     ----------
-    workers, at_once
-        How many there are, and how many of their gradients make up an update.
+    replica : (count,) of float32 or float64
+        The parameters, for length and element type.
+    workers
+        Number of workers.
+    at_once
+        Number of workers' gradients in an update of the optimizer.
 
     Attributes
     ----------
     optimizer, hyper
-        What whoever applies gradients has to do with them.
+        Name and settings of the optimizer that applies gradients.
     factor
-        Of the learning rate.
+        Factor on the learning rate.
 
     Notes
     -----
-    A checkpoint has the velocity in the units of synchronous training, of the gradients of all workers together: so a
-    run goes on from it wherever the velocity was kept, and on any number of workers. Of velocities that workers keep it
-    is that of rank 0 which stands for all: shares of batches are drawn alike.
+    A checkpoint holds the velocity in units of synchronous training, for the gradients of all workers together. A run
+    can resume from it with either placement and on any number of workers. If each worker has a velocity, rank 0's is
+    saved for all: all workers draw their shares from the same batches.
     """
 
     def __init__(self, config: TrainConfig, replica: np.ndarray, workers: int, at_once: int = 1) -> None:
@@ -55,7 +62,7 @@ class PlacedMomentum:
         self._units *= self.factor / at_once
 
     def applied(self, gradient: np.ndarray) -> np.ndarray:
-        """Return what is to be sent for a gradient; not to be changed."""
+        """Return the vector to send for a gradient: the gradient, or this worker's velocity, not to be changed."""
         if self._velocity is None:
             return gradient
         self._velocity *= self._decay
@@ -63,12 +70,12 @@ class PlacedMomentum:
         return self._velocity
 
     def saved(self, state: State) -> State:
-        """Return a state with the velocity as checkpoints have it, given that of whoever applies gradients."""
+        """Return the optimizer's state with the velocity in a checkpoint's units, the worker's if it has one."""
         own = state.get("velocity") if self._velocity is None else self._velocity
         return state if own is None else {**state, "velocity": own * own.dtype.type(self._units)}
 
     def restored(self, state: State) -> State:
-        """Take over the velocity that is this worker's; return the state of whoever applies gradients."""
+        """Restore this worker's velocity, if it has one, from a checkpoint's state; return the optimizer's state."""
         if "velocity" not in state:
             return state
         velocity = state["velocity"] / state["velocity"].dtype.type(self._units)
@@ -79,10 +86,10 @@ class PlacedMomentum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this worker's velocity."""
+        """Bytes of this worker's velocity; 0 if it has none."""
         return 0 if self._velocity is None else self._velocity.nbytes
 
 
 def is_fed_back(config: TrainConfig) -> bool:
-    """Return whether what compression loses comes with the next gradient."""
+    """Return True if gradients are compressed with error feedback."""
     return error_feedback.chosen(config.compression, FEEDBACK[config.error_feedback], np.dtype(config.dtype))[1]

@@ -1,4 +1,4 @@
-"""Local replica of the model's parameters, with signs of life while a step takes long."""
+"""Local replica of the model's parameters, with signs of life during long steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BEAT_SECONDS = 0.2
 
 
 class Replica(FlatParameters):
-    """Parameters and gradients of this rank, for an engine.
+    """Parameters and gradients of this rank, with the interface that engines use.
 
     Parameters
     ----------
     beat
-        Called between two layers, but not more often than every 0.2 s: a step may take long.
+        Function that gives a sign of life; called between two layers, at most every 0.2 s.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class Replica(FlatParameters):
         self._beat, self._beaten = beat, time.monotonic()
 
     def release(self, layer: int) -> None:
-        """Show that this rank is alive; see :class:`~mpicoll.models.sequential.ParameterStore`."""
+        """Give a sign of life if one is due; see :class:`~mpicoll.models.sequential.ParameterStore`."""
         if time.monotonic() - self._beaten > _BEAT_SECONDS:
             self._beat()
             self._beaten = time.monotonic()
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
-        """See :class:`~mpicoll.parallel.strategy.Strategy`; what counts how often is decided behind the engine."""
+        """Do nothing; see :class:`~mpicoll.parallel.strategy.Strategy`."""

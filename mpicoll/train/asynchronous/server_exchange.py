@@ -18,9 +18,10 @@ from mpicoll.train.coordination import LeftBehind
 
 
 class ServerExchange:
-    """A worker's or a server's part; an :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.
+    """Exchange through parameter servers; an :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.
 
-    For momentum see :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
+    Workers pull and push; the last ``config.servers`` ranks serve in :meth:`finish`. For momentum see
+    :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
     """
 
     scale = 1.0
@@ -52,7 +53,13 @@ class ServerExchange:
         self._read = 0
 
     def before(self) -> None:
-        """Pull."""
+        """Pull the parameters.
+
+        Raises
+        ------
+        LeftBehind
+            If the servers have dropped this rank.
+        """
         with self._noticing():
             self.ps.pull(self._replica)
         self._read += self._replica.nbytes
@@ -63,12 +70,12 @@ class ServerExchange:
             yield
         except CollectiveTimeout:
             if self.ps.is_dropped:
-                name = f"rank {self._rank} was silent for longer than --timeout"
-                raise LeftBehind(f"{name}; the others have gone on without it") from None
+                name = f"rank {self._rank} gave no sign of life for longer than --timeout"
+                raise LeftBehind(f"{name}; the other ranks continue without it") from None
             raise
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
-        """Push."""
+        """Push the gradient, or this worker's velocity; raises LeftBehind as :meth:`before` does."""
         with self._noticing():
             self.ps.push(self._momentum.applied(gradient), rate * self._momentum.factor)
 
@@ -77,13 +84,13 @@ class ServerExchange:
         self.ps.beat()
 
     def snapshot(self) -> None:
-        """Pull, each shard of one version where there can be such a thing."""
+        """Pull the parameters, each shard at one version; with direct pushes, which have no versions, as they are."""
         self.ps.pull(self._replica, snapshot=not self._direct)
 
     def state(self) -> tuple[State, int | None]:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`; residuals are not in it.
 
-        With backup workers the parameters do not tell how many shares have been taken: some were left out.
+        With backup workers the number of shares is None, since the version does not count those left out.
         """
         state = self.ps.state()
         shares = int(state["version"].min()) - self._before if self._counts else None
@@ -94,7 +101,7 @@ class ServerExchange:
         self.ps.settle()
 
     def finish(self) -> None:
-        """Wait for the last gradient of all workers and pull; or serve until then."""
+        """Wait for the last gradient of all workers and pull the result; on servers, serve until then."""
         if self.ps.is_server:
             self.ps.serve()
         elif self.ps.is_dropped:
@@ -108,13 +115,13 @@ class ServerExchange:
         Raises
         ------
         CollectiveTimeout
-            Naming ranks that did not come.
+            If dropped ranks have not arrived; names them.
         """
         self.ps.close()
         if self.ps.missing:
             named = ", ".join(map(str, self.ps.missing))
             raise CollectiveTimeout(
-                f"rank {named} was dropped, and did not come to the end; checkpoints have what the others reached",
+                f"rank {named} was dropped and did not reach the end of the run; checkpoints hold the others' model",
                 self.ps.missing,
             )
 
@@ -128,13 +135,13 @@ class ServerExchange:
         return {"optimizer": self._momentum.nbytes, "server": self.ps.held_nbytes}
 
     def facts(self) -> dict[str, Any]:
-        """Return how late gradients were, in updates of the parameters."""
+        """Return the staleness of gradients, in updates of the parameters, and the number of gradients left out."""
         histogram = self.ps.staleness
         return {"staleness": spread_of(histogram), "left_out": self.ps.late}
 
 
 def spread_of(histogram: np.ndarray) -> dict[str, float] | None:
-    """Return mean, 99th percentile and most of what a histogram counts at 0, 1, 2, ...; None if that is nothing."""
+    """Return mean, 99th percentile and maximum of a histogram over 0, 1, 2, ...; None if it is empty."""
     total = int(histogram.sum())
     if total == 0:
         return None

@@ -1,4 +1,4 @@
-"""Shares of samples that workers have taken, and the steps and epochs that they amount to."""
+"""Records of the shares of batches that workers have taken, and of the steps that they make up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpicoll.train.step_plan import StepPlan
 
 
 class ShareRecord(NamedTuple):
-    """A share of a batch: its number, learning rate, summed loss, hits, samples, and the seconds that it took."""
+    """Record of a share of a batch; `loss` and `correct` are sums over its samples, `number` counts from 0."""
 
     number: int
     rate: float
@@ -24,14 +24,14 @@ class ShareRecord(NamedTuple):
 
 
 class ShareRecords:
-    """The shares of all workers, of which each knows its own until they are brought together.
+    """Records of the workers' shares: this rank's, and after :meth:`share` those of all ranks.
 
     Attributes
     ----------
     own : list of ShareRecord
-        Those of this rank.
+        Shares of this rank.
     records : list of StepRecord
-        Means over what is known of each step, in the order of steps.
+        Means over the known shares of each step, in the order of steps.
     """
 
     def __init__(self, course: StepPlan, workers: int) -> None:
@@ -40,12 +40,12 @@ class ShareRecords:
         self.records: list[StepRecord] = []
 
     def add(self, piece: ShareRecord) -> None:
-        """Note one of this rank."""
+        """Add a share of this rank."""
         self.own.append(piece)
         self.records.append(self._record(piece.number // self._workers, [piece]))
 
     def share(self, comm: MPI.Intracomm) -> None:
-        """Let all ranks know all. Collective."""
+        """Gather the shares of all ranks on every rank, and compute `records` from them. Collective."""
         counts = np.empty(comm.Get_size(), np.int64)
         comm.Allgather(np.array([len(self.own)]), counts)
         width = len(ShareRecord._fields)

@@ -60,7 +60,7 @@ class WorkSharing:
 
     @property
     def records(self) -> list[StepRecord]:
-        """One for each step of which this rank knows a share; at the end of all of them, on all ranks."""
+        """A record for each step of which this rank knows a share; after `finish` for all steps, on all ranks."""
         return self._shares.records
 
     @property
@@ -75,12 +75,12 @@ class WorkSharing:
 
     @property
     def samples_per_second(self) -> float:
-        """Training samples of all ranks a second, so far as this rank knows."""
+        """Training samples of all ranks per second, as far as this rank knows."""
         seconds = self._wall_seconds or time.perf_counter() - self._began
         return self.samples_seen / max(seconds, 1e-9)
 
     def shares(self) -> Iterator[Share]:
-        """Yield the shares for this worker: whatever comes next, or its own where steps go together."""
+        """Yield this worker's shares: the next free ones, or with synchronous steps its own part of each step."""
         self._began = time.perf_counter()
         own = self.first + self._rank
         while self._is_worker:
@@ -95,24 +95,24 @@ class WorkSharing:
             yield Share(*divmod(number, self.shares_per_step), self.shares_per_step, number)
 
     def check(self, step: int, loss: float) -> None:
-        """Refuse a loss from which there is no way back.
+        """Raise if the loss is not finite.
 
         Raises
         ------
         NonFiniteLoss
-            Here; the others learn of it by `fail`.
+            On this rank; `fail` tells the other ranks.
         """
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
 
     def record(self, share: Share, result: ShareResult) -> None:
-        """Note the outcome of a share, which the others learn at the end."""
+        """Record the result of a share on this rank; the other ranks get it in `finish`."""
         self._shares.add(ShareRecord(share.done, result.rate, result.loss, result.correct, result.rows, result.seconds))
 
     def ask_to_stop(self) -> None:
         """Request that all ranks stop; may be called from a signal handler."""
         self._stop = True
-        if not self._is_worker:  # it serves, and looks at nothing else
+        if not self._is_worker:  # a server does not look at `_stop`
             self._counter.draw(_STOP)
 
     def lagging(self) -> int | None:
@@ -120,18 +120,18 @@ class WorkSharing:
         return None
 
     def epochs_over(self, done: int) -> int:
-        """Return the epochs that have ended, all workers together; the last one ends when all workers have."""
+        """Return the number of epochs that have ended; the last one ends when all workers have finished."""
         plan = self.step_plan
         if self.together and not self.stopped:
             return plan.epoch_count
         return min(plan.epoch_count - 1, done // self.shares_per_step // plan.steps_per_epoch)
 
     def epoch_pace(self) -> float:
-        """Return samples a second since the begin: workers are in several epochs at a time."""
+        """Return samples per second since training began, since workers may be in different epochs."""
         return self.samples_per_second
 
     def state(self, done: int) -> SavedState | None:
-        """Return the parameters and what else the exchange keeps, without stopping the others."""
+        """Return the exchange's state without stopping the other ranks; None if the run has failed."""
         if self._counter.is_failed():
             return None
         state, shares = self._strategy.exchange.state()
@@ -151,7 +151,7 @@ class WorkSharing:
         return self._counter.draw(0) >= _STOP
 
     def fail(self, error: Exception) -> None:
-        """End the run for all ranks; what it has come to is not saved."""
+        """End the run on all ranks without saving a checkpoint; `finish` raises the error."""
         self._failure = error
         self._counter.tell_failure()
         self._counter.draw(_STOP)
@@ -178,7 +178,7 @@ class WorkSharing:
             raise self._failure
 
     def _shared_epochs(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
-        """Let all ranks know the epochs that the chief has noted, with the means of all shares."""
+        """Return the chief's epochs on all ranks, with means over all shares."""
         wait_politely(self._comm)
         told = share(self._comm, {"epochs": [record._asdict() for record in epochs]} if self.attends else None)
         return [self._with_means(EpochRecord(**record)) for record in told["epochs"]]

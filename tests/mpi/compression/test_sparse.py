@@ -65,7 +65,7 @@ def test_ok_topk_equals_the_oracle(comm: Intracomm, density: float) -> None:
             assert same_everywhere(comm, y)
 
 
-@pytest.mark.parametrize("spec", SPARSE)
+@pytest.mark.parametrize("spec", [*SPARSE, "wangni:variance=1.5", "wangni:variance=20"])
 def test_every_form_gives_the_same(comm: Intracomm, spec: str) -> None:
     x = given(comm.rank, 5000)
     kept = x.copy()

@@ -246,9 +246,9 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(comm: Intracomm) -> None
     with pytest.raises(UsageError, match=f"--tensor {comm.size}: a layer of width {comm.size - 1} cannot be shared"):
         ModelShard(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, 6)
     staged = make_mesh(comm, replace(CONFIG, pipeline=comm.size))
-    with pytest.raises(UsageError, match=f"--pipeline {comm.size} needs as many layers, not {comm.size - 1}"):
+    with pytest.raises(UsageError, match=f"--pipeline {comm.size} needs a layer for each stage; .* {comm.size - 1}"):
         ModelShard(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, 6)
-    with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: {comm.size} ranks cannot be"):
+    with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: .* ranks, {comm.size}, is not a"):
         make_mesh(comm, replace(CONFIG, tensor=comm.size + 1))
 
 
@@ -256,7 +256,7 @@ def test_a_silent_stage_is_named_in_time(comm: Intracomm) -> None:
     place = Place(comm, replace(CONFIG, pipeline=comm.size, timeout=0.3), (6, *[5] * (comm.size - 1), 4))
     rank, x = comm.rank, batch(5, 6, 4)
     if rank > 0:
-        text = f"waited 0.3.* s for the activations of micro-batch 0 from stage {rank - 1}, without success"
+        text = f"waited 0.3.* s in vain for the activations of micro-batch 0 from stage {rank - 1}"
         with pytest.raises(CollectiveTimeout, match=text) as caught:
             place.engine.gradients(place.strategy, [x], 1.0, compress=True)
         assert caught.value.missing_ranks == (rank - 1,)

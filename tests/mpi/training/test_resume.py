@@ -80,6 +80,8 @@ PAIRS: list[tuple[Options, Options]] = [
     ({"optimizer": "adagrad", "lr": 0.01, "shard": "optimizer"}, {"shard": "gradients"}),
     ({"optimizer": "adam", "lr": 0.01, "compression": "sign"}, {"overlap": "on"}),
     ({"mode": "local", "optimizer": "adam", "lr": 0.01}, {"steps": 2}),
+    ({"optimizer": "lamb", "lr": 0.01}, {"overlap": "on"}),
+    ({"optimizer": "lars", "lr": 1.0, "pipeline": 2}, {"overlap": "on"}),
     ({"pipeline": 2, "microbatches": 2}, {"pipeline_schedule": "gpipe"}),
     *(({**SERVED, "staleness": staleness}, {"servers": 2}) for staleness in (None, 0)),
     ({**SERVED, "servers": 2}, {"servers": 1}),
@@ -157,9 +159,9 @@ def test_a_resume_with_other_values_works(
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        (SIGN, {"bucket_bytes": 5000}, "begun anew: residuals: they are of other buckets, see --bucket-bytes\n"),
+        (SIGN, {"bucket_bytes": 5000}, "not restored: residuals: they are of other buckets, see --bucket-bytes\n"),
         (SIGN, {}, None),
-        ({**SERVED, "compression": "topk:0.1"}, {}, "begun anew: residuals, which each worker keeps for itself\n"),
+        ({**SERVED, "compression": "topk:0.1"}, {}, "not restored: residuals, which each worker keeps for itself\n"),
     ],
 )
 def test_what_begins_anew_is_said_once(
@@ -176,7 +178,7 @@ def test_what_begins_anew_is_said_once(
     capfd.readouterr()
     run(wanted, comm)
     text = capfd.readouterr().out
-    assert text.count("begun anew") == (comm.rank == 0 and says is not None)
+    assert text.count("not restored") == (comm.rank == 0 and says is not None)
     assert says is None or comm.rank or says in text
 
 

@@ -1,0 +1,34 @@
+"""Search for hyper-parameters on groups of ranks: ``mpirun -n 8 python -m mpicoll.search``, and :func:`run`.
+
+Importing this package imports nothing else before one of its names is used: the command line chooses the number of
+threads before NumPy starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpicoll.errors import SearchError
+    from mpicoll.search.group_trial import Trial, TrialPruned
+    from mpicoll.search.study_run import StudyResult, run
+
+_MODULES = {
+    "SearchError": "errors",
+    "StudyResult": "search.study_run",
+    "Trial": "search.group_trial",
+    "TrialPruned": "search.group_trial",
+    "run": "search.study_run",
+}
+__all__ = ["SearchError", "StudyResult", "Trial", "TrialPruned", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"mpicoll.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,135 @@
+"""Search for the trainer's options on groups of ranks.
+
+    mpirun -n 8 python -m mpicoll.search --space lr=log:1e-3..1 batch=32,64,128 --trials 32 --epochs 10
+    mpirun -n 8 python -m mpicoll.search --group 2 --pruner asha --storage study.journal --space lr=log:1e-3..1
+    mpirun -n 8 python -m mpicoll.search --help
+
+Exit status: 0; 1 if the study could not start or go on; 2 if the options are wrong; 130 after an interrupt. NumPy and
+Numba are imported inside the functions, after the number of threads is chosen.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpicoll.environment import launched_rank, launcher_mismatch
+from mpicoll.errors import MpicollError, TrainingError
+from mpicoll.search.search_options import METRICS, SearchOptions, parse_search
+from mpicoll.search.study_settings import StudySettings
+from mpicoll.train.options import HelpRequested
+from mpicoll.train.process_facts import limit_threads
+from mpicoll.train.run_report import complain, say
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpicoll.search.study_run import StudyResult
+    from mpicoll.search.trainer_objective import TrainerObjective
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    What goes wrong on all ranks is said once, in one line, by rank 0. What goes wrong on one rank is said by that rank,
+    and ends the job; a study with a storage can go on afterwards.
+    """
+    limit_threads()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    problem = launcher_mismatch(world.size, MPI.get_vendor()[0])
+    if problem is not None:
+        return _refuse(problem, 1, launched_rank())
+    try:
+        _run(parse_search(sys.argv[1:] if argv is None else argv), world)
+        return 0
+    except HelpRequested as text:
+        if world.rank == 0:
+            say(str(text))
+        return 0
+    except TrainingError as error:
+        return _refuse(str(error), error.exit_status, world.rank)
+    except KeyboardInterrupt:
+        complain(f"rank {world.rank}: interrupted")
+        return _abort(world, _INTERRUPTED)
+    except MpicollError as error:
+        complain(f"error: rank {world.rank}: {type(error).__name__}: {error}")
+        return _abort(world, 1)
+    except BaseException:
+        complain(f"rank {world.rank}:\n{traceback.format_exc()}")
+        return _abort(world, 1)
+
+
+def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
+    from mpicoll.consensus import all_succeed
+    from mpicoll.search.search_space import grid
+    from mpicoll.search.study_report import TrialTable, check_outputs
+    from mpicoll.search.study_run import run_study
+    from mpicoll.search.trainer_objective import TrainerObjective
+
+    objective = TrainerObjective(options.trainer, options.space, options.metric)
+    all_succeed(world, lambda: check_outputs(options) if world.rank == 0 else None)
+    points = None
+    if options.sampler == "grid":
+        points = list(grid(options.space, objective.defaults, options.points))
+        random.Random(options.sampler_seed).shuffle(points)  # pruners compare with trials that have come before
+    config = objective.config
+    settings = StudySettings(
+        trials=options.trials,
+        direction=METRICS[options.metric],
+        sampler=options.sampler,
+        pruner=options.pruner,
+        reduction=options.reduction,
+        most_reports=config.epochs,
+        storage=options.storage,
+        name=options.study,
+        seed=options.sampler_seed,
+        grid=points,
+    )
+    table = TrialTable(options, options.trials if points is None else options.trials or len(points))
+    try:
+        result = run_study(objective, None, settings, world, options.group, config.timeout, table.add)
+    finally:
+        table.close()
+    if result.study is not None:
+        _publish(result, options, objective)
+
+
+def _publish(result: StudyResult, options: SearchOptions, objective: TrainerObjective) -> None:
+    from mpicoll.search.coordinator import record_of
+    from mpicoll.search.study_report import draw, summary_of, write_results
+
+    assert result.study is not None
+    best = result.best_number
+    command = "" if best is None else objective.command(result.best_params, best, options.group)
+    if not options.quiet:
+        say(summary_of(result, options.metric))
+    if command:
+        say(command)
+    trials = [trial for trial in result.study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    if options.json is not None:
+        write_results(options.json, result, command, [(record_of(trial), trial.user_attrs) for trial in trials])
+    if options.plot is not None:
+        draw(result.study, options.plot)
+
+
+def _refuse(message: str, status: int, rank: int) -> int:
+    if rank == 0:
+        complain(f"error: {message}")
+    return status
+
+
+def _abort(world: MPI.Intracomm, status: int) -> int:
+    sys.stdout.flush()
+    world.Abort(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Settings of a study, as one frozen record. Needs neither Optuna nor MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Settings of a study that rank 0 makes; for those that are not here see :func:`mpicoll.search.run`.
+
+    Attributes
+    ----------
+    reduction, most_reports
+        Settings of pruners, see :func:`~mpicoll.search.samplers.make_pruner`.
+    name
+        Name of the study in its storage, which may hold several.
+    """
+
+    trials: int | None = None
+    direction: str = "minimize"
+    sampler: str = "tpe"
+    pruner: str = "none"
+    reduction: int = 3
+    most_reports: int | None = None
+    storage: str | None = None
+    name: str = "study"
+    seed: int = 0
+    grid: Sequence[Mapping[str, Any]] | None = None

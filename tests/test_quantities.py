@@ -1,0 +1,35 @@
+"""Numbers as options and texts."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from mpicoll import tune
+from mpicoll.quantities import format_nbytes, parse_nbytes, positive, positive_number
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf", "1e999", "", "one"])
+def test_what_is_no_positive_number_is_refused(text: str) -> None:
+    for read in (positive, positive_number):
+        with pytest.raises(argparse.ArgumentTypeError, match=repr(text)):
+            read(text)
+
+
+def test_positive_numbers() -> None:
+    assert positive("12") == 12
+    assert positive_number("0.5") == 0.5
+    assert positive_number("1e-3") == 1e-3
+
+
+@pytest.mark.parametrize("text", ["nan", "0", "-2"])
+def test_tune_refuses_a_time_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tune.make_parser().parse_args([f"--seconds={text}"])
+    assert "--seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nbytes", [1, 96, 4096, 1 << 20, 3 << 30, 4097])
+def test_numbers_of_bytes_are_read_as_they_are_written(nbytes: int) -> None:
+    assert parse_nbytes(format_nbytes(nbytes)) == nbytes
