@@ -22,7 +22,7 @@ from mpicoll.consensus import share, wait_politely
 WORLD = MPI.COMM_WORLD
 SECONDS = 20.0
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
-FEATURES = ("plugin", "ddp", "subgroup")
+FEATURES = ("plugin", "ddp")
 
 LEFT_OUT = {
     r"_cuda|^test_batch_isend_irecv_mixed_backend_err|^test_batch_isend_irecv_op_err": "uses GPUs or NCCL unasked",
