@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -81,6 +81,10 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
 	done
 	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
+
+test-torch-conformance: $(VENV)/torch warmup  ## PyTorch's own tests of torch.distributed on mpicoll, on 3 ranks; installs expecttest
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest
+	$(BIN)/python -m tests.torch_conformance $(ARGS)
 
 # An environment of their own: some of these packages install a package `tests`.
 $(VENV)-programs/ready: pyproject.toml setup.py

@@ -15,6 +15,7 @@ from mpicoll.torch import point_to_point, tensor_collectives
 from mpicoll.torch.base_group import DONE, NAME, BaseGroup
 from mpicoll.torch.group_communicators import communicator_of
 
+_SHORTEST = timedelta(milliseconds=1)
 _ALLREDUCE = dist.AllreduceOptions()
 _COALESCED = dist.AllreduceCoalescedOptions()
 _BROADCAST = dist.BroadcastOptions()
@@ -182,7 +183,7 @@ class ProcessGroup(BaseGroup):
             On every rank that came; its `missing_ranks` are all that did not, whatever `wait_all_ranks` says.
         """
         options = dist.BarrierOptions()
-        options.timeout = timeout or self._timeout
+        options.timeout = self._timeout if timeout is None else max(timeout, _SHORTEST)
         options.asyncOp = False
         try:
             self.barrier(options)

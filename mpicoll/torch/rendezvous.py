@@ -21,6 +21,8 @@ from mpicoll.errors import CollectiveTimeout
 SCHEME = "mpicoll"
 _RECORD_NBYTES = 320
 _NAP_SECONDS = 0.0005
+_servers: list[Any] = []
+"""Stores of this process; other ranks may need one even when this rank has left its group."""
 Found = Iterator[tuple[Any, int, int]]
 
 
@@ -66,6 +68,8 @@ def by_mpi(url: str, timeout: timedelta = timedelta(minutes=30), **options: Any)
     if mismatch is not None:
         raise RuntimeError(f"init_process_group: {mismatch}")
     server = _serve(world.size, timeout) if world.rank == 0 else None
+    if server is not None:
+        _servers.append(server)
     record = f"{_own_name()} {server.port if server is not None else 0}"
     records = exchange_records(world, record, timeout.total_seconds())
     hosts = [each.split()[0] for each in records]
