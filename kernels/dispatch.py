@@ -5,14 +5,15 @@ Looking at two arrays from Python costs more than a short allreduce does. `call`
 each collective and length whether it is done on shared memory; otherwise the call is made by messages, if one like it
 was made before (see `call_cache`).
 
-Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, predefined operations. For
+Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, alone or with their datatype
+as ``[array, MPI.DOUBLE]``, and predefined operations. For
 anything else `call` returns OTHER and has touched nothing; the caller takes the general path, which knows every case
 and every error message.
 """
 
 from .atomics import load, release_interpreter, store, take_interpreter
 from .call_cache import begin_known, end_known, find_known
-from .dispatch_arguments import describe, find, number_of_dtype
+from .dispatch_arguments import array_in, describe, find, number_of_dtype
 from .dispatch_table import (
     AGREED,
     BUCKETS,
@@ -195,6 +196,8 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
         if wanted not in (0, get(table, SHARED_METHOD) + 1):
             return -1  # there is no barrier by single copies
         return wanted if wanted else get(table, CHOSEN)
+    if blocking:  # who waits keeps the lists, and what is in them
+        send, recv = array_in(table, send), array_in(table, recv)
     main = describe(table, job, collective, send, recv, root, bounds)
     if main == 0:
         return -1

@@ -1,4 +1,4 @@
-"""Arguments of plain calls: NumPy arrays by address, checked and written to a job."""
+"""Arguments of plain calls: NumPy arrays, also with their datatype, by address, checked and written to a job."""
 
 from .atomics import load
 from .dispatch_table import (
@@ -10,8 +10,11 @@ from .dispatch_table import (
     WRITABLE,
     count_of,
     data_of,
+    datatype_number,
     dtype_of,
+    is_list_of_two,
     is_plain,
+    item_of,
 )
 from .jit import helper
 from .operation_words import (
@@ -44,6 +47,18 @@ def find(table, first, number, wanted):
 def number_of_dtype(table, array):
     """Return the number of an array's element type; -1 if it has none."""
     return find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
+
+
+@helper
+def array_in(table, thing):
+    """Return the array of ``[array, MPI.DOUBLE]`` and the like; anything else as it is."""
+    if thing == 0 or not is_list_of_two(table, thing):
+        return thing
+    array = item_of(table, thing, 0)
+    if not is_plain(table, array, READABLE):
+        return thing
+    number = number_of_dtype(table, array)
+    return array if number >= 0 and datatype_number(table, item_of(table, thing, 1)) == number else thing
 
 
 @helper

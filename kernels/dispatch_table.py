@@ -2,7 +2,8 @@
 
 The table says for each communicator which calls `dispatch` makes, and how. An object's header and the public fields of
 NumPy's array structure (`PyArrayObject_fields`), which have been the same since NumPy 1.7, are read from memory;
-`layout_error` checks both before they are used.
+`layout_error` checks both before they are used. So are the fields of lists, for ``[array, MPI.DOUBLE]``; see
+`knows_lists`.
 """
 
 import sys
@@ -32,7 +33,10 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     KNOWN,  # address of KNOWN_LENGTH entries of known calls, see known.py
     RUNNING,  # number of the known call whose plan has begun and not ended; 0: none
     SENT_NBYTES,  # of the messages of all known calls
-) = range(16)
+    LIST_TYPE,  # id(list); 0 if lists are not looked at
+    DATATYPES,  # address of DATATYPE_COUNT pairs: id of an MPI.Datatype, number of the element type it stands for
+    DATATYPE_COUNT,
+) = range(19)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
@@ -142,6 +146,42 @@ def dtype_of(table, array):
     return load(array + get(table, HEADER) + _DTYPE)
 
 
+_LIST_SIZE, _LIST_ITEMS, _LIST_NBYTES = 0, 8, 24
+"""Offsets behind the object header: Py_ssize_t ob_size; PyObject **ob_item; Py_ssize_t allocated; and their length."""
+
+
+@helper
+def is_list_of_two(table, thing):
+    """Say whether an object is a list of two items."""
+    header = get(table, HEADER)
+    wanted = get(table, LIST_TYPE)
+    return wanted != 0 and load(thing + header - 8) == wanted and load(thing + header + _LIST_SIZE) == 2
+
+
+@helper
+def item_of(table, thing, number):
+    """Return the address of an item of a list."""
+    return load(load(thing + get(table, HEADER) + _LIST_ITEMS) + 8 * number)
+
+
+@helper
+def datatype_number(table, datatype):
+    """Return the number of the element type for which a datatype stands; -1 for any object that is no known one."""
+    pairs = get(table, DATATYPES)
+    for number in range(get(table, DATATYPE_COUNT)):
+        if load(pairs + 16 * number) == datatype:
+            return load(pairs + 16 * number + 8)
+    return -1
+
+
+@kernel_for("int64", "int64", "int64[1C]")
+def _look_at_list(thing, header, out):
+    """Write what `call` would read of a list to `out`: type, size, first and last item."""
+    out[0], out[1] = load(thing + header - 8), load(thing + header + _LIST_SIZE)
+    items = load(thing + header + _LIST_ITEMS)
+    out[2], out[3] = load(items), load(items + 8 * out[1] - 8)
+
+
 @kernel_for("int64", "int64", "int64[1C]")
 def _look_at(array, header, out):
     """Write what `call` would read of an array to `out`: type, data, count, element type, flags."""
@@ -159,6 +199,15 @@ def _look_at(array, header, out):
 def header_nbytes() -> int:
     """Return how many bytes come before an object's own fields."""
     return object.__basicsize__
+
+
+def knows_lists() -> bool:
+    """Return whether lists of this interpreter are laid out as expected; for where `layout_error` returns ""."""
+    if list.__basicsize__ != header_nbytes() + _LIST_NBYTES:
+        return False
+    thing, seen = [object(), object(), object()], np.zeros(4, np.int64)
+    _look_at_list(id(thing), header_nbytes(), seen)
+    return bool(seen.tolist() == [id(list), 3, id(thing[0]), id(thing[2])])
 
 
 def layout_error() -> str:

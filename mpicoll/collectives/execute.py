@@ -77,15 +77,16 @@ def go_on(
     table
         With which it was called; 0 if it was not.
     """
+    plain = None
+    if table and type(root) is int and 0 <= root < scope.channel.size:
+        plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
     if status == OTHER:
-        plain = None
-        if table and type(root) is int and 0 <= root < scope.channel.size:
-            plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
         if plain is not None:
             status = call.run(table, _NUMBERS[collective], id(plain[0]), id(plain[1]), id(op), root)
         if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return
+    if plain is not None:
         sendbuf, recvbuf = plain
     if status != DONE:
         complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))

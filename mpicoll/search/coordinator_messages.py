@@ -147,6 +147,7 @@ class LocalCoordinator:
                 pass
 
     def _answer_one(self) -> bool:
+        """Answer a request, and forget replies that have left; by the thread alone, if there is one."""
         self._sending = [pair for pair in self._sending if not pair[0].Test()]
         found = _receive(self._comm, MPI.ANY_SOURCE, _REQUEST)
         if found is None:
@@ -154,7 +155,7 @@ class LocalCoordinator:
         source, record = found
         with self._lock:
             reply = self._hub.handle(source, record)
-        self._sending.append(_send(self._comm, reply, source, _REPLY))
+            self._sending.append(_send(self._comm, reply, source, _REPLY))
         return True
 
     def _serve(self) -> None:
@@ -175,15 +176,16 @@ class LocalCoordinator:
         """
         self._hub.failure = self._hub.failure or failure
         naps, deadline = Naps(), time.monotonic() + self._timeout
-        while time.monotonic() < deadline and not (self._hub.all_dismissed() and self._all_sent()):
+        while time.monotonic() < deadline and not self._is_done():
             self.poll()
             naps.pause()
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._timeout)
 
-    def _all_sent(self) -> bool:
-        return all(request.Test() for request, _ in list(self._sending))
+    def _is_done(self) -> bool:
+        with self._lock:
+            return self._hub.all_dismissed() and not self._sending
 
 
 Coordinator = RemoteCoordinator | LocalCoordinator

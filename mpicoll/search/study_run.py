@@ -72,17 +72,11 @@ def run(
     timeout: float = 60.0,
     told: Callable[[TrialRecord], None] | None = None,
 ) -> StudyResult:
-    """Run trials of an objective on groups of ranks, and return the best. Collective over `comm`.
+    """Run trials of an objective, one at a time on each group of ranks, and return the best. Collective over `comm`.
 
-    Each group of `group` ranks runs one trial at a time. Rank 0 asks and tells Optuna for all of them, from a thread
-    beside its own trials, so that no rank is set apart; the other ranks do not import Optuna. Requests and replies are
-    messages of JSON.
-
-    A trial whose objective raises an exception, on some or all of its ranks, or returns NaN or infinity, fails alone;
-    its ranks go on with another trial, on a new communicator. A collective of the objective that waits for a rank which
-    has raised ends at once on the communicator that the objective got, and after the timeout on others that it makes.
-    If a rank ends without an exception, by a signal for instance, MPI ends the job; with `storage` another run goes on:
-    trials that have finished count, those that were running are run anew with the same parameters under new numbers.
+    Rank 0 asks Optuna for all groups, beside its own trials. A trial whose objective raises an exception, on some or
+    all of its ranks, or returns NaN or infinity, fails alone. After a job that was killed, another run with the same
+    `storage` goes on; see the guide.
 
     Parameters
     ----------
@@ -90,27 +84,23 @@ def run(
         ``objective(trial, comm)``, called on all ranks of a group with a :class:`Trial` and an
         :class:`mpicoll.Intracomm` of these ranks. It returns the value to optimise, of which the first rank's counts.
     study
-        On rank 0 a study of Optuna, with any sampler, pruner and storage; `direction`, `sampler`, `pruner`, `storage`
-        and `seed` are then not used. None on other ranks.
+        On rank 0 a study of Optuna, in place of `direction`, `sampler`, `pruner`, `storage` and `seed`; else None.
     trials
         Number of finished trials at which the study ends, those of earlier runs included; may be None with `grid`.
     comm
         All ranks; ``MPI.COMM_WORLD`` by default.
     group
         Ranks of a trial, by which the number of ranks must be divisible.
-    direction
-        ``"minimize"`` or ``"maximize"``.
-    sampler, pruner
-        ``"random"``, ``"tpe"`` or ``"cmaes"``; ``"none"``, ``"asha"``, ``"hyperband"`` or ``"median"``.
+    direction, sampler, pruner, seed
+        ``"minimize"`` or ``"maximize"``; ``"random"``, ``"tpe"`` or ``"cmaes"``; ``"none"``, ``"asha"``,
+        ``"hyperband"`` or ``"median"``; seed of the sampler.
     storage
-        File that keeps the study: a journal of Optuna's. None keeps it in memory.
+        File that keeps the study, a journal of Optuna's; None for memory alone.
     grid
         Points, each a value by name of a parameter, that are run, each once, before others are sampled.
-    seed
-        Seed of the sampler.
     timeout
-        Seconds that a rank waits for an answer of rank 0, and that collectives of the objective wait for a rank. After
-        twice this time a rank that has ended a trial no longer waits for others of its group.
+        Seconds that a rank waits for an answer of rank 0, and collectives of the objective for a rank; at the end of a
+        trial ranks wait twice as long for others of their group.
     told
         Called on rank 0 with each finished trial, perhaps by another thread.
 
@@ -124,7 +114,7 @@ def run(
         If ranks of a group did not end a trial in time.
     """
     settings = StudySettings(trials, direction, sampler, pruner, storage=storage, seed=seed, grid=grid)
-    return run_study(objective, study, settings, comm or MPI.COMM_WORLD, group, timeout, told)
+    return run_study(objective, study, settings, MPI.COMM_WORLD if comm is None else comm, group, timeout, told)
 
 
 def run_study(
@@ -183,13 +173,18 @@ def _open(
         from mpicoll.search.study_storage import enqueue, journal, open_study, take_over
     except ImportError as error:
         raise UsageError(f'mpicoll.search needs Optuna: pip install "mpicoll[search]" ({error})') from None
-    if study is None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = None if settings.storage is None else stack.enter_context(journal(settings.storage))
-        study = open_study(storage, settings)
-        take_over(study)
-    if settings.grid is not None:
-        enqueue(study, settings.grid)
+    try:
+        if study is None:
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            storage = None if settings.storage is None else stack.enter_context(journal(settings.storage))
+            study = open_study(storage, settings)
+            take_over(study)
+        if settings.grid is not None:
+            enqueue(study, settings.grid)
+    except UsageError:
+        raise
+    except Exception as error:  # of Optuna's; the other ranks wait for this one
+        raise UsageError(f"--storage {settings.storage}: cannot be used: {type(error).__name__}: {error}") from error
     return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None))
 
 

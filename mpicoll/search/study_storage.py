@@ -60,11 +60,7 @@ def journal(path: str) -> Iterator[optuna.storages.JournalStorage]:
             raise UsageError(f"--storage {path}: cannot be locked: {error.strerror}") from None
         _remove_torn_line(path, descriptor)
         backend = JournalFileBackend(str(place), lock_obj=_NoLock())
-        try:
-            storage = optuna.storages.JournalStorage(backend)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"--storage {path}: not a journal of Optuna: {error}") from None
-        yield storage
+        yield optuna.storages.JournalStorage(backend)
     finally:
         os.close(descriptor)
 

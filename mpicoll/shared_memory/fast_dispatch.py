@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.plain_specs import dtypes_by_handle
 from mpicoll.kernels import dispatch_table, told_counts
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
@@ -22,6 +23,8 @@ _OPS = [getattr(MPI, name) for name in kernels.OPS]
 DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(kernels.DTYPES)}
 _OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
 NEWS_EVERY = 256
+_DATATYPES = [each for each in vars(MPI).values() if type(each) is MPI.Datatype and each != MPI.DATATYPE_NULL]
+"""Kept alive, too: predefined datatypes, which programs name in specifications such as ``[array, MPI.DOUBLE]``."""
 _MOST_RANKS = 1 << 20
 """Roots are less than this number, hashes of counts very rarely."""
 USER_OP = dispatch_table.MAX_OPS
@@ -31,6 +34,17 @@ USER_OP = dispatch_table.MAX_OPS
 @lru_cache(maxsize=1)
 def _layout_error() -> str:
     return dispatch_table.layout_error()
+
+
+@lru_cache(maxsize=1)
+def _datatype_pairs() -> np.ndarray:
+    """Return by row the address of a datatype, and the number of the element type for which it stands."""
+    dtypes = dtypes_by_handle()
+    pairs = {id(each): DTYPE_NUMBERS.get(dtypes.get(each.handle)) for each in _DATATYPES}
+    first = [id(MPI.DOUBLE), id(MPI.FLOAT), id(MPI.INT), id(MPI.INT64_T)]  # the most common ones are found quickly
+    order = [*first, *(address for address in pairs if address not in first)]
+    rows = [(address, pairs[address]) for address in order if pairs[address] is not None]
+    return np.array(rows, np.int64)
 
 
 def op_number(name: str, dtype: np.dtype, reducer: object) -> int | None:
@@ -84,6 +98,10 @@ class FastDispatch:
             return
         words[dispatch_table.JOB] = job.ctypes.data
         words[dispatch_table.ARRAY_TYPE], words[dispatch_table.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
+        if self.usable and dispatch_table.knows_lists():
+            pairs = _datatype_pairs()
+            words[dispatch_table.LIST_TYPE] = id(list)
+            words[dispatch_table.DATATYPES], words[dispatch_table.DATATYPE_COUNT] = pairs.ctypes.data, len(pairs)
         words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
         words[dispatch_table.OPS], words[dispatch_table.DTYPES] = len(_OPS), len(kernels.DTYPES)
         words[dispatch_table.KNOWN] = self._known.ctypes.data

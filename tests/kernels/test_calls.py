@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from mpi4py import MPI
 from numba import config
 
-from mpicoll.kernels import dispatch_table
+from mpicoll import Intracomm
+from mpicoll.kernels import dispatch, dispatch_table
+from mpicoll.kernels.operation_words import ALLREDUCE, DONE, OTHER
+from mpicoll.kernels.reduce import DTYPES
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
 
@@ -30,3 +37,41 @@ def test_different_calls_have_different_words() -> None:
     }
     assert len(seen) == 11 * 2 * 15 * 4 * 3
     assert min(seen) >= 0
+
+
+def test_lists_are_laid_out_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dispatch_table.knows_lists()
+    monkeypatch.setattr(dispatch_table, "header_nbytes", lambda: 24)
+    assert not dispatch_table.knows_lists()
+
+
+def _status(comm: Any, sendbuf: Any, recvbuf: Any) -> int:
+    status: int = dispatch.call.run(comm._table, ALLREDUCE, id(sendbuf), id(recvbuf), id(MPI.SUM), 0)
+    return status
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.kind in "iufc" and dtype.itemsize > 2])
+def test_an_array_with_its_datatype_is_taken_as_the_array(dtype: np.dtype) -> None:
+    comm = Intracomm(MPI.COMM_SELF)
+    comm.Allreduce(np.ones(5, dtype), np.ones(5, dtype))  # compiled code makes a call that was made before
+    own, other = MPI._typedict[dtype.char], MPI._typedict["h"]
+    send, recv = np.arange(5).astype(dtype), np.zeros(5, dtype)
+    for sendbuf, recvbuf in (([send, own], [recv, own]), (send, [recv, own]), ([send, own], recv)):
+        recv[:] = 0
+        assert _status(comm, sendbuf, recvbuf) == DONE
+        assert (recv == send).all()
+    lists: list[Any] = [[send, other], [send, None], [own, send], [send, own, 1], [send], []]
+    lists += [[[send], own], [np.repeat(send, 2)[::2], own], [None, own]]
+    for wrong in lists:
+        recv[:] = 7
+        assert _status(comm, wrong, recv) == _status(comm, recv, wrong) == OTHER
+        assert (recv == 7).all()
+
+
+def test_a_list_is_no_place_for_a_result_that_must_not_be_written() -> None:
+    comm = Intracomm(MPI.COMM_SELF)
+    comm.Allreduce(np.ones(3), np.ones(3))
+    locked = np.zeros(3)
+    locked.flags.writeable = False
+    assert _status(comm, np.ones(3), [locked, MPI.DOUBLE]) == OTHER
+    assert _status(comm, [locked, MPI.DOUBLE], [np.ones(3), MPI.DOUBLE]) == DONE
