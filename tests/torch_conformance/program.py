@@ -24,14 +24,6 @@ SECONDS = 20.0
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 FEATURES = ("plugin", "ddp")
 
-LEFT_OUT = {
-    r"_cuda|^test_batch_isend_irecv_mixed_backend_err|^test_batch_isend_irecv_op_err": "uses GPUs or NCCL unasked",
-    r"^test_accumulate_gradients_no_sync|^test_SyncBatchNorm_process_group": "uses GPUs or torchvision unasked",
-    r"monitored_barrier": "dist.monitored_barrier refuses backends other than gloo",
-    r"^test_barrier_timeout": "expects the words of gloo's message",
-}
-"""Patterns of tests that do not apply, with the reason."""
-
 
 def load() -> tuple[Any, str]:
     """Import PyTorch's tests with the variables that they read; return their class and a folder."""
@@ -60,9 +52,9 @@ def run_one(tests: Any, name: str) -> tuple[str, str]:
     import torch
     import torch.distributed as dist
 
-    left_out = next((why for pattern, why in LEFT_OUT.items() if re.search(pattern, name)), "")
-    if left_out:
-        return SKIPPED, left_out
+    function = getattr(tests, name)
+    if getattr(function, "__unittest_skip__", False):  # which unittest would look at
+        return SKIPPED, function.__unittest_skip_why__
     torch.manual_seed(0)
     dist.init_process_group("mpicoll", timeout=timedelta(seconds=SECONDS))
     try:
