@@ -10,7 +10,9 @@ import pytest
 from tests.mpirun import REPOSITORY, Outcome, run
 
 FOLDER = REPOSITORY / "examples"
-HELPER, TORCH = "timing", "torch_ddp"
+HELPER = "timing"
+TORCH = {"torch_ddp": "accuracy 0.", "torch_fsdp": "loss ", "torch_horovod_style": "mean error 0.0"}
+"""Examples for PyTorch, and what they say at the end."""
 LONGEST = 79
 RATIO = re.compile(r".+: mpi4py \d+\.\d\d ms, mpicoll \d+\.\d\d ms, ratio \d+\.\d\d( \(mpicoll is not faster here\))?")
 SMALL = {
@@ -58,16 +60,19 @@ def test_one_that_adds_up_wrongly_fails(tmp_path) -> None:
 
 
 def test_all_of_them_are_run_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, TORCH, *SMALL}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, *TORCH, *SMALL}
 
 
-@pytest.mark.parametrize("options", [[], ["--compression", "topk:0.1"]])
-def test_the_one_for_pytorch(options: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, []) for name in TORCH] + [(name, ["--compression", "topk:0.1"]) for name in TORCH if name != "torch_fsdp"],
+)
+def test_those_for_pytorch(name: str, options: list[str]) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
-    outcome = launch(FOLDER / f"{TORCH}.py", ["--steps", "150", *options])
+    outcome = launch(FOLDER / f"{name}.py", ["--steps", "150", *options])
     assert not outcome.hung, outcome.report
     assert outcome.returncode == 0, outcome.text
-    assert "3 ranks, accuracy 0." in outcome.stdout
+    assert f"3 ranks, {TORCH[name]}" in outcome.stdout
 
 
 PAGE = (REPOSITORY / "docs/guides/pytorch.md").read_text()

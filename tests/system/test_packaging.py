@@ -124,8 +124,20 @@ def test_the_version_is_written_in_one_place(built: Path) -> None:
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import mpicoll
-for module in pkgutil.walk_packages(mpicoll.__path__, "mpicoll."):
-    importlib.import_module(module.name)
+try:
+    import torch
+except ImportError:
+    try:
+        importlib.import_module("mpicoll.torch")
+    except ImportError as error:
+        assert "mpicoll[torch]" in str(error), error
+    else:
+        raise AssertionError("mpicoll.torch: imported without PyTorch")
+else:
+    print("with PyTorch")
+for module in pkgutil.walk_packages(mpicoll.__path__, "mpicoll.", onerror=lambda name: None):
+    if module.name.split(".")[1] != "torch" or "torch" in sys.modules:
+        importlib.import_module(module.name)
 for name, module in sys.modules.items():
     if name.split(".")[0] == "mpicoll":
         print(module.__file__)
@@ -137,6 +149,10 @@ for name in ("kernels", "tests", "bench"):
 def test_all_modules_can_be_imported_and_come_from_the_wheel(environment: Environment, checkout: Path) -> None:
     imported = set(succeeded(environment.run(0, "-c", IMPORT_ALL)).splitlines())
     modules = {name for name in to_install(checkout) if name.endswith(".py")}
+    if "with PyTorch" in imported:
+        imported.remove("with PyTorch")
+    else:
+        modules = {name for name in modules if not name.startswith("mpicoll/torch/")}
     assert imported == {str(environment.packages / name) for name in modules}
 
 
