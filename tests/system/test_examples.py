@@ -87,7 +87,7 @@ def test_programs_of_the_page_on_pytorch(number: int, tmp_path: Path) -> None:
     assert outcome.returncode == 0, outcome.text
 
 
-@pytest.mark.parametrize("name", [TORCH, *SMALL])
+@pytest.mark.parametrize("name", [*TORCH, *SMALL])
 def test_it_is_short_and_in_the_table(name: str) -> None:
     lines = (FOLDER / f"{name}.py").read_text().splitlines()
     assert len(lines) <= LONGEST
