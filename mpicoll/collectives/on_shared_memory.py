@@ -111,7 +111,8 @@ def operation_of(task: CheckedOperation) -> OperationWords:
     node = task.channel.node
     assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
-    dtype, op, reducer = DTYPE_NUMBERS[task.dtype], 0, 0
+    dtype = DTYPE_NUMBERS[task.dtype] if collective != words.BARRIER else 0  # as compiled code has it
+    op = reducer = 0
     if task.reducer is not None:
         number = op_number(task.op_name, task.dtype, task.reducer)
         op = USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP) if number is None else number

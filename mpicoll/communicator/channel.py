@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator.settings import agree_on_settings
 from mpicoll.errors import CommunicatorBroken, MpicollError
-from mpicoll.kernels.operation_words import COLLECTIVES, empty_job
+from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
@@ -185,7 +185,6 @@ class Channel:
         self.cluster: Topology | None = None
         job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
         self.dispatch = FastDispatch(self.size, None if self.check == "full" else job, checked=self.check == "default")
-        self._open_at_once()
         self.watchdog = Watchdog(self.comm, session, self.dispatch.recall)
         self.working_memory = WorkingMemory()
         self.agreed: set[int] = set()
@@ -206,13 +205,6 @@ class Channel:
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
         _channels.add(self)
-
-    def _open_at_once(self) -> None:
-        """Let compiled code make calls from the first one on, as far as earlier channels have made what it needs."""
-        if self.node is not None:
-            for (collective, root, long), plan in self.node.plans_made():
-                self.dispatch.learn_plan(COLLECTIVES.index(collective), long, root, plan)
-        self.dispatch.open()
 
     @property
     def shared_nbytes(self) -> float:

@@ -48,12 +48,6 @@ _PAGE = 4096
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
 
 
-PlanKey = tuple[str, int, bool]
-"""Collective, root, and whether the vector is long."""
-_plans: dict[tuple[int, int], dict[PlanKey, np.ndarray]] = {}
-"""Plans by size and rank, which say nothing of a communicator."""
-
-
 class Ending(Protocol):
     """An operation that the next operation in its lane waits for."""
 
@@ -99,7 +93,7 @@ class SharedMemoryDomain:
         self._stages = numpy_allocator.empty(words.STAGES_PER_LANE * _LANES * STAGE_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._scratch: dict[int, np.ndarray] = {}
-        self._plans: dict[PlanKey, np.ndarray] = {}
+        self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         self.reach, self.segments = self._meet(comm)
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
@@ -196,16 +190,9 @@ class SharedMemoryDomain:
         """Return the address of a plan, which is valid as long as the domain."""
         key = (collective, root, long)
         if key not in self._plans:
-            made = _plans.setdefault((self.size, self.rank), {})
-            if key not in made:
-                rows = plans.make(collective, self.size, self.rank, root=root, long=long)
-                made[key] = np.array(rows, np.int64)
-            self._plans[key] = made[key]
+            rows = plans.make(collective, self.size, self.rank, root=root, long=long)
+            self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
-
-    def plans_made(self) -> list[tuple[PlanKey, int]]:
-        """Return the plans that this process has made for a rank like this one, and their addresses."""
-        return [(key, self.plan(*key)) for key in _plans.get((self.size, self.rank), ())]
 
     @property
     def peers_address(self) -> int:

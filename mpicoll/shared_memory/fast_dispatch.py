@@ -25,8 +25,6 @@ _OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
 NEWS_EVERY = 256
 _DATATYPES = [each for each in vars(MPI).values() if type(each) is MPI.Datatype and each != MPI.DATATYPE_NULL]
 """Kept alive, too: predefined datatypes, which programs name in specifications such as ``[array, MPI.DOUBLE]``."""
-_reducers: dict[int, int] = {}
-"""Addresses of reducers that this process has used, by the word in which a table has them."""
 _MOST_RANKS = 1 << 20
 """Roots are less than this number, hashes of counts very rarely."""
 USER_OP = dispatch_table.MAX_OPS
@@ -105,8 +103,6 @@ class FastDispatch:
             words[dispatch_table.LIST_TYPE] = id(list)
             words[dispatch_table.DATATYPES], words[dispatch_table.DATATYPE_COUNT] = pairs.ctypes.data, len(pairs)
         words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
-        for word, address in _reducers.items():
-            words[word] = address
         words[dispatch_table.OPS], words[dispatch_table.DTYPES] = len(_OPS), len(kernels.DTYPES)
         words[dispatch_table.KNOWN] = self._known.ctypes.data
         words[dispatch_table.HISTORY], words[dispatch_table.AGREED] = (
@@ -148,10 +144,9 @@ class FastDispatch:
         self._words[dispatch_table.NEWS] = 0
 
     def learn(self, op: int, dtype: int, reducer: int) -> None:
-        """Enter the address of a reducer, also for tables that are made later."""
+        """Enter the address of a reducer."""
         if op < USER_OP:
-            word = dispatch_table.REDUCERS + dispatch_table.MAX_DTYPES * op + dtype
-            self._words[word] = _reducers[word] = reducer
+            self._words[dispatch_table.REDUCERS + dispatch_table.MAX_DTYPES * op + dtype] = reducer
 
     def learn_plan(self, collective: int, long: bool, root: int, plan: int) -> None:
         """Enter the address of a plan."""
