@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import zlib
@@ -14,6 +15,8 @@ from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
+from mpicoll.kernels import dispatch, executor
+from mpicoll.kernels.jit import DISABLED
 
 _TEXT_NBYTES = 512
 
@@ -37,7 +40,21 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
     return channel
 
 
+@functools.cache
+def _load_kernels() -> None:
+    """Load what every first collective needs, once a process.
+
+    Where it has to be compiled, ranks wait for it here, asleep. In a collective of the MPI library they would poll, and
+    take the cores from the rank that compiles.
+    """
+    if not DISABLED:
+        for kernel in (dispatch.call, executor.begin, executor.advance):
+            kernel.variant(kernel.signature)
+
+
 def _make(comm: MPI.Intracomm) -> Channel:
+    if comm.size > 1:
+        _load_kernels()
     _check_environments(comm)
     ids = node_ids(comm)
     nodes = len(set(ids.tolist()))
