@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import random
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mpicoll.environment import launched_rank, launcher_mismatch
-from mpicoll.errors import MpicollError, TrainingError
 from mpicoll.search.search_options import METRICS, SearchOptions, parse_search
 from mpicoll.search.study_settings import StudySettings
-from mpicoll.train.options import HelpRequested
-from mpicoll.train.process_facts import limit_threads
-from mpicoll.train.run_report import complain, say
+from mpicoll.train.command_line import run_on_all_ranks
+from mpicoll.train.run_report import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpicoll.search.study_run import StudyResult
     from mpicoll.search.trainer_objective import TrainerObjective
-
-_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,31 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     What goes wrong on all ranks is said once, in one line, by rank 0. What goes wrong on one rank is said by that rank,
     and ends the job; a study with a storage can go on afterwards.
     """
-    limit_threads()
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    problem = launcher_mismatch(world.size, MPI.get_vendor()[0])
-    if problem is not None:
-        return _refuse(problem, 1, launched_rank())
-    try:
-        _run(parse_search(sys.argv[1:] if argv is None else argv), world)
-        return 0
-    except HelpRequested as text:
-        if world.rank == 0:
-            say(str(text))
-        return 0
-    except TrainingError as error:
-        return _refuse(str(error), error.exit_status, world.rank)
-    except KeyboardInterrupt:
-        complain(f"rank {world.rank}: interrupted")
-        return _abort(world, _INTERRUPTED)
-    except MpicollError as error:
-        complain(f"error: rank {world.rank}: {type(error).__name__}: {error}")
-        return _abort(world, 1)
-    except BaseException:
-        complain(f"rank {world.rank}:\n{traceback.format_exc()}")
-        return _abort(world, 1)
+    arguments = sys.argv[1:] if argv is None else argv
+    return run_on_all_ranks(lambda world: _run(parse_search(arguments), world))
 
 
 def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
@@ -117,18 +88,6 @@ def _publish(result: StudyResult, options: SearchOptions, objective: TrainerObje
         write_results(options.json, result, command, [(record_of(trial), trial.user_attrs) for trial in trials])
     if options.plot is not None:
         draw(result.study, options.plot)
-
-
-def _refuse(message: str, status: int, rank: int) -> int:
-    if rank == 0:
-        complain(f"error: {message}")
-    return status
-
-
-def _abort(world: MPI.Intracomm, status: int) -> int:
-    sys.stdout.flush()
-    world.Abort(status)
-    return status
 
 
 if __name__ == "__main__":

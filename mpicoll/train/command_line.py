@@ -1,0 +1,64 @@
+"""Frame of the commands that train: errors, interrupts and exit statuses of all ranks."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mpicoll.environment import launched_rank, launcher_mismatch
+from mpicoll.errors import MpicollError, TrainingError
+from mpicoll.train.options import HelpRequested
+from mpicoll.train.process_facts import limit_threads
+from mpicoll.train.run_report import complain, say
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_INTERRUPTED = 130
+
+
+def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
+    """Call ``work(MPI.COMM_WORLD)`` and return the exit status.
+
+    Rank 0 prints an error that all ranks raise, in one line. An error on one rank is printed by that rank and ends the
+    job. The number of threads is limited before NumPy is imported.
+    """
+    limit_threads()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    problem = launcher_mismatch(world.size, MPI.get_vendor()[0])
+    if problem is not None:
+        return _refuse(problem, 1, launched_rank())
+    try:
+        work(world)
+        return 0
+    except HelpRequested as text:
+        if world.rank == 0:
+            say(str(text))
+        return 0
+    except TrainingError as error:
+        return _refuse(str(error), error.exit_status, world.rank)
+    except KeyboardInterrupt:
+        complain(f"rank {world.rank}: interrupted")
+        return _abort(world, _INTERRUPTED)
+    except MpicollError as error:
+        complain(f"error: rank {world.rank}: {type(error).__name__}: {error}")
+        return _abort(world, 1)
+    except BaseException:
+        complain(f"rank {world.rank}:\n{traceback.format_exc()}")
+        return _abort(world, 1)
+
+
+def _refuse(message: str, status: int, rank: int) -> int:
+    if rank == 0:
+        complain(f"error: {message}")
+    return status
+
+
+def _abort(world: MPI.Intracomm, status: int) -> int:
+    sys.stdout.flush()
+    world.Abort(status)
+    return status
