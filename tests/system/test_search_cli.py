@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -50,7 +51,8 @@ def killed_after(journal: Path, finished: int, rank: int) -> Callable[[dict[int,
 
     def kill(pids: dict[int, int]) -> None:
         if rank in pids and journal.exists() and journal.read_text().count('"values":[') >= finished:
-            os.kill(pids.pop(rank), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the launcher has reaped it since the last look
+                os.kill(pids.pop(rank), signal.SIGKILL)
             time.sleep(0.1)
 
     return kill
