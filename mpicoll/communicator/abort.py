@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-_FLUSH_SECONDS = 0.1
+_FLUSH_SECONDS = 0.25
 """Time for the launcher to read the output before it kills the ranks."""
 
 _installed = False

@@ -167,6 +167,12 @@ class Control:
         if rank is not None:
             raise RemoteError(f"parameter server: rank {rank}, a server, failed; its own exception has the reason")
 
+    def raise_dropped(self) -> None:
+        """Raise CollectiveTimeout if this rank is a worker that has been dropped, as of the last :meth:`look`."""
+        if self._rank < self._layout.workers and self.dropped[self._rank]:
+            text = f"parameter server: rank {self._rank} was silent for longer than its lease and has been dropped"
+            raise CollectiveTimeout(text, [self._rank])
+
     def failed_server(self) -> int | None:
         """Return the rank of a server that has failed, as of the last :meth:`look`; else None."""
         return next((rank for rank in self._layout.server_ranks if self.states[rank] & State.FAILED), None)
@@ -183,12 +189,13 @@ class Control:
         what
             What is waited for, for the message.
         failures
-            Whether the failure of a server ends the wait.
+            Whether the failure of a server ends the wait, and whether it ends when this rank has been dropped.
 
         Raises
         ------
         CollectiveTimeout
-            If one of these ranks gives no sign of life for the timeout; the message names all such ranks.
+            If one of these ranks gives no sign of life for the timeout, the message names all such ranks; or if this
+            rank has been dropped.
         RemoteError
             If a server has failed.
         """
@@ -202,6 +209,7 @@ class Control:
                     self.look()
                     if failures:
                         self.raise_failures()
+                        self.raise_dropped()
                     self._tell_awaited(missing())
                     if now - started > self._timeout:
                         self._give_up(missing(), what)
@@ -212,17 +220,25 @@ class Control:
     def wait_at_most(self, done: Callable[[], bool], rank: int, what: str) -> None:
         """Wait until `done` returns True, at most for the timeout, even if `rank` gives signs of life.
 
+        Time in which this process was stopped does not count: the other ranks may have dropped it meanwhile, and it
+        has to read that before it takes them for silent.
+
         Raises
         ------
         CollectiveTimeout, RemoteError
             As in :meth:`wait`.
         """
-        until = time.monotonic() + self._timeout
+        polled = time.monotonic()
+        until = polled + self._timeout
 
         def over() -> bool:
+            nonlocal polled, until
             if done():
                 return True
-            if time.monotonic() > until:
+            now = time.monotonic()
+            until += max(0.0, now - polled - _LOOK_EVERY)
+            polled = now
+            if now > until:
                 raise CollectiveTimeout(self._text([rank], what), [rank])
             return False
 

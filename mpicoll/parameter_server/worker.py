@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.errors import CollectiveTimeout
 from mpicoll.parameter_server.connection import ShardConnection
 from mpicoll.parameter_server.control import BINS, NEVER, Control, State
 from mpicoll.parameter_server.partition import Partition, Settings
@@ -63,9 +62,7 @@ class Worker:
     def _look(self) -> None:
         self._control.look()
         self._control.raise_failures()
-        if self._control.dropped[self._rank]:
-            text = f"parameter server: rank {self._rank} was silent for longer than its lease and has been dropped"
-            raise CollectiveTimeout(text, [self._rank])
+        self._control.raise_dropped()
 
     def _keep_bound(self, least: int) -> None:
         """Wait until no clock is below `least`, and the parameters include the steps that the clocks count."""

@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import select
 from mpicoll.comm import Intracomm
+from mpicoll.communicator import abort
 from mpicoll.communicator.topology import node_ids
 from mpicoll.environment import core_numbers, cores
 from mpicoll.measure import SAMPLE_SECONDS, compare
@@ -84,9 +85,7 @@ def _watch(seconds: float) -> threading.Timer:
     """Start a timer that aborts the job after `seconds`."""
 
     def give_up() -> None:
-        sys.stderr.write(f"mpicoll predict: --fit has not ended within {seconds:.0f} s\n")
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(124)
+        abort.end(f"mpicoll predict: --fit has not ended within {seconds:.0f} s\n", 124)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -42,14 +41,11 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
     except TrainingError as error:
         return _refuse(str(error), error.exit_status, world.rank)
     except KeyboardInterrupt:
-        complain(f"rank {world.rank}: interrupted")
-        return _abort(world, _INTERRUPTED)
+        return _end_job(f"rank {world.rank}: interrupted", _INTERRUPTED)
     except MpicollError as error:
-        complain(f"error: rank {world.rank}: {type(error).__name__}: {error}")
-        return _abort(world, 1)
+        return _end_job(f"error: rank {world.rank}: {type(error).__name__}: {error}", 1)
     except BaseException:
-        complain(f"rank {world.rank}:\n{traceback.format_exc()}")
-        return _abort(world, 1)
+        return _end_job(f"rank {world.rank}:\n{traceback.format_exc()}", 1)
 
 
 def _refuse(message: str, status: int, rank: int) -> int:
@@ -58,7 +54,8 @@ def _refuse(message: str, status: int, rank: int) -> int:
     return status
 
 
-def _abort(world: MPI.Intracomm, status: int) -> int:
-    sys.stdout.flush()
-    world.Abort(status)
+def _end_job(text: str, status: int) -> int:
+    from mpicoll.communicator import abort
+
+    abort.end(f"{text}\n", status)
     return status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.communicator import abort
 from tests.mixture import draw
 from tests.mixture.draw import Operation
 from tests.mixture.memory import MOST_SCATTERED, DatatypeMemory, Memory, draw_kind
@@ -364,8 +364,7 @@ def _fail(stream: Stream, seed: int) -> None:
     """Explain what went wrong, and end all ranks: the others cannot know."""
     text = f"\nrank {WORLD.rank} of {WORLD.size}, seed {seed}: {traceback.format_exc()}\nits last operations:\n  "
     recent = [f"{way} on {size} ranks: {operation}" for way, size, operation in stream.recent]
-    os.write(2, (text + "\n  ".join(recent) + "\n").encode())
-    WORLD.Abort(WRONG)
+    abort.end(text + "\n  ".join(recent) + "\n", WRONG)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

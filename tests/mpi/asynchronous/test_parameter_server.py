@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -535,6 +535,29 @@ def test_a_silent_worker(comm: Intracomm, on_silence: str) -> None:
         assert "rank 1" in str(error)
     else:
         assert isinstance(error, RemoteError)
+
+
+def test_a_worker_stopped_while_it_waits_learns_that_it_was_dropped(comm: Intracomm) -> None:
+    """It does not take the server for silent, although its deadline passed while it was stopped."""
+    if comm.size < 3:
+        pytest.skip("somebody else has to go on")
+    lease = 1.0
+    stops = iter([0.0, 4 * lease])
+
+    def nothing() -> bool:
+        time.sleep(next(stops, 0.0))
+        return False
+
+    with (
+        pytest.raises(CollectiveTimeout) if comm.rank == 1 else nullcontext() as caught,
+        serving(np.zeros(3, np.float32), comm, staleness=0, timeout=2 * lease, lease=lease, on_silence="drop") as ps,
+    ):
+        for _ in range(4 if not ps.is_server else 0):
+            ps.pull()
+            ps.push(np.ones(3, np.float32))
+            if ps.rank == 1:
+                ps._control.wait_at_most(nothing, comm.size - 1, "a thing that never comes")
+    assert comm.rank != 1 or "has been dropped" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:parameter server")
