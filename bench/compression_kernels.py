@@ -20,7 +20,7 @@ from bench.result_files import COPY, FEEDBACK, NUMPY, Case
 from mpicoll.compression import Compressor, ErrorFeedback, Key, Sparsifier, compressor, names
 from mpicoll.kernels.bits import float32_bits
 from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors
-from mpicoll.kernels.jit import kernel
+from mpicoll.kernels.decorators import kernel
 
 OURS, READ = "ours", "read"
 STEPS = ("encode", "decode", "decode_add")

@@ -4,7 +4,7 @@ Importing this compiles nothing. A kernel is compiled, or loaded from Numba's ca
 `python -m mpicoll.kernels.precompile` compiles all of them beforehand.
 """
 
-from .jit import compile_for, helper, kernel, uncached_kernel
+from .decorators import compile_for, helper, kernel, uncached_kernel
 from .reduce import DTYPES, OPS, carrier, reducer, user_reducer
 
 __all__ = ["DTYPES", "OPS", "carrier", "compile_for", "helper", "kernel", "reducer", "uncached_kernel", "user_reducer"]

@@ -14,7 +14,7 @@ same shared memory: the child sets OPEN to 0, and from then on neither takes nor
 import sys
 
 from .atomics import copy, exchange, load, store, store_release, yield_core
-from .jit import helper, native, primitive
+from .decorators import helper, native, primitive
 
 BASE, END, LOCK, NEXT, THRESHOLD, OPEN, USED, CACHED, KEEP = range(9)
 _LISTS = 16

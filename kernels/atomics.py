@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 
-from .jit import DISABLED, helper, kernel_for, primitive
+from .decorators import DISABLED, helper, kernel_for, primitive
 
 
 @primitive

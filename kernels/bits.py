@@ -9,7 +9,7 @@ some of them inside kernels.
 
 import numpy as np
 
-from .jit import helper
+from .decorators import helper
 
 _TWO_TO_112 = np.float32(2.0**112)  # the float32 exponent bias less the float16 one
 _FLOAT16_INF_IN_PLACE = 0x7C00 << 13

@@ -25,7 +25,7 @@ Lengths and addresses in records come from other processes, and are checked befo
 """
 
 from .atomics import load, store
-from .jit import helper, kernel_for, linked
+from .decorators import helper, kernel_for, linked
 from .operation_words import MAPPED, PEER_WORDS, SEGMENT_ADDRESS, SEGMENT_NBYTES
 from .strided_copy import (
     ADDRESS,

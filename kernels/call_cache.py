@@ -4,6 +4,7 @@ The long way enters a call here when it has made it; from then on one compiled f
 """
 
 from .atomics import copy, load
+from .decorators import helper
 from .dispatch_table import (
     KNOWN,
     KNOWN_CALL,
@@ -24,7 +25,6 @@ from .dispatch_table import (
     STAGED_NBYTES,
     known_entry,
 )
-from .jit import helper
 from .operation_words import (
     CALL,
     COUNT,

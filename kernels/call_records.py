@@ -1,8 +1,8 @@
 """Call records of ranks on shared memory: writes this rank's, waits for other ranks', compares the calls in them."""
 
 from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
+from .decorators import helper, inline_helper
 from .instructions import ALL, READ, WRITTEN
-from .jit import helper, inline_helper
 from .movement import shown_address
 from .operands import header
 from .operation_words import (

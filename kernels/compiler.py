@@ -22,8 +22,8 @@ from numba.core.runtime import nrtdynmod, rtsys
 from numba.core.sigutils import normalize_signature
 from numba.extending import register_jitable
 
-from . import intrinsics, jit, machine_code, object_file, overloads
-from .jit import FLAGS, Kernel, Native
+from . import decorators, intrinsics, machine_code, object_file, overloads
+from .decorators import FLAGS, Kernel, Native
 from .machine_code import Entry, Loaded
 from .source_stamps import entry_name, stamp_of
 
@@ -45,18 +45,18 @@ def numba_type(text: str) -> types.Type:
 
 def _tell_numba() -> None:
     """Register the helpers that have been defined since the last time."""
-    while jit.helpers:
-        function, inline = jit.helpers.pop(0)
+    while decorators.helpers:
+        function, inline = decorators.helpers.pop(0)
         flags = {**FLAGS, "no_cfunc_wrapper": True, **({"forceinline": True} if inline else {})}
         register_jitable(**flags)(function)
-    while jit.links:
-        _tell_linked(jit.links.pop(0))
+    while decorators.links:
+        _tell_linked(decorators.links.pop(0))
 
 
 def _tell_linked(native: Native) -> None:
     """Register a linked function, which is compiled when a kernel calls it."""
     result, *arguments = map(numba_type, native.signature)
-    symbol = jit.symbol_of(native)
+    symbol = decorators.symbol_of(native)
 
     def define() -> None:
         llvmlite.binding.add_symbol(symbol, native.address)
@@ -127,7 +127,7 @@ def compiled_native(native: Native) -> Loaded:
         with contextlib.suppress(RuntimeError):  # no folder can be written to
             made._cache = _KernelCache(native.function)
     made.compile()
-    jit.keep_alive(made)
+    decorators.keep_alive(made)
     ours = _kept(native, native.signature, made._library, "", made._wrapper_name)
     return ours or Loaded(None, int(made.address))
 
@@ -148,7 +148,7 @@ def _kept(
     except Exception:  # Numba's internals may change
         return None
     try:
-        machine_code.write(name, jit.signature_text(kind, signature), stamp_of(kind.function.__module__), entry)
+        machine_code.write(name, decorators.signature_text(kind, signature), stamp_of(kind.function.__module__), entry)
     except OSError as error:
         _warn_once(f"a compiled kernel could not be cached on disk: {error}")
     return loaded

@@ -13,6 +13,7 @@ and every error message.
 
 from .atomics import load, release_interpreter, store, take_interpreter
 from .call_cache import begin_known, end_known, find_known
+from .decorators import helper, linked, short_kernel
 from .dispatch_arguments import array_in, describe, find, number_of_dtype
 from .dispatch_table import (
     AGREED,
@@ -40,7 +41,6 @@ from .dispatch_table import (
 )
 from .dispatch_table import METHOD as SHARED_METHOD
 from .executor import progress, start
-from .jit import helper, linked, short_kernel
 from .operation_words import (
     BARRIER,
     BOUNDS,

@@ -1,6 +1,7 @@
 """Arguments of plain calls: NumPy arrays, also with their datatype, by address, checked and written to a job."""
 
 from .atomics import load
+from .decorators import helper
 from .dispatch_table import (
     DTYPE_IDS,
     DTYPES,
@@ -16,7 +17,6 @@ from .dispatch_table import (
     is_plain,
     item_of,
 )
-from .jit import helper
 from .operation_words import (
     ALLGATHER,
     ALLREDUCE,

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from .atomics import load, load_int32
-from .jit import DISABLED, helper, kernel_for
+from .decorators import DISABLED, helper, kernel_for
 from .operation_words import COLLECTIVES, get
 
 MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64

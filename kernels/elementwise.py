@@ -16,7 +16,7 @@ from .bits import (
     float32_to_float16,
     or_bits,
 )
-from .jit import helper, kernel
+from .decorators import helper, kernel
 
 
 @helper

@@ -30,6 +30,7 @@ memory, on simulated memory, and proves them free of races.
 
 from .atomics import load
 from .call_records import enter, go_to_work, meet, publish, wait_done
+from .decorators import helper, kernel_for, linked, short_kernel
 from .instructions import (
     AGAIN,
     AT_WORK,
@@ -60,7 +61,6 @@ from .instructions import (
     WAIT_DONE,
 )
 from .instructions import DONE as DONE_ROW
-from .jit import helper, kernel_for, linked, short_kernel
 from .messages import execute_bound
 from .movement import copy_range, reduce_range
 from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve

@@ -46,7 +46,7 @@ _HARMLESS = {
 """Variables of Numba that do not change machine code."""
 _EXTENSIONS = ("numba._helperlib", "numba._dynfunc", "numba.core.runtime._nrt_python")
 linked: dict[str, Any] = {}
-"""By symbol, a `jit.Native` that kernels call, see `jit.linked`."""
+"""By symbol, a `decorators.Native` that kernels call, see `decorators.linked`."""
 _FOLDER = Path(__file__).parent
 _loading = threading.RLock()
 

@@ -5,6 +5,7 @@ messages and a plan on shared memory differ only in their rows; `executor` runs 
 """
 
 from .atomics import call_reducer, copy, load, load_int32, pause, yield_core
+from .decorators import helper, primitive
 from .instructions import (
     BOUND_COUNT,
     BOUND_FLAG,
@@ -20,7 +21,6 @@ from .instructions import (
     STARTALL,
     TESTALL,
 )
-from .jit import helper, primitive
 from .operation_words import CALLBACK, DONE, FAILED, PLACE, RAISED, SPINS, WAITING, YIELDS, get, put
 
 

@@ -1,6 +1,7 @@
 """Data movement: the instructions of plans that copy and reduce."""
 
 from .atomics import call_reducer, copy, load, read_process, write_process
+from .decorators import helper, inline_helper
 from .instructions import (
     ALL,
     DELIVER,
@@ -15,7 +16,6 @@ from .instructions import (
     TO_INDEX,
     TO_RANK,
 )
-from .jit import helper, inline_helper
 from .operands import in_arena, is_staged_output, place, range_of, remote_address
 from .operation_words import (
     DONE,

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from .jit import kernel
+from .decorators import kernel
 
 
 @kernel

@@ -12,6 +12,7 @@ Every rank knows the place of all published buffers, so that all take the same d
 """
 
 from .atomics import load
+from .decorators import helper, inline_helper
 from .instructions import (
     ALL,
     BY_PARTS,
@@ -35,7 +36,6 @@ from .instructions import (
 from .instructions import RECV as RECV_SPACE
 from .instructions import SCRATCH as SCRATCH_SPACE
 from .instructions import SEND as SEND_SPACE
-from .jit import helper, inline_helper
 from .operation_words import (
     AT_SEGMENT,
     COUNT,

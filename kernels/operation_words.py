@@ -7,7 +7,7 @@ how they are used. All words are int64, all memory is given by address.
 import numpy as np
 
 from .atomics import load, store
-from .jit import helper
+from .decorators import helper
 
 (
     BARRIER,

@@ -6,7 +6,7 @@ float32 update stays in float32. Lengths are not checked here.
 
 import numpy as np
 
-from .jit import BOOL, FLOATS, WORDS, kernel_for
+from .decorators import BOOL, FLOATS, WORDS, kernel_for
 
 _SCALAR = "float32"
 _LOW = np.uint64(0xFFFFFFFF)

@@ -23,11 +23,11 @@ from . import (
 )
 from .codecs import cast_codec, integer_codec, sign_codec
 from .compile_progress import show
-from .jit import DISABLED, compile_beforehand
+from .decorators import DISABLED, compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, optimizer_updates)
-"""Modules whose kernels are made by `jit.kernel_for`: being imported here is what has them compiled."""
+"""Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
 
 

@@ -25,9 +25,9 @@ from types import FunctionType
 import ml_dtypes
 import numpy as np
 
-from . import jit
+from . import decorators
+from .decorators import Specialised, compile_for
 from .elementwise import CONVERSIONS, KERNELS, elementwise, same
-from .jit import Specialised, compile_for
 
 OPS = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
@@ -124,7 +124,7 @@ def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
     """
     carrier(dtype)
     dtype = np.dtype(dtype)
-    if jit.DISABLED and isinstance(function, FunctionType):
+    if decorators.DISABLED and isinstance(function, FunctionType):
         return _ready(user_loop(function, dtype))
     made: Reducer = importlib.import_module(f"{__package__}.user_functions").compiled_loop(function, dtype)
     return made
@@ -148,7 +148,7 @@ def signature_of(dtype: np.dtype) -> tuple[str, str, str]:
 
 def _ready(function: Reducer) -> Reducer:
     """Return `function` as it is, or, where the JIT is disabled, without NumPy's warnings about overflow and NaN."""
-    if not jit.DISABLED:
+    if not decorators.DISABLED:
         return function
 
     @functools.wraps(function)

@@ -1,8 +1,8 @@
 """Alltoallw and Alltoallv of short blocks on a node in one compiled call: offer, exchange the records, take."""
 
 from .block_exchange import offer_blocks, take_blocks
+from .decorators import short_kernel
 from .dispatch import make_call
-from .jit import short_kernel
 from .operation_words import ALLTOALL, DONE
 
 TAKEN = 32

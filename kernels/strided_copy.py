@@ -12,7 +12,7 @@ the longest piece that is contiguous in both, and takes together pieces at equal
 """
 
 from .atomics import copy, load, store
-from .jit import helper, inline_helper
+from .decorators import helper, inline_helper
 
 MAX_DIMENSIONS = 12
 ADDRESS, NBYTES, RUN, DIMENSIONS, SHAPE = range(5)

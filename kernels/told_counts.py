@@ -8,9 +8,9 @@ the offsets of all parts on every rank::
 """
 
 from .atomics import load, store
+from .decorators import helper, kernel_for, short_kernel
 from .dispatch import FOR_SHARED, UNEVEN, make_call
 from .dispatch_table import JOB, data_of
-from .jit import helper, kernel_for, short_kernel
 from .operation_words import BCAST, DONE, SIZE, get
 
 TOLD = 32

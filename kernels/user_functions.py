@@ -11,7 +11,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 
 from .compiler import uncached
-from .jit import Kernel, Specialised
+from .decorators import Kernel, Specialised
 from .reduce import signature_of, user_loop
 
 _ALLOWED = {

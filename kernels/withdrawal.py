@@ -7,7 +7,7 @@ then reads which ranks are at work. A rank that starts to work writes "at work",
 """
 
 from .atomics import fence, load, load_acquire, store_release
-from .jit import helper, kernel_for
+from .decorators import helper, kernel_for
 from .operation_words import (
     AT_SEGMENT,
     CALL,

@@ -21,7 +21,7 @@ from mpicoll.environment import cores
 from mpicoll.kernels import DTYPES, OPS
 from mpicoll.kernels import precompile as kernels
 from mpicoll.kernels.compile_progress import show
-from mpicoll.kernels.jit import compile_beforehand
+from mpicoll.kernels.decorators import compile_beforehand
 
 _COUNT = 5000
 """Elements of the vector that is compressed: several whole blocks and a partial one."""

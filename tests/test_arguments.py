@@ -26,7 +26,7 @@ from mpicoll.interface import blocking
 from mpicoll.interface.blocking import BlockingCollectives
 from mpicoll.kernels import DTYPES, OPS, dispatch
 from mpicoll.kernels import operation_words as words
-from mpicoll.kernels.jit import uncached_kernel
+from mpicoll.kernels.decorators import uncached_kernel
 from mpicoll.kernels.reduce import native_address, reducer
 from mpicoll.shared_memory.fast_dispatch import FastDispatch, op_number
 

@@ -8,7 +8,7 @@ codes and no bits cross lanes. Five bits are a plane of four and one of one. The
 import numpy as np
 
 from ..bits import pointer
-from ..jit import helper
+from ..decorators import helper
 
 UNIT = 32
 """Block lengths are multiples of it."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..jit import helper
+from ..decorators import helper
 
 
 @helper

@@ -1,7 +1,7 @@
 """float32 to shorter floating-point types and back, as whole vectors."""
 
 from ..bits import bfloat16_to_float32, float16_to_float32, float32_to_bfloat16, float32_to_float16
-from ..jit import BOOL, FLOATS, HALVES, kernel_for
+from ..decorators import BOOL, FLOATS, HALVES, kernel_for
 
 
 @kernel_for(FLOATS, HALVES)

@@ -9,7 +9,7 @@ mixing function is C. Wellons' hash prospector's with two multiplications, which
 import numpy as np
 
 from ..bits import bits_float32
-from ..jit import helper
+from ..decorators import helper
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -16,7 +16,7 @@ shorter.
 import numpy as np
 
 from ..bits import float32_bits
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .bit_packing import UNIT, pack, unpack
 from .integer_codec import largest_bits
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bits import bits_float32, float32_bits
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .counter_random import block_key, unit, word
 
 _INF = 0x7F800000

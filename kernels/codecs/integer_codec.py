@@ -15,7 +15,7 @@ scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The l
 import numpy as np
 
 from ..bits import bits_float32, float32_bits, pointer, prefetch
-from ..jit import BOOL, BYTES, FLOATS, INT, WORDS, helper, kernel, kernel_for
+from ..decorators import BOOL, BYTES, FLOATS, INT, WORDS, helper, kernel, kernel_for
 from .bit_packing import pack_at, unpack_at
 from .counter_random import block_key, high_noise, low_noise, word
 

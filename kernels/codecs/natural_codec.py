@@ -14,7 +14,7 @@ packed as `bit_packing.py` says; and the exponents of float32, a byte each. The 
 import numpy as np
 
 from ..bits import bits_float32
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .bit_packing import pack, unpack
 from .counter_random import block_key, word
 

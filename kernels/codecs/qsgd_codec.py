@@ -14,7 +14,7 @@ The record is that of `integer_codec.py`, whose `dequantize` reads it: a scale, 
 import numpy as np
 
 from ..bits import bits_float32
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .bit_packing import pack
 from .block_norms import sum_of_squares
 from .counter_random import block_key, uniform

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..jit import kernel
+from ..decorators import kernel
 
 _LARGEST = np.finfo(np.float32).max
 

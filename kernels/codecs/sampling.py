@@ -10,7 +10,7 @@ the least variance, and among all p of the same variance they have the least sum
 
 import numpy as np
 
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .counter_random import block_key, word
 from .threshold_masks import ABSOLUTE
 

@@ -17,7 +17,7 @@ co-designed homomorphic compression", SC24.)
 import numpy as np
 
 from ..bits import bits_float32
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .counter_random import block_key, uniform
 from .integer_codec import NOT_FINITE, largest_bits
 

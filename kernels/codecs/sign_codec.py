@@ -8,7 +8,7 @@ A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale,
 import numpy as np
 
 from ..bits import bits_float32, float32_bits, pointer, prefetch
-from ..jit import BOOL, BYTES, FLOATS, INT, helper, kernel_for
+from ..decorators import BOOL, BYTES, FLOATS, INT, helper, kernel_for
 from .integer_codec import NOT_FINITE, is_scale
 
 _SIGN, _ABSOLUTE = 0x80000000, 0x7FFFFFFF

@@ -12,7 +12,7 @@ to dense: Renggli et al., "SparCML", SC19, section 5.1.)
 
 import numpy as np
 
-from ..jit import kernel
+from ..decorators import kernel
 
 DENSE = 0xFFFFFFFF
 """What stands in place of the number of entries."""

@@ -7,7 +7,7 @@ from elsewhere: what is received goes through `sparse_encoding.py`.
 import numpy as np
 
 from ..bits import pointer, prefetch
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .threshold_masks import ABSOLUTE, LANES, enter, lowest, mask_of
 
 

@@ -16,7 +16,7 @@ block is filled with zeros.
 import numpy as np
 
 from ..bits import bits_float32
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .block_norms import sum_of_squares
 from .counter_random import block_key, uniform
 from .integer_codec import NOT_FINITE, largest_bits

@@ -6,7 +6,7 @@ Sums are taken in float64 lanes of fixed number and order, and nothing depends o
 
 import numpy as np
 
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .counter_random import block_key, uniform
 
 _LANES = 16

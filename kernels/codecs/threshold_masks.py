@@ -6,7 +6,7 @@ looks at every element costs several times what reading them does.
 
 import numpy as np
 
-from ..jit import helper
+from ..decorators import helper
 
 ABSOLUTE = 0x7FFFFFFF
 """All bits of a float32 but its sign."""

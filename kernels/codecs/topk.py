@@ -15,7 +15,7 @@ for graphics processing units", JEA 2012; floor from a sample: Floyd and Rivest,
 import numpy as np
 
 from ..bits import pointer, prefetch
-from ..jit import helper, kernel
+from ..decorators import helper, kernel
 from .counter_random import mix
 from .sparse_vectors import select_entries
 from .threshold_masks import ABSOLUTE, LANES, enter, mask_of

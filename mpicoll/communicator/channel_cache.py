@@ -16,7 +16,7 @@ from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
 from mpicoll.kernels import dispatch, executor
-from mpicoll.kernels.jit import DISABLED
+from mpicoll.kernels.decorators import DISABLED
 
 _TEXT_NBYTES = 512
 

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import OperationError
-from mpicoll.kernels import executor, instructions, jit
+from mpicoll.kernels import decorators, executor, instructions
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.reduce import native_address
 from mpicoll.messages.lowering import KernelCall
@@ -230,7 +230,7 @@ def _is_plain_copy(call: KernelCall) -> bool:
 @lru_cache(maxsize=1)
 def functions() -> Functions | None:
     """Return the addresses of the MPI library's functions; None if they cannot be called by address."""
-    if jit.DISABLED or MPI._sizeof(MPI.Request) not in _HANDLES:
+    if decorators.DISABLED or MPI._sizeof(MPI.Request) not in _HANDLES:
         return None
     try:
         library = ctypes.PyDLL(MPI.__file__)  # finds what mpi4py itself is linked to

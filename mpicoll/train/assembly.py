@@ -165,7 +165,8 @@ def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
 def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, config: TrainConfig) -> None:
     """Load the model's kernels on every rank, before the first step: a kernel not yet compiled takes seconds.
 
-    Of the ranks of a node one compiles it and the others wait for the entry on disk; see :mod:`mpicoll.kernels.jit`.
+    Of the ranks of a node one compiles it and the others wait for the entry on disk; see
+    :mod:`mpicoll.kernels.decorators`.
     """
     _touch_kernels(model, dataset, config)
     wait_politely(comm)

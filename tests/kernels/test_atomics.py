@@ -11,7 +11,7 @@ import pytest
 from numba import config
 
 from mpicoll.kernels import atomics
-from mpicoll.kernels.jit import kernel, uncached_kernel
+from mpicoll.kernels.decorators import kernel, uncached_kernel
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
 

@@ -20,14 +20,14 @@ WITHOUT_KERNELS = {
     "compile_lock",
     "compile_progress",
     "compiler",
-    "jit",
+    "decorators",
     "machine_code",
     "object_file",
     "precompile",
     "source_stamps",
     "user_functions",
 }
-"""Nothing of them is compiled. What `jit` and `machine_code` decide stands in the entries themselves."""
+"""Nothing of them is compiled. What `decorators` and `machine_code` decide stands in the entries themselves."""
 CODE_OF_OTHERS = {"intrinsics", "overloads"}
 """They import functions of kernels to say what their code is."""
 

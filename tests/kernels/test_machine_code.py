@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba import config
 
-from mpicoll.kernels import atomics, executor, jit, machine_code, object_file, optimizer_updates, reduce
+from mpicoll.kernels import atomics, decorators, executor, machine_code, object_file, optimizer_updates, reduce
 from mpicoll.kernels.argument_types import kind_of, type_of
 
 pytestmark = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="there is no machine code without a JIT")
@@ -51,14 +51,14 @@ def entries(folder: Path) -> list[Path]:
 @loads
 def test_this_numba_compiles_what_can_be_loaded() -> None:
     """With another version of Numba this may fail; kernels are Numba's then, and processes start more slowly."""
-    for function in (*jit.typed_kernels, *reduce.KERNELS.values()):
+    for function in (*decorators.typed_kernels, *reduce.KERNELS.values()):
         signature = function.signature or reduce.signature_of(FLOAT32)
         if function.function.__module__.startswith("mpicoll.kernels.elementwise"):
             family = next(family for (_, family), each in reduce.KERNELS.items() if each is function)
             dtype = next(dtype for dtype, name in reduce._FAMILIES.items() if name == family)
             signature = reduce.signature_of(dtype)
         function.variant(signature)
-        assert jit.loaded(function, signature) is not None, function.__name__
+        assert decorators.loaded(function, signature) is not None, function.__name__
 
 
 @loads
@@ -168,7 +168,7 @@ if pid:
 
 
 def test_threads_may_need_the_same_kernel_at_once() -> None:
-    kernel = jit.Kernel(optimizer_updates.scaled_into.function)
+    kernel = decorators.Kernel(optimizer_updates.scaled_into.function)
     a, outs = np.arange(100, dtype=np.float32), [np.empty(100, np.float32) for _ in range(8)]
     threads = [threading.Thread(target=kernel, args=(out, a, np.float32(3))) for out in outs]
     for thread in threads:
@@ -193,7 +193,7 @@ def test_types_are_those_of_numba(value: object) -> None:
 
     text = type_of(value)
     if text:
-        assert jit.compiler().numba_type(text) == typeof(value)
+        assert decorators.compiler().numba_type(text) == typeof(value)
     else:
         assert value in (2**63, 1j)
 

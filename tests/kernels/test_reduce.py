@@ -9,7 +9,7 @@ import pytest
 from reference import HALVES, applies, assert_same_bits, check, expected, run, samples
 
 from mpicoll.kernels import DTYPES, OPS, bits, carrier, reducer, user_reducer
-from mpicoll.kernels.jit import Specialised, uncached_kernel
+from mpicoll.kernels.decorators import Specialised, uncached_kernel
 from mpicoll.kernels.precompile import warmup
 
 FLOAT16, BFLOAT16 = HALVES

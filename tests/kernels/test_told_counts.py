@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.kernels import machine_code, told_counts
-from mpicoll.kernels.jit import DISABLED
+from mpicoll.kernels.decorators import DISABLED
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
 
@@ -49,11 +49,11 @@ def test_functions_of_several_kernels_are_compiled_once() -> None:
     for kernel in (dispatch.call, executor.advance, told_counts.call_told, short_exchange.exchange):
         kernel.variant(kernel.signature)
     called = {dispatch.call: "dispatch.make_call", executor.advance: "executor.progress"}
-    from mpicoll.kernels import jit
+    from mpicoll.kernels import decorators
     from mpicoll.kernels.source_stamps import stamp_of
 
     for kernel, symbol in called.items():
-        text = jit.signature_text(kernel, kernel.signature)
+        text = decorators.signature_text(kernel, kernel.signature)
         entry = machine_code.read(kernel.name, text, stamp_of(kernel.function.__module__))
         assert entry is not None
         assert f"mpicoll.{symbol}" in entry.image.imports
