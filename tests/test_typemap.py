@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll.buffers.flat import resolve
+from mpicoll.buffers.strided import Strided, joined
 from mpicoll.buffers.typemap import typemap_of
 from tests import layouts
 
@@ -68,3 +69,36 @@ def test_large_blocks_take_no_memory() -> None:
     made = MPI.DOUBLE.Create_contiguous(1 << 28)
     assert typemap_of(made).lengths.tolist() == [8 << 28]
     made.Free()
+
+
+def test_subarrays_are_described_without_listing_their_runs() -> None:
+    made = MPI.DOUBLE.Create_subarray([1 << 12, 1 << 12, 1 << 12], [1 << 11, 1 << 10, 4], [1, 2, 3])
+    found = typemap_of(made)
+    assert found.strided == Strided(8 * (3 + (2 << 12) + (1 << 24)), 32, (1 << 11, 1 << 10), (8 << 24, 8 << 12))
+    assert found.nbytes == made.Get_size()
+    assert found.reach[1] - found.reach[0] == made.Get_true_extent()[1]
+    made.Free()
+
+
+@pytest.mark.parametrize("order", [MPI.ORDER_C, MPI.ORDER_FORTRAN], ids=["C", "Fortran"])
+@pytest.mark.parametrize("subsizes", [[2, 3, 4], [4, 3, 5], [1, 5, 1], [3, 0, 2], [4, 5, 6]])
+def test_subarrays_have_the_runs_of_the_array(subsizes: list[int], order: int) -> None:
+    sizes, starts = [4, 5, 6], [0, 0, 0]
+    made = MPI.INT16_T.Create_contiguous(2).Create_subarray(sizes, subsizes, starts, order)
+    numbers = np.arange(120).reshape(sizes, order="C" if order == MPI.ORDER_C else "F")
+    chosen = numbers[tuple(map(slice, subsizes))].ravel(order="C" if order == MPI.ORDER_C else "F")
+    found = typemap_of(made)
+    covered = [
+        byte for at, n in zip(found.offsets.tolist(), found.lengths.tolist(), strict=True) for byte in range(at, at + n)
+    ]
+    assert covered == [4 * number + byte for number in chosen.tolist() for byte in range(4)]
+    made.Free()
+
+
+def test_runs_that_follow_each_other_are_joined() -> None:
+    assert joined(4, 8, (3, 1, 2, 5), (80, 7, 40, 8)) == Strided(4, 240, (), ())
+    assert joined(0, 8, (2, 3), (100, 16)) == Strided(0, 8, (2, 3), (100, 16))
+    assert joined(0, 8, (4, 3), (48, 16)) == Strided(0, 8, (12,), (16,))
+    assert joined(0, 8, (4, 0), (48, 16)) is None
+    assert joined(0, 8, (3,), (-16,)) == Strided(0, 8, (3,), (-16,))
+    assert Strided(0, 8, (3,), (-16,)).reach == (-32, 8)

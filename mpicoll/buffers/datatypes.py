@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import Foreign
-from mpicoll.buffers.typemap import Typemap, named, strided_pieces
+from mpicoll.buffers.typemap import Typemap, named
 
 BYTE = np.dtype(np.uint8)
 _KINDS = frozenset("biufc")
@@ -125,8 +125,7 @@ class Entries:
         self._typemap, self._packed = typemap, packed
         self._first, last = reach(typemap, counts, displs)
         self._memory: Any = MPI.buffer.fromaddress(address + self._first, last - self._first)
-        places = np.concatenate([[8], typemap.offsets, typemap.lengths])
-        self._unit = math.gcd(int(np.gcd.reduceat(places, [0])[0]), typemap.extent, address)
+        self._unit = math.gcd(8, typemap.alignment(), typemap.extent, address)
         self._copies: list[_Copy] = []
         done = 0
         for count, displ in zip(counts, displs, strict=True):
@@ -136,7 +135,7 @@ class Entries:
 
     def _copies_of(self, count: int, begin: int, done: int) -> list[_Copy]:
         """Return the copies of a block, which begins so many bytes into the memory, and into the packed memory."""
-        pieces = strided_pieces(self._typemap)
+        pieces = self._typemap.pieces
         if pieces is None:
             return [self._irregular(count, begin, done)]
         made, extent, nbytes, unit = [], self._typemap.extent, self._typemap.nbytes, self._unit

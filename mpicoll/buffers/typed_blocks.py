@@ -16,7 +16,8 @@ from mpicoll.buffers.flat import check_flat
 from mpicoll.buffers.flat_buffer import Buffer, address_of
 from mpicoll.buffers.packed_entries import bounds_of
 from mpicoll.buffers.plain_specs import plain_blocks
-from mpicoll.buffers.typemap import Strided, Typemap, strided_pieces, typemap_of
+from mpicoll.buffers.strided import Strided
+from mpicoll.buffers.typemap import Typemap, typemap_of
 from mpicoll.buffers.vector_blocks import resolve_blocks
 from mpicoll.kernels import strided_copy as words
 
@@ -161,7 +162,7 @@ class Descriptions:
         if found is None:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            element = Typemap(np.zeros(1, np.int64), np.full(1, itemsize), frozenset(), itemsize)
+            element = Typemap(Strided(0, itemsize, (), ()), frozenset(), itemsize)
             nbytes = tuple(itemsize * count for count in counts)
             layouts = _layouts(counts, [itemsize * displ for displ in displs], [element] * self._size)
             ends = sorted((displ, displ + count) for displ, count in zip(displs, counts, strict=True) if count)
@@ -259,25 +260,12 @@ def _layouts(counts: Sequence[int], displs: Sequence[int], typemaps: Sequence[Ty
 
 def _layout(typemap: Typemap, count: int, displ: int) -> Strided | None:
     """Return `count` entries as equal runs at regular distances; None if they are none."""
-    pieces = strided_pieces(typemap)
-    if pieces is None or len(pieces) != 1:
+    if typemap.strided is None:
         return None
-    (piece,) = pieces
-    shape, strides = [count, *piece.shape], [typemap.extent, *piece.strides]
-    run, joined_shape, joined_strides = piece.nbytes, list[int](), list[int]()
-    for number, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if number == 1:
-            continue
-        if not joined_shape and stride == run:
-            run *= number
-        elif joined_shape and stride == joined_shape[0] * joined_strides[0]:
-            joined_shape[0] *= number
-        else:
-            joined_shape.insert(0, number)
-            joined_strides.insert(0, stride)
-    if len(joined_shape) > words.MAX_DIMENSIONS:
+    layout = typemap.strided.repeated((count, typemap.extent))
+    if layout is None or len(layout.shape) > words.MAX_DIMENSIONS:
         return None
-    return Strided(displ + piece.offset, run, tuple(joined_shape), tuple(joined_strides))
+    return layout.moved(displ)
 
 
 def _write(row: np.ndarray, layout: Strided) -> None:

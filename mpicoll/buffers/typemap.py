@@ -7,46 +7,92 @@ size, and bytes of stride -1, as if they were contiguous.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
-Longs = np.ndarray[Any, np.dtype[np.int64]]
+from mpicoll.buffers.strided import MOST_DIMENSIONS, Longs, Strided, strided, subarray
+
+_MOST_PIECES = 8
+_REGULAR = frozenset(("DUP", "RESIZED", "CONTIGUOUS", "VECTOR", "HVECTOR", "SUBARRAY"))
 
 
-class Typemap(NamedTuple):
-    """One entry of a datatype as runs of bytes.
+class Typemap:
+    """One entry of a datatype as runs of bytes, in the order of the type signature.
 
-    Attributes
+    Parameters
     ----------
-    offsets, lengths
-        Offset of each run from the start of the entry, and its length, in bytes, in the order of the type signature.
-        No run is empty.
+    runs
+        The runs where they have regular distances; or offset and length of each, in bytes, none of them empty.
     types
         The basic types in the signature.
     extent
         Bytes from one entry to the next.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of an entry, without gaps.
+    reach
+        Offsets of the first byte and of the first byte after the last.
+    pieces
+        The entry as at most 8 pieces of equal runs at regular distances; None if that is impossible.
     """
 
-    offsets: Longs
-    lengths: Longs
-    types: frozenset[np.dtype]
-    extent: int
+    __slots__ = ("_runs", "extent", "nbytes", "pieces", "reach", "types")
+
+    def __init__(self, runs: Strided | tuple[Longs, Longs], types: frozenset[np.dtype], extent: int) -> None:
+        self.extent, self.types = extent, types
+        self._runs = None if isinstance(runs, Strided) else runs
+        whole = runs if isinstance(runs, Strided) else strided(*runs)
+        self.pieces = [whole] if whole is not None else None if self._runs is None else _few(*self._runs)
+        if whole is not None:
+            self.nbytes, self.reach = whole.packed_nbytes, whole.reach
+        else:
+            self.nbytes, self.reach = int(self.lengths.sum()), _reach(self.offsets, self.lengths)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of an entry, without gaps."""
-        return int(self.lengths.sum())
+    def strided(self) -> Strided | None:
+        """The entry as one piece; None if that is impossible."""
+        return self.pieces[0] if self.pieces is not None and len(self.pieces) == 1 else None
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """Offsets of the first byte and of the first byte after the last."""
-        if not self.offsets.size:
-            return 0, 0
-        return int(self.offsets.min()), int((self.offsets + self.lengths).max())
+    def offsets(self) -> Longs:
+        """Offset of each run from the start of the entry, in bytes."""
+        return self._listed()[0]
+
+    @property
+    def lengths(self) -> Longs:
+        """Length of each run in bytes."""
+        return self._listed()[1]
+
+    def _listed(self) -> tuple[Longs, Longs]:
+        if self._runs is None:
+            assert self.pieces is not None
+            self._runs = self.pieces[0].runs()
+        return self._runs
+
+    def alignment(self) -> int:
+        """Return the largest number of bytes that divides all offsets and lengths."""
+        if self.pieces is None:
+            return math.gcd(*np.gcd.reduce(self._listed(), axis=1).tolist())
+        return math.gcd(*(n for piece in self.pieces for n in (piece.offset, piece.nbytes, *piece.strides)))
+
+
+def _few(offsets: Longs, lengths: Longs) -> list[Strided] | None:
+    if offsets.size > _MOST_PIECES:
+        return None
+    return [Strided(offset, nbytes, (), ()) for offset, nbytes in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+
+
+def _reach(offsets: Longs, lengths: Longs) -> tuple[int, int]:
+    if not offsets.size:
+        return 0, 0
+    return int(offsets.min()), int((offsets + lengths).max())
 
 
 @functools.cache
@@ -79,7 +125,8 @@ def _predefined(handle: int) -> Typemap:
     datatype = MPI.Datatype.fromhandle(handle)
     dtype, extent = named(datatype), datatype.Get_extent()[1]
     if dtype.fields is None:
-        return _merged(_longs([0]), _longs([datatype.Get_size()]), frozenset([dtype]), extent)
+        nbytes = datatype.Get_size()
+        return Typemap(Strided(0, nbytes, (), ()), frozenset([dtype]), extent) if nbytes else _nothing(extent)
     fields = [dtype.fields[name] for name in dtype.names or ()]
     offsets, lengths = _longs([field[1] for field in fields]), _longs([field[0].itemsize for field in fields])
     return _merged(offsets, lengths, frozenset(field[0] for field in fields), extent)
@@ -91,10 +138,27 @@ def _derived(datatype: MPI.Datatype) -> Typemap:
     if combiner == "STRUCT":
         return _struct(extent, settings["blocklengths"], settings["displacements"], settings["datatypes"])
     made = typemap_of(inner)
-    starts, counts = _blocks(combiner, settings, made.extent)
     if not inner.is_predefined:
         inner.Free()  # MPI hands out a handle of its own
+    if made.strided is not None and combiner in _REGULAR:
+        regular = _regular(combiner, settings, made.strided, made.extent)
+        if regular is None:
+            return _nothing(extent)
+        if len(regular.shape) <= MOST_DIMENSIONS:
+            return Typemap(regular, made.types, extent)
+    starts, counts = _blocks(combiner, settings, made.extent)
     return _merged(*_repeated(made, starts, counts), made.types, extent)
+
+
+def _regular(combiner: str, settings: dict[str, Any], inner: Strided, extent: int) -> Strided | None:
+    """Return the runs of a datatype that repeats one other at regular distances; None if there are none."""
+    if combiner == "SUBARRAY":
+        c_order = settings["order"] == MPI.ORDER_C
+        return subarray(inner, extent, settings["sizes"], settings["subsizes"], settings["starts"], c_order=c_order)
+    if combiner in ("VECTOR", "HVECTOR"):
+        step = settings["stride"] * (extent if combiner == "VECTOR" else 1)
+        return inner.repeated((settings["count"], step), (settings["blocklength"], extent))
+    return inner.repeated((settings.get("count", 1), extent))
 
 
 def _blocks(combiner: str, settings: dict[str, Any], extent: int) -> tuple[Longs, Longs]:
@@ -188,58 +252,12 @@ def _merged(offsets: Longs, lengths: Longs, types: frozenset[np.dtype], extent: 
         first = np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1])
         lengths = np.add.reduceat(lengths, np.flatnonzero(first))
         offsets = offsets[first]
-    return Typemap(offsets, lengths, types if offsets.size else frozenset(), extent)
+    return Typemap((offsets, lengths), types if offsets.size else frozenset(), extent)
+
+
+def _nothing(extent: int) -> Typemap:
+    return Typemap((_longs([]), _longs([])), frozenset(), extent)
 
 
 def _longs(values: Any) -> Longs:
     return np.asarray(values, np.int64).reshape(-1)
-
-
-class Strided(NamedTuple):
-    """Runs of `nbytes` bytes at regular distances: `shape` and `strides` in bytes, outermost dimension first."""
-
-    offset: int
-    nbytes: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def packed_nbytes(self) -> int:
-        """Bytes of all runs."""
-        return self.nbytes * int(np.prod(self.shape, dtype=np.int64))
-
-
-_MOST_PIECES, _MOST_DIMENSIONS = 8, 12
-
-
-def strided_pieces(typemap: Typemap) -> list[Strided] | None:
-    """Return an entry as at most 8 pieces of equal runs at regular distances; None if that is impossible."""
-    offsets, lengths = typemap.offsets, typemap.lengths
-    whole = _strided(offsets, lengths)
-    if whole is not None:
-        return [whole]
-    if offsets.size > _MOST_PIECES:
-        return None
-    return [Strided(offset, nbytes, (), ()) for offset, nbytes in zip(offsets.tolist(), lengths.tolist(), strict=True)]
-
-
-def _strided(offsets: Longs, lengths: Longs) -> Strided | None:
-    """Return runs as one piece; None if they have different lengths, or no regular distances."""
-    if not offsets.size or (lengths != lengths[0]).any():
-        return None
-    shape: list[int] = []
-    strides: list[int] = []
-    places = offsets
-    while places.size > 1:
-        steps = np.diff(places)
-        breaks = np.flatnonzero(steps != steps[0])
-        count = int(breaks[0]) + 1 if breaks.size else places.size
-        if places.size % count or len(shape) == _MOST_DIMENSIONS:
-            return None
-        rows = places.reshape(-1, count)
-        if (rows != rows[:, :1] + steps[0] * np.arange(count)).any():
-            return None
-        shape.insert(0, count)
-        strides.insert(0, int(steps[0]))
-        places = rows[:, 0]
-    return Strided(int(offsets[0]), int(lengths[0]), tuple(shape), tuple(strides))
