@@ -112,6 +112,19 @@ def _unpack(words, rank, address, first, nbytes):
     copy_between(target, source, nbytes)
 
 
+CURSORS = 2 * CURSOR_WORDS
+"""Words of memory for `copy_block`."""
+
+
+@kernel_for("int64", "int64", "int64", "int64", "int64")
+def copy_block(target, target_base, source, source_base, cursors):
+    """Copy a block between two layouts of equal length that do not overlap."""
+    other = cursors + 8 * CURSOR_WORDS
+    seek(cursors, target, target_base, 0)
+    seek(other, source, source_base, 0)
+    copy_between(cursors, other, load(source + 8 * NBYTES))
+
+
 @helper
 def _peer(words, rank, word):
     return load(load(words + 8 * PEERS) + 8 * (PEER_WORDS * rank + word))

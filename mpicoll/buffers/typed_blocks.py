@@ -44,7 +44,7 @@ class TypedBlocks(NamedTuple):
 
     def entries(self, rank: int, packed: np.ndarray) -> Entries:
         """Return a rank's block as what can be packed into `packed`, and unpacked from it."""
-        _, counts, displs, typemaps, *_ = self.description
+        counts, displs, typemaps, *_ = self.description
         return Entries(typemaps[rank], self.address + displs[rank], [counts[rank]], [0], packed)
 
 
@@ -53,8 +53,6 @@ class Description(NamedTuple):
 
     Attributes
     ----------
-    datatypes
-        Kept, so that no other datatype gets the identity of one of them.
     counts, displs, typemaps
         Of each rank's block: entries, bytes from where displacements begin, and one entry's typemap.
     nbytes
@@ -65,7 +63,6 @@ class Description(NamedTuple):
         Whether blocks of elements overlap.
     """
 
-    datatypes: tuple[MPI.Datatype, ...]
     counts: tuple[int, ...]
     displs: tuple[int, ...]
     typemaps: tuple[Typemap, ...]
@@ -100,8 +97,8 @@ class Descriptions:
     def __init__(self, size: int) -> None:
         self._size = size
         self._known: dict[tuple[Any, ...], Description] = {}
-        self._last: dict[str, tuple[Any, Any, Description]] = {}
-        """Of each argument the counts and displacements that were given last, and what they led to."""
+        self._last: dict[str, tuple[Any, Any, Sequence[MPI.Datatype], Description]] = {}
+        """Of each argument the counts, displacements and datatypes that were given last, and what they led to."""
 
     def blocks(self, spec: Any, argument: str, *, writable: bool) -> TypedBlocks:
         """Read an argument as mpi4py takes it: with counts, and displacements in bytes, or with datatypes only.
@@ -126,10 +123,10 @@ class Descriptions:
             counts, displs = (1,) * self._size, (0,) * self._size
         last = self._last.get(argument)
         if last is not None and _is_same(last, counts, displs, datatypes):
-            description = last[2]
+            description = last[3]
         else:
             description = self._description(counts, displs, datatypes, argument)
-            self._last[argument] = _copied(counts), _copied(displs), description
+            self._last[argument] = _copied(counts), _copied(displs), tuple(datatypes), description
         array = _memory(data, argument, writable)
         blocks = TypedBlocks(array, address_of(array) if array.size else 0, description)
         low, high = description.layouts.low, description.layouts.high
@@ -167,20 +164,29 @@ class Descriptions:
             layouts = _layouts(counts, [itemsize * displ for displ in displs], [element] * self._size)
             ends = sorted((displ, displ + count) for displ, count in zip(displs, counts, strict=True) if count)
             overlaps = any(first[1] > second[0] for first, second in pairwise(ends))
-            found = self._known[key] = Description((), counts, displs, (), nbytes, layouts, overlaps)
+            found = self._known[key] = Description(counts, displs, (), nbytes, layouts, overlaps)
         return found
 
     def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
         """Return what is known of counts, displacements and datatypes, or find it out."""
         if counts is None or displs is None:
             raise TypeError(f"{argument}: counts {counts!r} and displacements {displs!r} must both be given")
-        key = tuple(counts), tuple(displs), tuple(map(id, datatypes))
+        counts = _numbers(counts, argument, "counts", self._size)
+        displs = _numbers(displs, argument, "displacements", self._size)
+        datatypes = tuple(datatypes)
+        if len(datatypes) != self._size:
+            raise ValueError(f"{argument}: {len(datatypes)} datatypes, but {self._size} ranks")
+        typemaps = tuple(typemap_of(datatype_of(each, argument)) for each in datatypes)
+        key = counts, displs, tuple(map(id, typemaps))  # which the description keeps alive
         found = self._known.get(key)
-        if found is not None and all(found.datatypes):
-            return found
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        found = self._known[key] = _describe(counts, displs, datatypes, argument, self._size)
+        if found is None:
+            for count in counts:
+                index(count, argument, "count")
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            nbytes = tuple(count * typemap.nbytes for count, typemap in zip(counts, typemaps, strict=True))
+            layouts = _layouts(counts, displs, typemaps)
+            found = self._known[key] = Description(counts, displs, typemaps, nbytes, layouts)
         return found
 
 
@@ -189,9 +195,11 @@ def _copied(numbers: Any) -> Any:
     return type(numbers)(numbers) if type(numbers) in (list, tuple) else None
 
 
-def _is_same(last: tuple[Any, Any, Description], counts: Any, displs: Any, datatypes: Any) -> bool:
+def _is_same(
+    last: tuple[Any, Any, Sequence[MPI.Datatype], Description], counts: Any, displs: Any, datatypes: Any
+) -> bool:
     """Return whether an argument is like the one before; the caller may have changed the lists meanwhile."""
-    before = last[2].datatypes
+    before = last[2]
     if last[0] is None or last[1] is None:
         return False
     if type(counts) is not type(last[0]) or type(displs) is not type(last[1]) or len(datatypes) != len(before):
@@ -199,19 +207,6 @@ def _is_same(last: tuple[Any, Any, Description], counts: Any, displs: Any, datat
     if counts != last[0] or displs != last[1]:
         return False
     return all(map(operator.is_, datatypes, before)) and all(before)  # a freed datatype is false
-
-
-def _describe(counts: Any, displs: Any, datatypes: Any, argument: str, size: int) -> Description:
-    counts = _numbers(counts, argument, "counts", size)
-    displs = _numbers(displs, argument, "displacements", size)
-    for count in counts:
-        index(count, argument, "count")
-    datatypes = tuple(datatypes)
-    if len(datatypes) != size:
-        raise ValueError(f"{argument}: {len(datatypes)} datatypes, but {size} ranks")
-    typemaps = tuple(typemap_of(datatype_of(each, argument)) for each in datatypes)
-    nbytes = tuple(count * typemap.nbytes for count, typemap in zip(counts, typemaps, strict=True))
-    return Description(datatypes, counts, displs, typemaps, nbytes, _layouts(counts, displs, typemaps))
 
 
 def _numbers(values: Any, argument: str, name: str, size: int) -> tuple[int, ...]:
@@ -240,22 +235,20 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
 
 def _layouts(counts: Sequence[int], displs: Sequence[int], typemaps: Sequence[Typemap]) -> Layouts:
     """Describe blocks, if possible, as runs of bytes at regular distances."""
-    rows = np.zeros((len(counts), words.LAYOUT_WORDS), np.int64)
-    rows[:, words.RUN] = 1
+    rows: list[list[int]] = []
     irregular, ends = [], []
     for rank, (count, displ, typemap) in enumerate(zip(counts, displs, typemaps, strict=True)):
-        nbytes = rows[rank, words.NBYTES] = count * typemap.nbytes
-        if not nbytes:
-            continue
-        first, last = typemap.reach
-        others = displ + (count - 1) * typemap.extent
-        ends += [displ + first, others + first, displ + last, others + last]
-        layout = _layout(typemap, count, displ)
-        if layout is None:
-            irregular.append(rank)
-        else:
-            _write(rows[rank], layout)
-    return Layouts(rows, rows.ctypes.data, min(ends, default=0), max(ends, default=0), tuple(irregular))
+        nbytes, layout = count * typemap.nbytes, None
+        if nbytes:
+            first, last = typemap.reach
+            others = displ + (count - 1) * typemap.extent
+            ends += [displ + first, others + first, displ + last, others + last]
+            layout = _layout(typemap, count, displ)
+            if layout is None:
+                irregular.append(rank)
+        rows.append(_row(nbytes, layout))
+    table = np.array(rows, np.int64)
+    return Layouts(table, table.ctypes.data, min(ends, default=0), max(ends, default=0), tuple(irregular))
 
 
 def _layout(typemap: Typemap, count: int, displ: int) -> Strided | None:
@@ -268,11 +261,45 @@ def _layout(typemap: Typemap, count: int, displ: int) -> Strided | None:
     return layout.moved(displ)
 
 
-def _write(row: np.ndarray, layout: Strided) -> None:
-    dimensions = len(layout.shape)
-    row[words.ADDRESS], row[words.RUN], row[words.DIMENSIONS] = layout.offset, layout.nbytes, dimensions
-    row[words.SHAPE : words.SHAPE + dimensions] = layout.shape
-    row[words.STRIDES : words.STRIDES + dimensions] = layout.strides
+def _row(nbytes: int, layout: Strided | None) -> list[int]:
+    """Return a layout as words; without one, only the length."""
+    row = [0] * words.LAYOUT_WORDS
+    row[words.NBYTES], row[words.RUN] = nbytes, 1
+    if layout is not None:
+        dimensions = len(layout.shape)
+        row[words.ADDRESS], row[words.RUN], row[words.DIMENSIONS] = layout.offset, layout.nbytes, dimensions
+        row[words.SHAPE : words.SHAPE + dimensions] = layout.shape
+        row[words.STRIDES : words.STRIDES + dimensions] = layout.strides
+    return row
+
+
+def is_same_memory(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether two arguments are the same blocks of the same memory, which stands for IN_PLACE."""
+    if send.address != recv.address:
+        return False
+    return send.description is recv.description or np.array_equal(
+        send.description.layouts.rows, recv.description.layouts.rows
+    )
+
+
+def ranges_meet(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether blocks of the two arguments may lie between each other."""
+    sent, got = send.description.layouts, recv.description.layouts
+    first, behind = (
+        max(send.address + sent.low, recv.address + got.low),
+        min(send.address + sent.high, recv.address + got.high),
+    )
+    return first < behind
+
+
+def have_bytes_in_common(send: TypedBlocks, recv: TypedBlocks) -> bool:
+    """Return whether contiguous blocks of the two arguments overlap."""
+    ends = []
+    for blocks in (send, recv):
+        rows = blocks.description.layouts.rows
+        begins = blocks.address + rows[:, words.ADDRESS]
+        ends.append([(int(begin), int(begin + n)) for begin, n in zip(begins, rows[:, words.NBYTES], strict=True) if n])
+    return any(begin < last and first < end for begin, end in ends[0] for first, last in ends[1])
 
 
 def _check_inside(blocks: TypedBlocks, low: int, high: int, argument: str) -> None:

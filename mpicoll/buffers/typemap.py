@@ -19,6 +19,9 @@ from mpicoll.buffers.strided import MOST_DIMENSIONS, Longs, Strided, strided, su
 
 _MOST_PIECES = 8
 _REGULAR = frozenset(("DUP", "RESIZED", "CONTIGUOUS", "VECTOR", "HVECTOR", "SUBARRAY"))
+_MAX_KNOWN = 256
+_known: dict[tuple[Any, ...], Typemap] = {}
+"""Typemaps of regular datatypes by their contents: programs make the same datatypes again and again."""
 
 
 class Typemap:
@@ -79,7 +82,7 @@ class Typemap:
     def alignment(self) -> int:
         """Return the largest number of bytes that divides all offsets and lengths."""
         if self.pieces is None:
-            return math.gcd(*np.gcd.reduce(self._listed(), axis=1).tolist())
+            return int(np.gcd.reduceat(np.concatenate(self._listed()), [0])[0])
         return math.gcd(*(n for piece in self.pieces for n in (piece.offset, piece.nbytes, *piece.strides)))
 
 
@@ -141,13 +144,27 @@ def _derived(datatype: MPI.Datatype) -> Typemap:
     if not inner.is_predefined:
         inner.Free()  # MPI hands out a handle of its own
     if made.strided is not None and combiner in _REGULAR:
-        regular = _regular(combiner, settings, made.strided, made.extent)
-        if regular is None:
-            return _nothing(extent)
-        if len(regular.shape) <= MOST_DIMENSIONS:
-            return Typemap(regular, made.types, extent)
+        key = combiner, made.strided, made.extent, made.types, extent, *map(_hashable, settings.values())
+        found = _known.get(key)
+        if found is None:
+            if len(_known) >= _MAX_KNOWN:
+                _known.clear()
+            found = _known[key] = _of_regular(combiner, settings, made, extent)
+        return found
     starts, counts = _blocks(combiner, settings, made.extent)
     return _merged(*_repeated(made, starts, counts), made.types, extent)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _of_regular(combiner: str, settings: dict[str, Any], inner: Typemap, extent: int) -> Typemap:
+    assert inner.strided is not None
+    regular = _regular(combiner, settings, inner.strided, inner.extent)
+    if regular is None:
+        return _nothing(extent)
+    return Typemap(regular if len(regular.shape) <= MOST_DIMENSIONS else regular.runs(), inner.types, extent)
 
 
 def _regular(combiner: str, settings: dict[str, Any], inner: Strided, extent: int) -> Strided | None:

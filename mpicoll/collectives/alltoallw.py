@@ -14,7 +14,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import in_place
-from mpicoll.buffers.typed_blocks import Descriptions, Layouts, TypedBlocks
+from mpicoll.buffers.typed_blocks import (
+    Descriptions,
+    Layouts,
+    TypedBlocks,
+    have_bytes_in_common,
+    is_same_memory,
+    ranges_meet,
+)
 from mpicoll.collectives import select
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
@@ -108,9 +115,12 @@ class BlockExchange:
             self._check_own(send, recv)
         except Exception as error:
             refuse(scope.channel, "alltoallw", error, scope.timeout)
-        if _is_same_memory(send, recv):
+        if is_same_memory(send, recv):
             send = recv
-        if name in select.ON_NODE and self._is_ready():
+        if scope.channel.size == 1:
+            scope.channel.ensure_usable()
+            _copy_own(send, recv)
+        elif name in select.ON_NODE and self._is_ready():
             self._on_shared_memory("Alltoallw", send, recv)
         else:
             self._by_messages(send, recv, None if name in select.ON_NODE else algorithm)
@@ -180,7 +190,7 @@ class BlockExchange:
             refuse(self._scope.channel, title.lower(), error, self._scope.timeout)
         words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
         words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
-        words[kernels.MAY_DIRECT] = not inside and not _ranges_meet(send, recv)
+        words[kernels.MAY_DIRECT] = not inside and not ranges_meet(send, recv)
         words[kernels.MARK] = _MARKS[title]
         words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
         rounds = self._first_round(send)
@@ -271,38 +281,24 @@ def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:
     if send is not recv and sent and got:
         if send.array.dtype != recv.array.dtype:
             raise ValueError(f"sendbuf has elements of {send.array.dtype}, but recvbuf of {recv.array.dtype}")
-        if _ranges_meet(send, recv) and _have_bytes_in_common(send, recv):
+        if ranges_meet(send, recv) and have_bytes_in_common(send, recv):
             raise ValueError("sendbuf and recvbuf overlap in memory")
     return (recv if got else send).array.dtype
 
 
-def _is_same_memory(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether two arguments are the same blocks of the same memory, which stands for IN_PLACE."""
-    if send.address != recv.address:
-        return False
-    return send.description is recv.description or np.array_equal(
-        send.description.layouts.rows, recv.description.layouts.rows
-    )
-
-
-def _ranges_meet(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether blocks of the two arguments may lie between each other."""
-    sent, got = send.description.layouts, recv.description.layouts
-    first, behind = (
-        max(send.address + sent.low, recv.address + got.low),
-        min(send.address + sent.high, recv.address + got.high),
-    )
-    return first < behind
-
-
-def _have_bytes_in_common(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether contiguous blocks of the two arguments overlap."""
-    ends = []
-    for blocks in (send, recv):
-        rows = blocks.description.layouts.rows
-        begins = blocks.address + rows[:, ADDRESS]
-        ends.append([(int(begin), int(begin + n)) for begin, n in zip(begins, rows[:, NBYTES], strict=True) if n])
-    return any(begin < last and first < end for begin, end in ends[0] for first, last in ends[1])
+def _copy_own(send: TypedBlocks, recv: TypedBlocks) -> None:
+    """Copy the block of the only rank."""
+    source, target = send.description.layouts, recv.description.layouts
+    nbytes = send.description.nbytes[0]
+    if send is recv or not nbytes:
+        return
+    if source.irregular or target.irregular or ranges_meet(send, recv):
+        packed = np.empty(nbytes, np.uint8)
+        send.entries(0, packed).pack()
+        recv.entries(0, packed).unpack()
+        return
+    cursors = np.empty(kernels.CURSORS, np.int64)
+    kernels.copy_block.run(target.address, recv.address, source.address, send.address, cursors.ctypes.data)
 
 
 def _layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:

@@ -50,11 +50,11 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
         setattr(atomics, name, getattr(memory, name))
     atomics.call_reducer = memory.reduce  # type: ignore[attr-defined]
     atomics.pause = atomics.yield_core = lambda: None  # type: ignore[attr-defined]
-    jit = types.ModuleType(f"{package}.jit")
+    decorators = types.ModuleType(f"{package}.decorators")
     for name in ("helper", "inline_helper"):
-        setattr(jit, name, lambda function: function)
+        setattr(decorators, name, lambda function: function)
     for name in ("kernel_for", "linked", "short_kernel"):
-        setattr(jit, name, lambda *signature: lambda function: function)
+        setattr(decorators, name, lambda *signature: lambda function: function)
     messages = types.ModuleType(f"{package}.messages")
     messages.execute_bound = None  # type: ignore[attr-defined]
     top = types.ModuleType(package)
@@ -62,7 +62,7 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
     made: dict[str, Any] = {
         package: top,
         f"{package}.atomics": atomics,
-        f"{package}.jit": jit,
+        f"{package}.decorators": decorators,
         messages.__name__: messages,
     }
     sys.modules.update(made)
