@@ -74,13 +74,14 @@ class Intracomm(ObjectCollectives):
         _check_kind(comm, self._kind)
         self._set_up(Settings(algorithm, timeout))
 
-    def _set_up(self, settings: Settings) -> None:
-        """Find or make what is private to the communicator; collective."""
-        mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
-        if mismatch is not None:
-            raise RuntimeError(mismatch)
-        abort.install()
-        channel = channel_of(MPI.Intracomm(self))
+    def _set_up(self, settings: Settings, parent: Channel | None = None) -> None:
+        """Find or make what is private to the communicator, made from one that has `parent`, if any; collective."""
+        if parent is None:
+            mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+            if mismatch is not None:
+                raise RuntimeError(mismatch)
+            abort.install()
+        channel = channel_of(MPI.Intracomm(self), parent)
         means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
         try:
             _check_settings(*settings)
@@ -207,13 +208,18 @@ class Intracomm(ObjectCollectives):
         return wrap(MPI.Intracomm.Create_from_group(group, stringtag, info, errhandler), Settings())
 
     def _wrap(self, comm: MPI.Comm) -> Any:
-        return wrap(comm, self._settings)
+        return wrap(comm, self._settings, self._own_channel())
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
         if complete:
-            made._set_up(self._settings)
+            made._set_up(self._settings, self._own_channel())
         return made
+
+    def _own_channel(self) -> Channel | None:
+        """Return the channel, None on all ranks if there is none yet; not collective."""
+        scope = self.__dict__.get("_scope")
+        return None if scope is None else scope.channel
 
 
 _SET_UP = (
@@ -264,10 +270,10 @@ _OURS: dict[type, type[Intracomm]] = {
 }
 
 
-def wrap(comm: MPI.Comm, settings: Settings) -> Any:
+def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`.
+    Collective over `comm`. `parent` is the channel of a communicator that has all its ranks.
     """
     if comm == MPI.COMM_NULL:
         return comm
@@ -275,7 +281,10 @@ def wrap(comm: MPI.Comm, settings: Settings) -> Any:
         made = Intercomm(comm)
         made._settings = settings
         return made
-    return _OURS[type(comm)](comm, **settings._asdict())  # type: ignore[arg-type]
+    kind = _OURS[type(comm)]
+    ours = kind.__new__(kind, comm)
+    ours._set_up(settings, parent)
+    return ours
 
 
 def _predefined(name: str) -> MPI.Intracomm:

@@ -92,10 +92,13 @@ def cores() -> int:
 
 def cache_folder() -> Path:
     """Return the folder of measurements: ``$MPICOLL_CACHE_DIR``, else ``mpicoll`` in the user's cache directory."""
-    own = os.environ.get("MPICOLL_CACHE_DIR")
+    return _cache_folder(*map(os.environ.get, ("MPICOLL_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+
+
+@lru_cache(maxsize=4)
+def _cache_folder(own: str | None, base: str | None, home: str | None) -> Path:
     if own:
         return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mpicoll"
 
 

@@ -6,6 +6,7 @@ and broadcasts it, so that all ranks select the same algorithms.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -34,13 +35,9 @@ _read: dict[Path, str] = {}
 
 def facts(channel: Channel) -> dict[str, Any]:
     """Return the properties of a communicator for which a table is valid."""
-    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     cluster = channel.cluster
     return {
-        "library": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
-        "thread_level": levels.index(MPI.Query_thread()),
-        "machine": platform.machine(),
-        "processor": processor(),
+        **_facts_of_process(),
         "cores": cores(),
         "ranks": channel.size,
         "nodes": (channel.size if channel.apart else 1) if cluster is None else len(set(cluster.node_of)),
@@ -48,10 +45,26 @@ def facts(channel: Channel) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _facts_of_process() -> dict[str, Any]:
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    return {
+        "library": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
+        "thread_level": levels.index(MPI.Query_thread()),
+        "machine": platform.machine(),
+        "processor": processor(),
+    }
+
+
 def path_for(known: dict[str, Any]) -> Path:
     """Return the file of the table for the facts `known`."""
-    code = zlib.crc32(json.dumps(known, sort_keys=True).encode())
-    return cache_folder() / f"tuning-{known['ranks']}-ranks-{code:08x}.json"
+    return cache_folder() / _name_for(tuple(known.items()))
+
+
+@functools.cache
+def _name_for(known: tuple[tuple[str, Any], ...]) -> str:
+    code = zlib.crc32(json.dumps(dict(known), sort_keys=True).encode())
+    return f"tuning-{dict(known)['ranks']}-ranks-{code:08x}.json"
 
 
 def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:

@@ -12,12 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator.settings import agree_on_settings
+from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
+from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
@@ -50,33 +51,6 @@ class Tags:
         """Return the tag of a call in a slot; slot 0 is for blocking calls."""
         codes = (1 << self._code_bits) - self.FIRST_FREE
         return (slot << self._code_bits) + self.FIRST_FREE + signature.code % codes
-
-
-class WorkingMemory:
-    """Working memory shared by the plans of blocking calls, of which one runs at a time; it never shrinks."""
-
-    _ALIGNMENT = 64
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self._used = 0
-
-    def restart(self) -> None:
-        """Start a new plan, which may use all the memory."""
-        self._used = 0
-
-    def take(self, count: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """Return uninitialised memory that no other part of the same plan uses."""
-        nbytes = count * dtype.itemsize
-        start = self._used
-        if start + nbytes > self._memory.size:
-            # Plans that hold the old memory keep it alive; parts of this plan may lie in old and new memory.
-            grown = max(start + nbytes, 2 * self._memory.size, 1 << 16)
-            raw = np.empty(grown + self._ALIGNMENT, np.uint8)
-            shift = -raw.ctypes.data % self._ALIGNMENT
-            self._memory = raw[shift : shift + grown]
-        self._used = start + -(-nbytes // self._ALIGNMENT) * self._ALIGNMENT
-        return self._memory[start : start + nbytes].view(dtype)
 
 
 BUSY = "another collective is being called on this communicator, from a thread or a callback"
@@ -134,6 +108,13 @@ class Topology(Protocol):
         """Free everything; collective."""
 
 
+class Ancestor(NamedTuple):
+    """A channel whose facts hold for a new one, and which of its ranks the new one's ranks are."""
+
+    channel: Channel
+    ranks: np.ndarray
+
+
 class Channel:
     """Private state of one communicator for our collectives.
 
@@ -143,8 +124,10 @@ class Channel:
         The private duplicate.
     node
         The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
-    apart
-        Whether every rank is on a node of its own.
+    is_alone, apart
+        Whether ranks are on several nodes, or were made to keep to messages; whether each has a node of its own.
+    node_ids
+        A number for the node of each rank, see :func:`mpicoll.communicator.topology.node_ids`; None inside a cluster.
     cluster
         The division into nodes, if there are several and one of them has several ranks; else None.
     dispatch
@@ -174,14 +157,18 @@ class Channel:
         :func:`mpicoll.messages.call_agreement.take_slot`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False, parent: Ancestor | None = None
+    ) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
-        self.check, session = agree_on_settings(self.comm)
-        self.polls = polls_before_yield(self.comm)
-        self.apart = apart
-        self.node = None if alone else node.make(self.comm, oversubscribed=self.polls == 1)
+        session = agree_on_session(self.comm)
+        self.check: str = agree_on_check_mode(self.comm) if parent is None else parent.channel.check
+        self.polls: int = polls_before_yield(self.comm) if parent is None else parent.channel.polls
+        self.is_alone, self.apart = alone, apart
+        self.node_ids: np.ndarray | None = None
+        self.node = None if alone else self._domain(parent)
         self.cluster: Topology | None = None
         job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
         self.dispatch = FastDispatch(self.size, None if self.check == "full" else job, checked=self.check == "default")
@@ -205,6 +192,12 @@ class Channel:
         self._read_news_at = NEWS_EVERY
         self._nonblocking = 0
         _channels.add(self)
+
+    def _domain(self, parent: Ancestor | None) -> node.SharedMemoryDomain | None:
+        oversubscribed = self.polls == 1
+        if parent is None or parent.channel.is_alone:
+            return node.make(self.comm, oversubscribed)
+        return node.derive(self.comm, oversubscribed, parent.channel.node, parent.ranks)
 
     @property
     def shared_nbytes(self) -> float:

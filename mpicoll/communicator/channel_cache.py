@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
@@ -28,14 +28,21 @@ def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
         channel.close()
 
 
-def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return the channel of a communicator; the first call for it makes the channel and is collective."""
+def channel_of(comm: MPI.Intracomm, parent: Channel | None = None) -> Channel:
+    """Return the channel of a communicator; the first call for it makes the channel and is collective.
+
+    Parameters
+    ----------
+    parent
+        Channel of a communicator with all these ranks, equally given on all of them. What its ranks have agreed on
+        holds for the new one too: nodes, check mode, how processes reach each other's memory.
+    """
     global _keyval
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
     channel = comm.Get_attr(_keyval)
     if not isinstance(channel, Channel):
-        channel = _make(comm)
+        channel = _make(comm) if parent is None else _derive(comm, parent)
         comm.Set_attr(_keyval, channel)
     return channel
 
@@ -56,9 +63,23 @@ def _make(comm: MPI.Intracomm) -> Channel:
     if comm.size > 1:
         _load_kernels()
     _check_environments(comm)
-    ids = node_ids(comm)
+    return _on_nodes(comm, node_ids(comm), None)
+
+
+def _derive(comm: MPI.Intracomm, parent: Channel) -> Channel:
+    group, known = comm.Get_group(), parent.comm.Get_group()
+    ranks = np.array(MPI.Group.Translate_ranks(group, range(comm.size), known))
+    group.Free()
+    known.Free()
+    if parent.node_ids is None or (ranks < 0).any():
+        return _make(comm)
+    return _on_nodes(comm, parent.node_ids[ranks], Ancestor(parent, ranks))
+
+
+def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None) -> Channel:
     nodes = len(set(ids.tolist()))
-    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size)
+    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent)
+    channel.node_ids = ids
     if 1 < nodes < comm.size:
         channel.cluster = NodeTopology(channel, ids)
     return channel

@@ -19,9 +19,15 @@ def check_mode() -> str:
     return text
 
 
-def agree_on_settings(comm: MPI.Intracomm) -> tuple[str, int]:
-    """Return the strictest check mode of any rank, and a random number that identifies the channel; collective."""
-    session = secrets.randbits(62) if comm.rank == 0 else 0
-    agreed = np.array([CHECK_MODES.index(check_mode()), session], np.int64)
+def agree_on_check_mode(comm: MPI.Intracomm) -> str:
+    """Return the strictest check mode of any rank; collective."""
+    agreed = np.array([CHECK_MODES.index(check_mode())], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
-    return CHECK_MODES[agreed[0]], int(agreed[1])
+    return CHECK_MODES[agreed[0]]
+
+
+def agree_on_session(comm: MPI.Intracomm) -> int:
+    """Return a random number that identifies the channel; collective."""
+    session = np.array([secrets.randbits(62) if comm.rank == 0 else 0], np.int64)
+    comm.Bcast(session)
+    return int(session[0])

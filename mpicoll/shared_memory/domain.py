@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import warnings
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,10 +20,9 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import plans
-from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import numpy_allocator, process_copies, segment
+from mpicoll.shared_memory import numpy_allocator, peers, process_copies, segment
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
@@ -68,10 +66,15 @@ class NonblockingSlot(NamedTuple):
 class SharedMemoryDomain:
     """One rank's side of the shared memory of a communicator.
 
+    Parameters
+    ----------
+    known
+        Domain that knows the processes of all ranks already.
+
     Attributes
     ----------
-    reach
-        Whether processes may copy from each other's private memory.
+    peers, reach
+        Processes of all ranks; whether processes may copy from each other's private memory.
     method
         The method of access to private memory, see :mod:`mpicoll.kernels.operands`.
     segments
@@ -80,7 +83,7 @@ class SharedMemoryDomain:
         Times of copies between processes relative to copies in segments; None if only one of them is possible.
     """
 
-    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
         self.size, self.rank = comm.size, comm.rank
         self._oversubscribed = oversubscribed
         self.slot_nbytes = slot_nbytes(self.size)
@@ -89,75 +92,50 @@ class SharedMemoryDomain:
             self.slot_nbytes = min(self.slot_nbytes, max(1 << 10, ALL_SLOTS_NBYTES // self.size))
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
-        self._peers = np.zeros((self.size, words.PEER_WORDS), np.int64)
         self._stages = numpy_allocator.empty(words.STAGES_PER_LANE * _LANES * STAGE_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
+        self._clear_records(self._memory)
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
-        self.reach, self.segments = self._meet(comm)
+        if known is None:
+            self.peers = peers.meet(comm, self._stages, self._memory)
+        else:
+            self.peers = peers.inherit(comm, self._stages, self._memory, known.domain.peers, known.ranks)
+        self._peers, self.reach, self.segments, _ = self.peers
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         self._window: MPI.Win | None = None
-        self._base = self._common_memory(comm)
-        self.copies = process_copies.ratios(comm, self._peers) if self.reach and self.segments else None
+        self._base = _page_from(self.peers.common) if self.segments else self._in_window(comm)
+        self.copies = self._ratios(comm, known)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
         self._busy = 0
 
-    def _common_memory(self, comm: MPI.Intracomm) -> int:
-        """Return where the records and slots begin: in rank 0's segment, or in a window of the MPI library."""
-        nbytes = common_nbytes(self.size)
-        if self.segments:
-            place = np.array([self._memory.ctypes.data], np.int64)
-            comm.Bcast(place)
-            _, address, mapped, *_ = self._peers[0].tolist()
-            base = int(place[0]) - address + mapped
-        else:
-            self._window = MPI.Win.Allocate_shared(nbytes if self.rank == 0 else 0, 1, comm=comm)
-            self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
-            base = self._memory.ctypes.data
-        base += -base % _PAGE
+    def _clear_records(self, memory: np.ndarray) -> None:
+        """Clear the records in common memory; on the first rank, before the others know where it is."""
         if self.rank == 0:
-            view_at(base, _LANES * self._lane_nbytes, np.dtype(np.uint8))[:] = 0
-        comm.Barrier()
-        return base
+            begin = _page_from(memory.ctypes.data) - memory.ctypes.data
+            memory[begin : begin + _LANES * self._lane_nbytes] = 0
 
-    def _own_arrays(self) -> list[np.ndarray]:
-        return [self._stages, self._memory] if self.rank == 0 else [self._stages]
+    def _in_window(self, comm: MPI.Intracomm) -> int:
+        """Return where the records and slots begin in a window of the MPI library."""
+        self._window = MPI.Win.Allocate_shared(common_nbytes(self.size) if self.rank == 0 else 0, 1, comm=comm)
+        self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
+        self._clear_records(self._memory)
+        comm.Barrier()
+        return _page_from(self._memory.ctypes.data)
+
+    def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> process_copies.Ratios | None:
+        if not (self.reach and self.segments):
+            return None
+        if known is not None and known.domain.copies is not None:
+            return known.domain.copies
+        return process_copies.ratios(comm, self._peers)
 
     def _slots(self) -> int:
         records = _LANES * self._lane_nbytes
         return self._base + -(-records // _PAGE) * _PAGE
-
-    def _meet(self, comm: MPI.Intracomm) -> tuple[bool, bool]:
-        """Exchange processes and segments; return whether all can copy from each other, and whether all see all."""
-        own = segment.own()
-        probe = np.array([secrets.randbits(62), 0], np.int64)
-        places = [probe.ctypes.data, probe[0], self._stages.ctypes.data]
-        card = np.array(
-            [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, *places], np.int64
-        )
-        cards = np.empty((self.size, card.size), np.int64)
-        comm.Allgather(card, cards)
-        # A full segment gives ordinary memory, which the others do not see.
-        seen = all(0 <= own_array.ctypes.data - own.address < own.nbytes for own_array in self._own_arrays())
-        read = True
-        room = np.zeros(5, np.int64)
-        for rank, (space, pid, address, fd, nbytes, nonce, theirs, number, stages) in enumerate(cards.tolist()):
-            known = space == card[0]  # else the number of the process means another one here, or none
-            mapped = own.address if rank == self.rank else segment.map_peer(pid, fd, nbytes, nonce) if known else 0
-            seen = seen and mapped != 0
-            self._peers[rank] = pid, address, mapped, nbytes, stages - address + mapped
-            if (rank - self.rank) % self.size == 1:
-                read = known and _may_transfer() and atomics.try_transfers.run(pid, theirs, room.ctypes.data, number)
-        agreed = np.array([read, seen], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)
-        written = np.array([int(agreed[0] == 0 or probe[1] == probe[0] + 1)], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, written, MPI.MIN)
-        if not agreed[1]:
-            self._peers[:, words.SEGMENT_NBYTES] = 0
-        return bool(agreed[0] and written[0]), bool(agreed[1])
 
     def _job(self, lane: int, slot_nbytes: int) -> np.ndarray:
         """Return the job of a lane; lane 0 is for blocking operations."""
@@ -266,17 +244,9 @@ class SharedMemoryDomain:
             self._window.Free()
 
 
-def process_namespace() -> int:
-    """Return the number of this process' PID namespace, -1 where the system does not say."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return -1
-
-
-def _may_transfer() -> bool:
-    """Return whether the environment allows copies between processes."""
-    return os.environ.get("MPICOLL_TRANSFER", "on") != "off"
+def _page_from(address: int) -> int:
+    """Return the start of the first page at an address or behind it."""
+    return address + -address % _PAGE
 
 
 def common_nbytes(size: int) -> int:
@@ -314,6 +284,13 @@ def obstacle(size: int) -> str:
     return ""
 
 
+class _Known(NamedTuple):
+    """A domain of more ranks, and which of them the ranks of the new one are."""
+
+    domain: SharedMemoryDomain
+    ranks: np.ndarray
+
+
 def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None:
     """Return the domain of a communicator whose ranks are all on one node, None if they share no memory; collective.
 
@@ -330,3 +307,12 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
     if first[0] == comm.rank and reason not in _INTENDED:
         warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
     return SharedMemoryDomain(comm, oversubscribed) if first[0] == comm.size else None
+
+
+def derive(
+    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, ranks: np.ndarray
+) -> SharedMemoryDomain | None:
+    """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
+    if comm.size == 1 or domain is None:
+        return None
+    return SharedMemoryDomain(comm, oversubscribed, _Known(domain, ranks))

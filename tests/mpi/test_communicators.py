@@ -16,7 +16,9 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import Intracomm
 from mpicoll.errors import CommunicatorBroken, RemoteError
+from mpicoll.kernels import operation_words as words
 from mpicoll.schedules import ALGORITHMS
+from mpicoll.shared_memory import numpy_allocator
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -170,6 +172,51 @@ def test_what_is_made_of_ours_is_ours(comm: Intracomm, name: str) -> None:
         made.Free()
         assert made == MPI.COMM_NULL
     check(comm)
+
+
+def test_what_is_made_of_ours_knows_what_its_ranks_know_already(comm: Intracomm) -> None:
+    """Reversed, in parts, of parts, and when the first one is gone: as if all had been found out anew."""
+    first = comm.Dup()
+    reversed_ranks = first.Split(0, -first.rank)
+    part = reversed_ranks.Split(reversed_ranks.rank % 2)
+    first.Free()
+    for made in (reversed_ranks, part):
+        plain = MPI.Intracomm(made).Dup()
+        anew = Intracomm(plain)
+        ours, wanted = made.channel, anew.channel
+        assert (ours.check, ours.polls, ours.is_alone, ours.apart) == (
+            wanted.check,
+            wanted.polls,
+            wanted.is_alone,
+            wanted.apart,
+        )
+        assert (ours.node is None) == (wanted.node is None)
+        if ours.node is not None and wanted.node is not None:
+            assert (ours.node.segments, ours.node.reach) == (wanted.node.segments, wanted.node.reach)
+            assert (ours.node.peers.table[:, : words.STAGES] == wanted.node.peers.table[:, : words.STAGES]).all()
+        for count in (3, 5000, 300_000):
+            check(made, count)
+        anew.Free()
+    part.Free()
+    reversed_ranks.Free()
+
+
+def test_a_full_segment_of_one_rank_counts_for_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new communicator has shared memory of the MPI library's then, and copies between processes."""
+    if comm.channel.node is None or not comm.channel.node.segments:
+        pytest.skip("no segments here")
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(numpy_allocator, "empty", np.empty)
+        made = comm.Dup()
+    assert made.channel.node is not None
+    assert not made.channel.node.segments
+    for count in (3, 5000, 300_000):
+        check(made, count)
+    again = made.Dup()
+    check(again, 300_000)
+    again.Free()
+    made.Free()
 
 
 def test_nonblocking_dup(comm: Intracomm) -> None:
