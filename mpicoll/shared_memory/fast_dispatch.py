@@ -6,7 +6,7 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,22 @@ class CompiledCall(NamedTuple):
     signature: Signature
 
 
+@cache
+def _fixed_words(size: int) -> np.ndarray:
+    """Return the words of a table that are the same for all communicators of `size` ranks."""
+    words = np.zeros(dispatch_table.table_words(size), np.int64)
+    words[dispatch_table.ARRAY_TYPE], words[dispatch_table.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
+    words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
+    words[dispatch_table.OPS], words[dispatch_table.DTYPES] = len(_OPS), len(kernels.DTYPES)
+    for begin, values in (
+        (dispatch_table.OP_IDS, [id(op) for op in _OPS]),
+        (dispatch_table.DTYPE_IDS, [id(dtype) for dtype in kernels.DTYPES]),
+        (dispatch_table.ITEMSIZES, [dtype.itemsize for dtype in kernels.DTYPES]),
+    ):
+        words[begin : begin + len(values)] = values
+    return words
+
+
 class FastDispatch:
     """Dispatch table of one communicator.
 
@@ -86,7 +102,7 @@ class FastDispatch:
         self._known[:, dispatch_table.KNOWN_CALL] = -1
         self._signatures: dict[int, Signature] = {}
         self._learned = 0
-        self._words = np.zeros(dispatch_table.table_words(size), np.int64)
+        self._words = _fixed_words(size).copy()
         self._history = np.zeros((dispatch_table.HISTORY_LENGTH, dispatch_table.HISTORY_ENTRY), np.int64)
         self._agreed = np.zeros((dispatch_table.AGREED_LENGTH, 2), np.int64)
         self.address = self._words.ctypes.data
@@ -97,26 +113,16 @@ class FastDispatch:
         if job is None:
             return
         words[dispatch_table.JOB] = job.ctypes.data
-        words[dispatch_table.ARRAY_TYPE], words[dispatch_table.IN_PLACE] = id(np.ndarray), id(MPI.IN_PLACE)
         if self.usable and dispatch_table.knows_lists():
             pairs = _datatype_pairs()
             words[dispatch_table.LIST_TYPE] = id(list)
             words[dispatch_table.DATATYPES], words[dispatch_table.DATATYPE_COUNT] = pairs.ctypes.data, len(pairs)
-        words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
-        words[dispatch_table.OPS], words[dispatch_table.DTYPES] = len(_OPS), len(kernels.DTYPES)
         words[dispatch_table.KNOWN] = self._known.ctypes.data
         words[dispatch_table.HISTORY], words[dispatch_table.AGREED] = (
             self._history.ctypes.data,
             self._agreed.ctypes.data,
         )
         words[dispatch_table.CHECKED], words[dispatch_table.METHOD] = checked, job[layout.METHOD]
-        words[dispatch_table.OP_IDS : dispatch_table.OP_IDS + len(_OPS)] = [id(op) for op in _OPS]
-        words[dispatch_table.DTYPE_IDS : dispatch_table.DTYPE_IDS + len(kernels.DTYPES)] = [
-            id(dtype) for dtype in kernels.DTYPES
-        ]
-        words[dispatch_table.ITEMSIZES : dispatch_table.ITEMSIZES + len(kernels.DTYPES)] = [
-            dtype.itemsize for dtype in kernels.DTYPES
-        ]
 
     @property
     def number(self) -> int:
