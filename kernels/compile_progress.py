@@ -15,8 +15,8 @@ _PATIENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0
 """Between two lines where standard error is no terminal."""
 _FIRST = (
-    "mpicoll: compiling kernels for this processor, once; it takes a minute or more, "
-    "and python -m mpicoll warmup does it beforehand"
+    "mpicoll: compiling kernels that this program needs and that are not on disk yet; "
+    "python -m mpicoll warmup compiles all of them beforehand, in some minutes"
 )
 
 

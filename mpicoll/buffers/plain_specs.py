@@ -112,21 +112,40 @@ def are_counts(counts: Any, size: int) -> bool:
     return all(type(count) is int and count >= 0 for count in counts)
 
 
+def listed(counts: Any) -> Any:
+    """Return a vector of whole numbers as a list, anything else as it is."""
+    if type(counts) is np.ndarray and counts.ndim == 1 and counts.dtype.kind in "iu":
+        return counts.tolist()
+    return counts
+
+
+def divided(count: int, size: int) -> list[int]:
+    """Return how elements are divided evenly, as mpi4py does: the first blocks are longer by one if need be."""
+    each, longer = divmod(count, size)
+    return [each + 1] * longer + [each] * (size - longer)
+
+
 def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
-    """Return the blocks of ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...; None for others."""
-    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
+    """Return the blocks of ``array``, ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...
+
+    Counts and displacements are lists, tuples or vectors of whole numbers. None is returned for others.
+    """
+    if type(spec) not in (list, tuple):
+        spec = (spec,)
+    if not 1 <= len(spec) <= 4:
         return None
     array, *where = spec
     if type(array) is not np.ndarray or not array.flags.c_contiguous:
         return None
-    if isinstance(where[-1], (MPI.Datatype, str)):
+    if where and isinstance(where[-1], (MPI.Datatype, str)):
         if not fits(array.dtype, where.pop()):
             return None
     elif len(spec) > 2:
         return None
-    if not where or array.dtype.kind not in "biufc" or not array.dtype.isnative:
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
-    counts, displs = _pair(where, None)
+    counts, displs = _pair(where, None) if where else (divided(array.size, size), None)
+    counts, displs = listed(counts), listed(displs)
     if not are_counts(counts, size):
         return None
     if displs is None:

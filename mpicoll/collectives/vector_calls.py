@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import are_counts, array_of, dtypes_by_handle, plain_blocks
+from mpicoll.buffers.plain_specs import are_counts, array_of, dtypes_by_handle, listed, plain_blocks
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, ToldCounts
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, go_on, run
@@ -135,7 +135,7 @@ class VectorCalls:
         return send, whole[0], whole[1].counts
 
     def _plain_reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> _Plain | None:
-        send, recv = array_of(sendbuf, sent=True), array_of(recvbuf)
+        send, recv, recvcounts = array_of(sendbuf, sent=True), array_of(recvbuf), listed(recvcounts)
         if type(send) is not np.ndarray or type(recv) is not np.ndarray or not are_counts(recvcounts, self._size):
             return None
         return send, recv, tuple(recvcounts)
@@ -191,14 +191,12 @@ class VectorCalls:
 
     def _whole(self, spec: Any) -> tuple[np.ndarray, _Lengths] | None:
         """Return array and lengths of blocks that make up, in order, the beginning of an array; None for others."""
-        key = _key_of(spec)
+        array, key = _key_of(spec)
         try:
             lengths = None if key is None else self._lengths.get(key)
         except TypeError:  # a list of lists has no hash
             key = lengths = None
-        if lengths is not None:
-            array = spec[0]
-        else:
+        if lengths is None:
             found = _described(spec, self._size)
             if found is None:
                 return None
@@ -210,21 +208,41 @@ class VectorCalls:
         return (array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
 
 
-def _key_of(spec: Any) -> tuple[Any, int] | None:
-    """Return counts and displacements, and the datatype, of ``[array, counts, type]`` and the like; None for others."""
-    if type(spec) not in (list, tuple) or len(spec) != 3:
-        return None
-    array, where, datatype = spec
-    if type(array) is not np.ndarray or type(datatype) is not MPI.Datatype or not array.flags.c_contiguous:
-        return None
-    handle = datatype.handle
-    if array.dtype is not dtypes_by_handle().get(handle):
-        return None
-    if type(where) is list:
-        return tuple(where), handle
-    if type(where) is tuple and len(where) == 2 and type(where[0]) is type(where[1]) is list:
-        return (tuple(where[0]), tuple(where[1])), handle
-    return None
+def _key_of(spec: Any) -> tuple[Any, Any]:
+    """Return the array of a specification, and a key of its element type, counts and displacements.
+
+    None takes the place of the key where the specification is not one that many programs use.
+    """
+    if type(spec) is np.ndarray:
+        return spec, (spec.dtype, spec.size) if spec.flags.c_contiguous else None
+    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
+        return spec, None
+    array, *where = spec
+    if type(array) is not np.ndarray or not array.flags.c_contiguous:
+        return array, None
+    if type(where[-1]) is MPI.Datatype:
+        if array.dtype is not dtypes_by_handle().get(where.pop().handle):
+            return array, None
+    elif len(spec) > 2:
+        return array, None
+    if not where:
+        return array, (array.dtype, array.size)
+    if len(where) == 1 and type(where[0]) is tuple:
+        where = [*where[0]]
+    if len(where) == 1:
+        where.append(None)
+    if len(where) != 2:
+        return array, None
+    return array, (array.dtype, _frozen(where[0]), _frozen(where[1]))
+
+
+def _frozen(counts: Any) -> Any:
+    """Return counts or displacements as part of a key; a list for those that cannot be."""
+    if type(counts) is list or counts is None:
+        return None if counts is None else tuple(counts)
+    if type(counts) is np.ndarray:
+        return counts.dtype.char, counts.shape, counts.tobytes()
+    return []
 
 
 def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +61,13 @@ class OwnSamples:
         if not len(x) == len(y) == len(indices):
             raise DataError(f"data: batch gives {len(x)} and {len(y)} rows for {len(indices)} indices")
         return x, y
+
+    def digest(self) -> int:
+        """Return a checksum of the first and the last sample, 0 if there are none."""
+        if not self.count:
+            return 0
+        parts = self.batch(np.array([0, self.count - 1]))
+        return zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))
 
 
 class StoredSamples:
@@ -186,7 +194,9 @@ def check_same_data(comm: MPI.Intracomm, facts: object) -> None:
     """
     if differing := differing_ranks(comm, hashlib.sha256(repr(facts).encode()).digest()):
         ranks = ", ".join(map(str, differing))
-        raise DataError(f"rank {ranks}: number of samples or shapes of parameters differ from those of other ranks")
+        raise DataError(
+            f"rank {ranks}: samples, their number, or shapes of parameters differ from those of other ranks"
+        )
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

@@ -102,14 +102,28 @@ def register(
     rotates: bool = False,
     parts: PartsBuilder | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Return a decorator that registers a builder under `collective` and `name`; see :class:`Algorithm`."""
+    """Return a decorator that registers a builder under `collective` and `name`; see :class:`Algorithm`.
+
+    Raises
+    ------
+    ValueError
+        By the decorator, if another function has this name already; the same function may be defined again, as in a
+        notebook.
+    """
 
     def enter(build: Builder) -> Builder:
+        known = ALGORITHMS.get(collective, {}).get(name)
+        if known is not None and _place(known.build) != _place(build):
+            raise ValueError(f"name: {collective!r} has an algorithm {name!r} already, {'.'.join(_place(known.build))}")
         row = Algorithm(collective, name, build, ordered, segmented, min_segments, rotates, parts)
         ALGORITHMS.setdefault(collective, {})[name] = row
         return build
 
     return enter
+
+
+def _place(build: Builder) -> tuple[str, str]:
+    return build.__module__, getattr(build, "__qualname__", repr(build))
 
 
 def collectives() -> tuple[str, ...]:

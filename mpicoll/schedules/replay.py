@@ -62,6 +62,8 @@ class Ensemble:
     def _pair(
         self, sends: dict[tuple[int, int], deque[tuple[Posting, Send]]], rank: int, place: Posting, recv: Recv
     ) -> None:
+        if not isinstance(recv.reduce, Reduce):
+            raise ScheduleError(f"rank {rank} step {place.step + 1}: {recv.reduce!r} of {recv} is not a Reduce")
         queue = sends.get((recv.peer, rank))
         if not queue:
             raise ScheduleError(f"rank {rank} step {place.step + 1}: rank {recv.peer} never sends this message")
@@ -197,10 +199,12 @@ class Replay:
             self.vectors[rank][chunk] = value
         elif own is None:
             raise ScheduleError(f"rank {rank} step {number + 1}: reduces into chunk {chunk}, which it does not hold")
-        elif reduce is Reduce.RECEIVED_FIRST:
-            self.vectors[rank][chunk] = self.combine(value, own)
         else:
-            self.vectors[rank][chunk] = self.combine(own, value)
+            try:
+                operands = (value, own) if reduce is Reduce.RECEIVED_FIRST else (own, value)
+                self.vectors[rank][chunk] = self.combine(*operands)
+            except ScheduleError as error:
+                raise ScheduleError(f"rank {rank} step {number + 1}: chunk {chunk}: {error}") from None
 
 
 def _overlap(one: Send | Recv, other: Send | Recv) -> bool:

@@ -43,8 +43,9 @@ class _Terms:
     def combine(self, left: Term, right: Term) -> Term:
         key = (id(left), id(right))
         if key not in self._pairs:
-            if left.contributors & right.contributors:
-                raise ScheduleError(f"a contribution is counted twice: {left} with {right}")
+            if twice := left.contributors & right.contributors:
+                ranks = ", ".join(str(rank) for rank in range(twice.bit_length()) if twice >> rank & 1)
+                raise ScheduleError(f"the contribution of rank {ranks} is counted twice")
             run = None
             if left.in_order and right.in_order and left.in_order[1] + 1 == right.in_order[0]:
                 run = (left.in_order[0], right.in_order[1])

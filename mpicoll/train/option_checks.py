@@ -123,6 +123,8 @@ def _check_data(options: dict[str, Any]) -> None:
 
 
 def _check_compression(options: dict[str, Any]) -> None:
+    if options["compression"] == "none":
+        options["compression"] = None
     spec, feedback = options["compression"], options["error_feedback"]
     if spec is None:
         if feedback != "auto" or options["warmup_dense"]:

@@ -175,7 +175,8 @@ class Trainer:
         Raises
         ------
         TrainingError
-            On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have different data.
+            On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have
+            other data than others: numbers of samples, the first and the last sample, and shapes are compared.
         Exception
             On the rank where the model, the data set or a callback raised it. Unless the exception ends the job, the
             other ranks wait for this one, at most for the timeout.
@@ -199,7 +200,8 @@ class Trainer:
 
     def _load(self, config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
         train, test = OwnSamples(self._data), OwnSamples(self._test_data)
-        check_same_data(comm, (train.count, test.count, self._model.shapes, self._model.dtype))
+        samples = train.count, test.count, train.digest(), test.digest()
+        check_same_data(comm, (*samples, self._model.shapes, self._model.dtype))
         return Dataset(train, test, 0, 0, None), self._model
 
 

@@ -35,6 +35,7 @@ from mpicoll.train.plot_run import check_drawable, draw
 from mpicoll.train.process_facts import process_age, threads
 from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
 from mpicoll.train.saver import Saver
+from mpicoll.train.strategies import strategy_name
 from mpicoll.train.tensorboard import EventLog
 
 Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
@@ -190,6 +191,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequ
         "seconds": clock.seconds,
         "seconds_by_rank": loop.clock.by_rank(comm),
         "config": asdict(config),
+        "strategy": strategy_name(config.mode, config.shard),
         "versions": _versions(),
     }
 

@@ -48,6 +48,10 @@ def range_of(comm: Intracomm) -> list[int]:
     return [rank + 2 for rank in range(comm.size)]
 
 
+def starts_of(comm: Intracomm) -> np.ndarray:
+    return np.cumsum([0, *range_of(comm)])[:-1]
+
+
 PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "two arrays": lambda c: c.Allreduce(filled(c), np.zeros(COUNT)),
     "keywords": lambda c: c.Allreduce(sendbuf=filled(c), recvbuf=np.zeros(COUNT), op=MPI.SUM),
@@ -86,6 +90,21 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
     "allgather in place": lambda c: c.Allgather(IN_PLACE, np.ones((c.size, COUNT))),
     "allgather in place into a list": lambda c: c.Allgather(IN_PLACE, [np.ones((c.size, COUNT)), MPI.DOUBLE]),
     "allgatherv in place": lambda c: c.Allgatherv(IN_PLACE, [np.ones(99), range_of(c), MPI.DOUBLE]),
+    "allgatherv into an array": lambda c: c.Allgatherv(filled(c), np.zeros((c.size, COUNT))),
+    "allgatherv into an array and type": lambda c: c.Allgatherv(filled(c), [np.zeros(c.size * COUNT), MPI.DOUBLE]),
+    "allgatherv with vectors": lambda c: c.Allgatherv(
+        np.ones(c.rank + 2), [np.zeros(99), np.array(range_of(c), np.int32), starts_of(c), MPI.DOUBLE]
+    ),
+    "allgatherv with a pair of vectors": lambda c: c.Allgatherv(
+        np.ones(c.rank + 2), [np.zeros(99), (np.array(range_of(c)), starts_of(c))]
+    ),
+    "gatherv with vectors": lambda c: c.Gatherv(
+        np.ones(c.rank + 2), [np.zeros(99), np.array(range_of(c), np.uint8), starts_of(c), "d"] if c.rank == 0 else None
+    ),
+    "scatterv of an array": lambda c: c.Scatterv(np.ones(c.size * COUNT) if c.rank == 0 else None, np.zeros(COUNT)),
+    "reduce_scatter with a vector": lambda c: c.Reduce_scatter(
+        np.ones(sum(range_of(c))), np.zeros(c.rank + 2), np.array(range_of(c))
+    ),
     "equal counts": lambda c: c.Allgatherv(filled(c), [np.zeros((c.size, COUNT)), [COUNT] * c.size]),
     "bcast of a list": lambda c: c.Bcast([filled(c), COUNT, MPI.DOUBLE], root=1),
     "allgather of lists": lambda c: c.Allgather([filled(c), MPI.DOUBLE], [np.zeros(COUNT * c.size), MPI.DOUBLE]),

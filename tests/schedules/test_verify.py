@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpicoll.schedules import ALGORITHMS, COLLECTIVES, Algorithm, Recv, Reduce, Schedule, Send, Step, find
+from mpicoll.schedules import ALGORITHMS, COLLECTIVES, Algorithm, Recv, Reduce, Schedule, Send, Step, find, register
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify_schedule import verify, verify_schedules
 from tests import extent
@@ -101,8 +101,23 @@ def test_a_contribution_that_counts_twice_is_found() -> None:
         order = Reduce.OWN_FIRST if rank == 0 else Reduce.RECEIVED_FIRST
         return Step((Send(1 - rank, 0, 1),), (Recv(1 - rank, 0, 1, order),))
 
-    with pytest.raises(ScheduleError, match="counted twice"):
+    with pytest.raises(ScheduleError, match="rank 0 step 2: chunk 0: the contribution of rank 0, 1 is counted twice"):
         verify_schedules([Schedule("allreduce", "twice", 2, rank, 1, (exchange(rank),) * 2) for rank in range(2)])
+
+
+def test_a_receive_that_is_no_kind_of_reduction_is_refused() -> None:
+    step = Step((Send(1, 0, 1),), (Recv(1, 0, 1, None),))  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match=r"rank 0 step 1: None of .* is not a Reduce"):
+        verify_schedules([Schedule("allreduce", "odd", 2, 0, 1, (step,)), Schedule("allreduce", "odd", 2, 1, 1, ())])
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    ring = find("allreduce", "ring")
+    with pytest.raises(ValueError, match="'allreduce' has an algorithm 'ring' already"):
+        register("allreduce", "ring")(lambda size, rank, root, segments: None)  # type: ignore[arg-type, return-value]
+    assert find("allreduce", "ring") is ring
+    assert register("allreduce", "ring", segmented=ring.segmented)(ring.build) is ring.build
+    ALGORITHMS["allreduce"]["ring"] = ring
 
 
 def test_sending_before_receiving_in_a_circle_is_a_deadlock() -> None:

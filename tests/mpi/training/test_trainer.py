@@ -110,5 +110,7 @@ def test_all_ranks_stop_early() -> None:
 def test_data_that_differ_between_ranks_are_refused_on_all() -> None:
     if WORLD.size == 1:
         pytest.skip("one rank")
-    with pytest.raises(DataError, match=r"rank 1: number of samples or shapes of parameters differ"):
+    with pytest.raises(DataError, match=r"rank 1: samples, their number, or shapes of parameters differ"):
         Trainer(Softmax(), samples(300 + (WORLD.rank == 1)), epochs=1).fit()
+    with pytest.raises(DataError, match=r"rank 1: samples, their number, or shapes of parameters differ"):
+        Trainer(Softmax(), samples(300, seed=int(WORLD.rank == 1)), epochs=1).fit()
