@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -159,3 +160,41 @@ def test_another_run_is_refused(tmp_path: Path, changed: str, says: str) -> None
     done = start_and_wait(2, *MODULE, "--quiet", *options, "--resume", *changed.split())
     assert done.returncode == 1
     assert says in only_line(done)
+
+
+def test_a_supervised_run_survives_its_ranks(tmp_path: Path) -> None:
+    """Ranks are killed one after the other; the run ends with the bits of one that was left alone."""
+    options = "--steps 400 --batch 20"
+    wanted, result = final(tmp_path, 3, options), tmp_path / "supervised.json"
+    saved = ["--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "5", "--json", str(result)]
+    command = launch.command(3, [*MODULE, "--quiet", *options.split(), *saved])
+    report = tmp_path / "report.json"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "mpicoll.train.supervise", "--backoff", "0.1", "--json", str(report), "--", *command],
+        env=launch.clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    dice = random.Random(3)
+    for kill in range(KILLS):
+        before = kill and max(steps_in(tmp_path / "run"))
+        until = time.monotonic() + 60
+        while max(steps_in(tmp_path / "run"), default=0) <= before or len(ranks_of(supervisor)) < 3:
+            assert supervisor.poll() is None, supervisor.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(dice.choice(ranks_of(supervisor)), signal.SIGKILL)
+        while len(ranks_of(supervisor)) == 3:
+            time.sleep(0.01)
+    text = ended(supervisor)
+    assert supervisor.returncode == 0, text
+    assert json.loads(result.read_text())["parameters_sha256"] == wanted
+    attempts = json.loads(report.read_text())
+    assert len(attempts) == 1 + KILLS
+    assert [attempt["status"] == 0 for attempt in attempts] == [False] * KILLS + [True]
+    assert all(attempt["resumed_from"] for attempt in attempts[1:])
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [int(path.name[5:]) for path in folder.glob("step-*")]

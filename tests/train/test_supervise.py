@@ -1,0 +1,168 @@
+"""The supervisor starts a job again as often as that helps, on fewer ranks if need be, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpicoll.train import supervise
+
+LAUNCHER = f"""#!{sys.executable}
+import os, subprocess, sys, time
+from pathlib import Path
+ranks, arguments = int(sys.argv[2]), sys.argv[3:]
+folder = Path(arguments[arguments.index("--checkpoint") + 1])
+folder.mkdir(exist_ok=True)
+with open(folder / "starts", "a") as file:
+    file.write(" ".join([str(ranks), *arguments]) + "\\n")
+starts = len((folder / "starts").read_text().splitlines())
+def save(step):
+    (folder / f"step-{{step:08d}}").mkdir(exist_ok=True)
+"""
+
+
+class Program:
+    """A launcher of our own that does what `body` says, and the starts that it has seen."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        self.path, self.folder = folder / "launcher", folder / "run"
+        self.path.write_text(LAUNCHER + body)
+        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+        self.report = folder / "report.json"
+
+    def command(self, *options: str, ranks: int = 4, more: tuple[str, ...] = ()) -> list[str]:
+        job = [str(self.path), "-n", str(ranks), "--checkpoint", str(self.folder), *more]
+        return ["--backoff", "0.01", "--json", str(self.report), *options, "--", *job]
+
+    def begin(self, *options: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "mpicoll.train.supervise", *self.command(*options)]
+        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+    def run(self, *options: str) -> tuple[int, str]:
+        job = self.begin(*options)
+        text = job.communicate(timeout=30)[1]
+        return job.returncode, text
+
+    def starts(self) -> list[str]:
+        return (self.folder / "starts").read_text().splitlines()
+
+    def attempts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.report.read_text())
+        return found
+
+
+def test_a_job_that_fails_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    program = Program(tmp_path, "save(10 * starts)\nsys.exit(0 if starts == 6 else 7)\n")
+    status, text = program.run("--restarts", "1")
+    assert status == 0, text
+    assert len(program.starts()) == 6  # each of them had a new checkpoint
+    assert "--resume" not in program.starts()[0]
+    assert all(line.endswith("--resume fallback") for line in program.starts()[1:])
+    assert [attempt["resumed_from"] for attempt in program.attempts()] == [None, 10, 20, 30, 40, 50]
+    assert "it ended with status 7; restart 1 of 1 from step 10 in 0.01 s" in text
+
+
+def test_a_job_that_saves_nothing_new_is_given_up(tmp_path: Path) -> None:
+    program = Program(tmp_path, "save(5)\nsys.exit(9)\n")
+    status, text = program.run("--restarts", "2")
+    assert status == 9
+    assert len(program.starts()) == 3
+    assert "given up with status 9: 3 starts in a row have failed without a new checkpoint" in text
+
+
+def test_wrong_options_are_not_tried_again(tmp_path: Path) -> None:
+    program = Program(tmp_path, "sys.exit(2)\n")
+    status, text = program.run()
+    assert (status, len(program.starts())) == (2, 1)
+    assert "its options are wrong" in text
+
+
+def test_ranks_are_left_out_where_a_number_of_them_fails_again_and_again(tmp_path: Path) -> None:
+    program = Program(tmp_path, "sys.exit(0 if ranks == 2 else 1)\n")
+    status, text = program.run("--restarts", "9", "--min-ranks", "2")
+    assert status == 0, text
+    assert [int(line.split()[0]) for line in program.starts()] == [4, 4, 3, 3, 2]
+    assert "on 3 ranks" in text
+
+
+def test_a_job_without_progress_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    body = """
+if starts == 1:
+    save(1)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    (folder / "child").write_text(str(child.pid))
+    time.sleep(60)
+"""
+    program = Program(tmp_path, body)
+    status, text = program.run("--stall", "1")
+    assert status == 0, text
+    assert "it wrote no checkpoint for 1 s; restart 1 of 3 from step 1" in text
+    assert program.attempts()[0]["reason"] == "it wrote no checkpoint for 1 s"
+    child = Path("/proc") / (program.folder / "child").read_text()
+    assert not child.exists() or (child / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_and_starts_nothing(tmp_path: Path, number: int) -> None:
+    body = """
+import signal
+def end(*_):
+    save(77)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+save(1)
+time.sleep(60)
+"""
+    program = Program(tmp_path, body)
+    job = program.begin()
+    until = time.monotonic() + 20
+    while not list(program.folder.glob("step-*")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    job.send_signal(number)
+    text = job.communicate(timeout=20)[1]
+    assert job.returncode == 0, text
+    assert len(program.starts()) == 1
+    assert program.attempts()[0]["newest_step"] == 77
+
+
+def test_a_job_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    body = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsave(1)\ntime.sleep(60)\n"
+    program = Program(tmp_path, body)
+    job = program.begin("--grace", "0.5")
+    while not list(program.folder.glob("step-*")):
+        time.sleep(0.01)
+    job.terminate()
+    text = job.communicate(timeout=20)[1]
+    assert job.returncode == 128 + signal.SIGKILL, text
+    assert program.attempts()[0]["reason"] == "it did not stop within 0.5 s"
+
+
+def test_what_cannot_be_supervised_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Program(tmp_path, "")
+    (program.folder / "step-00000003").mkdir(parents=True)
+    for words, says in (
+        ([], "a command is missing"),
+        (["--", "mpirun", "-n", "2", "python", "-m", "mpicoll.train"], "the command has no --checkpoint FOLDER"),
+        (program.command(), "holds checkpoints already: add --resume"),
+        (program.command("--min-ranks", "5", more=("--resume",)), "--min-ranks 5: the command starts 4 ranks"),
+        (["--restarts", "-1", *program.command()], "'-1' is not a whole number from 0 on"),
+        (["--backoff", "nan", *program.command()], "backoff"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            supervise.main(words)
+        assert caught.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert supervise.main(["--", str(tmp_path / "nothing"), "--checkpoint", str(tmp_path)]) == 1
+    assert "the command cannot be started" in capsys.readouterr().err
