@@ -22,8 +22,10 @@ if not _dist.is_available():
     raise ImportError("mpicoll.torch: this PyTorch was built without torch.distributed", name="torch")
 
 from mpicoll.torch import process_group, rendezvous
+from mpicoll.torch.async_optimizer import AsyncOptimizer
 from mpicoll.torch.comm_hooks import CompressionHook, hook
 from mpicoll.torch.distributed_optimizer import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
+from mpicoll.torch.local_optimizer import LocalSGD
 from mpicoll.torch.process_group import ProcessGroup
 from mpicoll.torch.tensor_communicator import (
     Average,
@@ -56,10 +58,12 @@ from mpicoll.torch.tensor_communicator import (
 from mpicoll.torch.tensor_memory import empty
 
 __all__ = [
+    "AsyncOptimizer",
     "Average",
     "Compression",
     "CompressionHook",
     "DistributedOptimizer",
+    "LocalSGD",
     "Max",
     "Min",
     "ProcessGroup",
