@@ -153,3 +153,40 @@ def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     elif not are_counts(displs, size):
         return None
     return PlainBlocks(array, tuple(counts), tuple(displs))
+
+
+def key_of(spec: Any) -> tuple[Any, Any]:
+    """Return the array of a specification, and a key of its element type, counts and displacements.
+
+    None takes the place of the key where the specification is not one that many programs use.
+    """
+    if type(spec) is np.ndarray:
+        return spec, (spec.dtype, spec.size) if spec.flags.c_contiguous else None
+    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
+        return spec, None
+    array, *where = spec
+    if type(array) is not np.ndarray or not array.flags.c_contiguous:
+        return array, None
+    if type(where[-1]) is MPI.Datatype:
+        if array.dtype is not dtypes_by_handle().get(where.pop().handle):
+            return array, None
+    elif len(spec) > 2:
+        return array, None
+    if not where:
+        return array, (array.dtype, array.size)
+    if len(where) == 1 and type(where[0]) is tuple:
+        where = [*where[0]]
+    if len(where) == 1:
+        where.append(None)
+    if len(where) != 2:
+        return array, None
+    return array, (array.dtype, _frozen(where[0]), _frozen(where[1]))
+
+
+def _frozen(counts: Any) -> Any:
+    """Return counts or displacements as part of a key; a list for those that cannot be."""
+    if type(counts) is list or counts is None:
+        return None if counts is None else tuple(counts)
+    if type(counts) is np.ndarray:
+        return counts.dtype.char, counts.shape, counts.tobytes()
+    return []

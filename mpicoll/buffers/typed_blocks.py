@@ -15,7 +15,7 @@ from mpicoll.buffers.datatypes import Entries
 from mpicoll.buffers.flat import check_flat
 from mpicoll.buffers.flat_buffer import Buffer, address_of
 from mpicoll.buffers.packed_entries import bounds_of
-from mpicoll.buffers.plain_specs import plain_blocks
+from mpicoll.buffers.plain_specs import key_of, plain_blocks
 from mpicoll.buffers.strided import Strided
 from mpicoll.buffers.typemap import Typemap, typemap_of
 from mpicoll.buffers.vector_blocks import resolve_blocks
@@ -97,6 +97,8 @@ class Descriptions:
     def __init__(self, size: int) -> None:
         self._size = size
         self._known: dict[tuple[Any, ...], Description] = {}
+        self._elements: dict[Any, Description] = {}
+        """Of blocks of elements, by their specification."""
         self._last: dict[str, tuple[Any, Any, Sequence[MPI.Datatype], Description]] = {}
         """Of each argument the counts, displacements and datatypes that were given last, and what they led to."""
 
@@ -142,16 +144,30 @@ class Descriptions:
         TypeError, ValueError
             Naming argument and value.
         """
-        plain = plain_blocks(spec, self._size)
-        if plain is not None and (not writable or plain.array.flags.writeable):
-            array, counts, displs = plain
-            description = self._of_elements(counts, displs, array.dtype.itemsize)
-            if description.layouts.high <= array.nbytes and not (writable and description.overlaps):
-                return TypedBlocks(array, address_of(array) if array.size else 0, description)
+        array, description = self._plain_elements(spec)
+        if description is not None and _fits(array, description, writable):
+            return TypedBlocks(array, address_of(array) if array.size else 0, description)
         blocks = resolve_blocks(spec, argument, self._size, writable=writable)
         buffer = blocks.buffer
         description = self._of_elements(tuple(blocks.counts), tuple(blocks.displs), buffer.dtype.itemsize)
         return TypedBlocks(np.empty(0, buffer.dtype), buffer.address, description, buffer)
+
+    def _plain_elements(self, spec: Any) -> tuple[Any, Description | None]:
+        """Return array and description of blocks of a contiguous array; None for the description of others."""
+        array, key = key_of(spec)
+        try:
+            found = None if key is None else self._elements.get(key)
+        except TypeError:  # a list of lists has no hash
+            key = found = None
+        if found is not None:
+            return array, found
+        plain = plain_blocks(spec, self._size)
+        if plain is None:
+            return array, None
+        found = self._of_elements(plain.counts, plain.displs, plain.array.dtype.itemsize)
+        if key is not None and len(self._elements) < _MAX_KNOWN:
+            self._elements[key] = found
+        return plain.array, found
 
     def _of_elements(self, counts: tuple[int, ...], displs: tuple[int, ...], itemsize: int) -> Description:
         key = counts, displs, itemsize
@@ -188,6 +204,13 @@ class Descriptions:
             layouts = _layouts(counts, displs, typemaps)
             found = self._known[key] = Description(counts, displs, typemaps, nbytes, layouts)
         return found
+
+
+def _fits(array: np.ndarray, description: Description, writable: bool) -> bool:
+    """Return whether blocks lie in an array, and may be written to if that is asked for."""
+    if writable and (description.overlaps or not array.flags.writeable):
+        return False
+    return description.layouts.high <= array.nbytes
 
 
 def _copied(numbers: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import are_counts, array_of, dtypes_by_handle, listed, plain_blocks
+from mpicoll.buffers.plain_specs import are_counts, array_of, key_of, listed, plain_blocks
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, ToldCounts
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, go_on, run
@@ -191,7 +191,7 @@ class VectorCalls:
 
     def _whole(self, spec: Any) -> tuple[np.ndarray, _Lengths] | None:
         """Return array and lengths of blocks that make up, in order, the beginning of an array; None for others."""
-        array, key = _key_of(spec)
+        array, key = key_of(spec)
         try:
             lengths = None if key is None else self._lengths.get(key)
         except TypeError:  # a list of lists has no hash
@@ -206,43 +206,6 @@ class VectorCalls:
         if lengths.total == array.size:
             return array, lengths
         return (array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
-
-
-def _key_of(spec: Any) -> tuple[Any, Any]:
-    """Return the array of a specification, and a key of its element type, counts and displacements.
-
-    None takes the place of the key where the specification is not one that many programs use.
-    """
-    if type(spec) is np.ndarray:
-        return spec, (spec.dtype, spec.size) if spec.flags.c_contiguous else None
-    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
-        return spec, None
-    array, *where = spec
-    if type(array) is not np.ndarray or not array.flags.c_contiguous:
-        return array, None
-    if type(where[-1]) is MPI.Datatype:
-        if array.dtype is not dtypes_by_handle().get(where.pop().handle):
-            return array, None
-    elif len(spec) > 2:
-        return array, None
-    if not where:
-        return array, (array.dtype, array.size)
-    if len(where) == 1 and type(where[0]) is tuple:
-        where = [*where[0]]
-    if len(where) == 1:
-        where.append(None)
-    if len(where) != 2:
-        return array, None
-    return array, (array.dtype, _frozen(where[0]), _frozen(where[1]))
-
-
-def _frozen(counts: Any) -> Any:
-    """Return counts or displacements as part of a key; a list for those that cannot be."""
-    if type(counts) is list or counts is None:
-        return None if counts is None else tuple(counts)
-    if type(counts) is np.ndarray:
-        return counts.dtype.char, counts.shape, counts.tobytes()
-    return []
 
 
 def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
