@@ -61,6 +61,12 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+_LEGEND = (
+    "ratios are the time of the baseline, in the second column, over that of the contender: above 1 is faster\n"
+    "busbw is that of auto, or of the baseline where auto is not measured"
+)
+
+
 def describe(case: Case) -> str:
     """Return a case in a few words."""
     manner = f"({case.manner})" if case.manner else ""
@@ -93,6 +99,8 @@ def show(runs: Sequence[ResultSet], *, markdown: bool = False, long: bool = Fals
             else text_tables.plain(cells(rows, long=long))
         )
         sys.stdout.write("\n".join(["", head, "", *lines, ""]))
+    if not long:
+        sys.stdout.write(f"\n{_LEGEND}\n")
     notes = dict.fromkeys(str(note) for run in runs for note in run.metadata.get("warnings", ()))
     sys.stdout.write("\n".join(f"note: {note}" for note in notes) + "\n" * bool(notes))
     sys.stdout.flush()

@@ -161,7 +161,9 @@ def _list_algorithms() -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="python -m mpicoll", description="Run programs, look at collectives, and tune them."
+        prog="python -m mpicoll",
+        description="Run programs, look at collectives, and tune them.",
+        epilog="Training has programs of its own: python -m mpicoll.train, mpicoll.train.supervise and mpicoll.search.",
     )
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

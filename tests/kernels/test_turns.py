@@ -81,6 +81,6 @@ def test_one_process_says_that_it_compiles(tmp_path, monkeypatch, capsys):
         with speaker.compiling("a kernel"):
             pass
     lines = capsys.readouterr().err.splitlines()
-    assert len([line for line in lines if "once" in line and "mpicoll warmup" in line]) == 1
+    assert len([line for line in lines if "not on disk yet" in line and "mpicoll warmup" in line]) == 1
     assert lines[-1].startswith("mpicoll: 2 kernels compiled")
     assert (silent.count, first.count, second.count) == (1, 2, 1)
