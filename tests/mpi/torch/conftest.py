@@ -29,6 +29,20 @@ def world() -> Iterator[Any]:
 
 
 @pytest.fixture
+def initialized() -> Iterator[None]:
+    """Horovod's interface, ready for calls."""
+    import torch
+
+    import mpicoll.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init(TIMEOUT)
+    yield
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+
+
+@pytest.fixture
 def pg(world: Any) -> Iterator[Any]:
     """A fresh group of all ranks."""
     import torch.distributed as dist

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,9 @@ from mpi4py import MPI
 import mpicoll.torch as hvd
 from tests.mpi.torch.test_torch_training import assert_same, model, part, samples
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("initialized")]
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
-
-
-@pytest.fixture(autouse=True)
-def _initialized() -> Iterator[None]:
-    torch.set_num_threads(1)
-    hvd.init(timedelta(seconds=20))
-    yield
-    hvd.shutdown()
 
 
 def flat(network: torch.nn.Module) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,17 +12,8 @@ import mpicoll.torch as hvd
 from mpicoll.errors import MismatchError, RemoteError
 from tests.mpi.torch.test_torch_training import alone, assert_same, model, part, samples
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("initialized")]
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-
-
-@pytest.fixture(autouse=True)
-def _initialized() -> Iterator[None]:
-    torch.set_num_threads(1)
-    hvd.init(timedelta(seconds=20))
-    yield
-    hvd.shutdown()
-    assert not hvd.is_initialized()
 
 
 def test_places() -> None:
