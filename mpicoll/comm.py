@@ -17,7 +17,7 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
-from mpicoll.communicator.channel_cache import channel_of
+from mpicoll.communicator.channel_cache import channel_of, known_channel
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
 from mpicoll.interface.derived_communicators import Derived, Settings
@@ -217,9 +217,8 @@ class Intracomm(ObjectCollectives):
         return made
 
     def _own_channel(self) -> Channel | None:
-        """Return the channel, None on all ranks if there is none yet; not collective."""
-        scope = self.__dict__.get("_scope")
-        return None if scope is None else scope.channel
+        """Return the channel, None on all ranks if no object of this communicator has made it yet; not collective."""
+        return known_channel(MPI.Intracomm(self))
 
 
 _SET_UP = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,3 +83,26 @@ def test_persistent_operations(comm: mpicoll.Intracomm) -> None:
         plan.Wait()
         assert (recv == turn).all()
     plan.Free()
+
+
+ALONE = """
+import numpy as np
+from mpi4py import MPI
+import mpicoll
+comm = mpicoll.Intracomm(MPI.COMM_SELF)
+part = MPI.DOUBLE.Create_subarray([4, 6], [2, 3], [1, 2]).Commit()
+rows = MPI.DOUBLE.Create_subarray([3, 2], [3, 2], [0, 0]).Commit()
+x, y = np.arange(24.0).reshape(4, 6), np.zeros((3, 2))
+comm.Alltoallw([x, [part]], [y, [rows]])
+assert (y.ravel() == x[1:3, 2:5].ravel()).all(), y
+comm.Alltoallw([y, [rows]], [x[::1], [part]])
+assert (x[1:3, 2:5].ravel() == y.ravel()).all()
+"""
+
+
+@pytest.mark.parametrize("jit", ["0", "1"], ids=["compiled", "not compiled"])
+def test_blocks_of_one_rank_are_copied_with_and_without_compiler(jit: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env={**os.environ, "NUMBA_DISABLE_JIT": jit}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -185,8 +185,10 @@ def key_of(spec: Any) -> tuple[Any, Any]:
 
 def _frozen(counts: Any) -> Any:
     """Return counts or displacements as part of a key; a list for those that cannot be."""
-    if type(counts) is list or counts is None:
-        return None if counts is None else tuple(counts)
+    if counts is None:
+        return None
     if type(counts) is np.ndarray:
-        return counts.dtype.char, counts.shape, counts.tobytes()
+        return counts.dtype.str, counts.shape, counts.tobytes()
+    if type(counts) in (list, tuple) and all(type(count) is int for count in counts):
+        return tuple(counts)
     return []

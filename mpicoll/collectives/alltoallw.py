@@ -30,6 +30,7 @@ from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, Persi
 from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
+from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
 from mpicoll.kernels.short_exchange import TAKEN, exchange
@@ -292,7 +293,7 @@ def _copy_own(send: TypedBlocks, recv: TypedBlocks) -> None:
     nbytes = send.description.nbytes[0]
     if send is recv or not nbytes:
         return
-    if source.irregular or target.irregular or ranges_meet(send, recv):
+    if DISABLED or source.irregular or target.irregular or ranges_meet(send, recv):
         packed = np.empty(nbytes, np.uint8)
         send.entries(0, packed).pack()
         recv.entries(0, packed).unpack()

@@ -56,5 +56,7 @@ def end(text: str, status: int = 1) -> None:
         sys.stderr.write(text)
         sys.stdout.flush()
         sys.stderr.flush()
-    time.sleep(_FLUSH_SECONDS)
-    MPI.COMM_WORLD.Abort(status)
+    try:
+        time.sleep(_FLUSH_SECONDS)
+    finally:
+        MPI.COMM_WORLD.Abort(status)

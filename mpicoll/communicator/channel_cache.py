@@ -20,7 +20,10 @@ from mpicoll.kernels.decorators import DISABLED
 
 _TEXT_NBYTES = 512
 
-_keyval: int | None = None
+
+@functools.cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval(delete_fn=_on_free)
 
 
 def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
@@ -37,14 +40,17 @@ def channel_of(comm: MPI.Intracomm, parent: Channel | None = None) -> Channel:
         Channel of a communicator with all these ranks, equally given on all of them. What its ranks have agreed on
         holds for the new one too: nodes, check mode, how processes reach each other's memory.
     """
-    global _keyval
-    if _keyval is None:
-        _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
-    channel = comm.Get_attr(_keyval)
-    if not isinstance(channel, Channel):
+    channel = known_channel(comm)
+    if channel is None:
         channel = _make(comm) if parent is None else _derive(comm, parent)
-        comm.Set_attr(_keyval, channel)
+        comm.Set_attr(_keyval(), channel)
     return channel
+
+
+def known_channel(comm: MPI.Intracomm) -> Channel | None:
+    """Return the channel of a communicator, None if there is none yet, which is so on all ranks; not collective."""
+    channel = comm.Get_attr(_keyval())
+    return channel if isinstance(channel, Channel) else None
 
 
 @functools.cache
@@ -73,7 +79,8 @@ def _derive(comm: MPI.Intracomm, parent: Channel) -> Channel:
     known.Free()
     if parent.node_ids is None or (ranks < 0).any():
         return _make(comm)
-    return _on_nodes(comm, parent.node_ids[ranks], Ancestor(parent, ranks))
+    _, lowest, numbers = np.unique(parent.node_ids[ranks], return_index=True, return_inverse=True)
+    return _on_nodes(comm, lowest[numbers], Ancestor(parent, ranks))
 
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None) -> Channel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,33 +40,6 @@ class Samples(Protocol):
 
     def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Return features and labels of the samples `indices`, a row for each; valid until the next call."""
-
-
-class OwnSamples:
-    """Samples of a user-defined data set with ``len`` and ``batch(indices)``, none for None; see :class:`Samples`."""
-
-    def __init__(self, data: Any) -> None:
-        self._data, self.count = data, 0 if data is None else len(data)
-
-    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """See :class:`Samples`.
-
-        Raises
-        ------
-        DataError
-            If the data set returns other numbers of rows than there are indices.
-        """
-        x, y = self._data.batch(indices)
-        if not len(x) == len(y) == len(indices):
-            raise DataError(f"data: batch gives {len(x)} and {len(y)} rows for {len(indices)} indices")
-        return x, y
-
-    def digest(self) -> int:
-        """Return a checksum of the first and the last sample, 0 if there are none."""
-        if not self.count:
-            return 0
-        parts = self.batch(np.array([0, self.count - 1]))
-        return zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))
 
 
 class StoredSamples:

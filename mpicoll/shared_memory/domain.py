@@ -315,4 +315,6 @@ def derive(
     """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
     if comm.size == 1 or domain is None:
         return None
+    if not domain.segments:  # every window takes room in /dev/shm, of which there may be too little by now
+        return make(comm, oversubscribed)
     return SharedMemoryDomain(comm, oversubscribed, _Known(domain, ranks))

@@ -29,7 +29,7 @@ class AsyncOptimizer:
     ...             optimizer.zero_grad()
     ...             loss(model(x), y).backward()
     ...             optimizer.step()
-    ...     optimizer.finish()                      # the final parameters, on every rank
+    ...         optimizer.finish()                  # the final parameters
 
     Parameters
     ----------
@@ -115,8 +115,6 @@ class AsyncOptimizer:
         self.server.serve()
 
     def finish(self) -> None:
-        """Take the final parameters, with all workers' gradients; collective, on servers after :meth:`serve`."""
-        if not self.is_server:
-            self.server.result(self._pulled.numpy())
-        self._pulled = communicator.broadcast_(self._pulled, 0)
+        """Wait for all workers and take the final parameters, with all their gradients; on workers."""
+        self.server.result(self._pulled.numpy())
         self._flat.write(self._pulled)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpicoll.quantities import positive_number
+from mpicoll.quantities import positive, positive_number
 from mpicoll.train.run_report import complain
 from mpicoll.train.supervised_job import Job, newest_step
 
@@ -102,6 +102,8 @@ class Supervisor:
         resumed_from, began = newest_step(self._folder), time.monotonic()
         extra = _RESUME if resumed_from is not None and not self._resumes else ()
         self._job = Job([*self._command, *extra], self._folder)
+        if self._stopped:  # a signal came before there was a job to pass it to
+            self._job.ask_to_stop(again=False)
         status = self._job.wait(self._options.stall, self._options.grace)
         seconds, newest = round(time.monotonic() - began, 3), newest_step(self._folder)
         self.attempts.append(Attempt(self.ranks, resumed_from, newest, status, seconds, self._job.reason))
@@ -139,20 +141,21 @@ class Supervisor:
 def _folder_of(command: Sequence[str]) -> Path:
     for place, word in enumerate(command):
         if word.startswith("--checkpoint="):
-            return Path(word.partition("=")[2])
+            return Path(word.partition("=")[2]).expanduser()
         if word == "--checkpoint" and place + 1 < len(command):
-            return Path(command[place + 1])
+            return Path(command[place + 1]).expanduser()
     raise ValueError("the command has no --checkpoint FOLDER: a restart would begin anew")
 
 
 def _place_of_ranks(command: Sequence[str]) -> int | None:
     """Return the place of the number of ranks in a launcher's command, None if it is not one of mpirun's forms."""
+    found = None
     for place, word in enumerate(command[:-1]):
         if word in ("-n", "-np", "--n", "--np") and command[place + 1].isdecimal():
-            return place + 1
-        if word == "-m" or word.endswith(".py"):
+            found = place + 1  # the last one: an earlier one may be that of `nice`
+        if word.partition("=")[0] in ("-m", "--checkpoint") or word.endswith(".py") or "python" in Path(word).name:
             break  # what follows belongs to the program
-    return None
+    return found
 
 
 def _say(text: str) -> None:
@@ -173,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--restarts", type=_count, default=3, metavar="N", help="restarts in a row without a new "
                         "checkpoint, after which the job is given up (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--min-ranks", type=_count, metavar="N", help="start one rank fewer, but at least so many, "
+    parser.add_argument("--min-ranks", type=positive, metavar="N", help="start one rank fewer, but at least so many, "
                         "each time two starts in a row have failed without a new checkpoint (default: as many ranks "
                         "as the command says)")  # fmt: skip
     parser.add_argument("--backoff", type=positive_number, default=1.0, metavar="SECONDS", help="pause before the "

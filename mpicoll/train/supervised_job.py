@@ -14,7 +14,7 @@ from pathlib import Path
 
 _MARK = "MPICOLL_SUPERVISED"
 """Environment variable by which a job's processes are found: ranks of Open MPI have process groups of their own."""
-_RANK = re.compile(rb"^(?:PMI_RANK|PMIX_RANK|OMPI_COMM_WORLD_RANK|SLURM_PROCID)=(\d+)$")
+_RANK = re.compile(rb"^(?:PMI_RANK|PMIX_RANK|OMPI_COMM_WORLD_RANK)=(\d+)$")
 _POLL_SECONDS = 0.1
 _KILL_SECONDS = 5.0
 
@@ -60,10 +60,10 @@ class Job:
         grace_seconds
             After :meth:`ask_to_stop` the job has so much time.
         """
-        moved, step = time.monotonic(), newest_step(self._folder)
+        moved, step = time.monotonic(), self._newest(None)
         while (status := self._process.poll()) is None:
             time.sleep(_POLL_SECONDS)
-            now, newest = time.monotonic(), newest_step(self._folder)
+            now, newest = time.monotonic(), self._newest(step)
             if newest != step:
                 moved, step = now, newest
             if self._asked is not None and now - self._asked > grace_seconds:
@@ -73,13 +73,21 @@ class Job:
         self._end_processes()
         return 128 - status if status < 0 else status
 
-    def ask_to_stop(self) -> None:
+    def _newest(self, before: int | None) -> int | None:
+        """Return the newest step, or `before` while the file system does not answer."""
+        try:
+            return newest_step(self._folder)
+        except OSError:
+            return before
+
+    def ask_to_stop(self, *, again: bool = True) -> None:
         """Send SIGTERM to one rank, or to the launcher if none is here, so that the job saves and ends.
 
-        The second call kills the job.
+        The second call kills the job, unless `again` is False.
         """
         if self._asked is not None:
-            self._kill("it was told twice to stop")
+            if again:
+                self._kill("it was told twice to stop")
             return
         self._asked = time.monotonic()
         ranks = sorted((rank, process) for process, rank in self._processes() if rank is not None)

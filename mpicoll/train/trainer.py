@@ -11,7 +11,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.data.datasets import Dataset, OwnSamples, check_same_data
+from mpicoll.data.datasets import Dataset, check_same_data
+from mpicoll.data.own_samples import OwnSamples
 from mpicoll.errors import TrainingError, UsageError
 from mpicoll.models.own_model import OwnModel, TrainableModel
 from mpicoll.models.sequential import Model

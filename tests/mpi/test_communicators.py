@@ -226,6 +226,19 @@ def test_nonblocking_dup(comm: Intracomm) -> None:
     made.Free()
 
 
+def test_what_one_rank_asks_a_duplicate_changes_nothing(comm: Intracomm) -> None:
+    """Another object of the communicator has made the channel, from which all ranks go on alike."""
+    made, request = comm.Idup()
+    request.Wait()
+    other = Intracomm(made)
+    if comm.rank == 0:
+        assert made.choice("allreduce", 8)
+    part = made.Split(0, -made.rank)
+    check(part, 5000)
+    part.Free()
+    other.Free()
+
+
 def test_ranks_without_a_colour_get_no_communicator(comm: Intracomm) -> None:
     made = comm.Split(MPI.UNDEFINED if comm.rank == 0 else 5, comm.rank)
     assert (made == MPI.COMM_NULL) == (comm.rank == 0)

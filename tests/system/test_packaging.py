@@ -50,7 +50,7 @@ def built(folder: Path) -> Path:
 def environment(folder: Path, built: Path) -> Environment:
     """Return an environment in which the wheel is installed with the extra that the README names."""
     made = make(folder / "new")
-    assert f'pip install "mpicoll[{mpi_extra()}]"' in README or f"or mpicoll[{mpi_extra()}]" in README
+    assert f'pip install "$(ls dist/*.whl)[{mpi_extra()}]"' in README or f"or .[{mpi_extra()}]" in README
     install(made, built, mpi_extra())
     lend_compiled_kernels(made)
     return made

@@ -166,3 +166,17 @@ def test_what_cannot_be_supervised_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert supervise.main(["--", str(tmp_path / "nothing"), "--checkpoint", str(tmp_path)]) == 1
     assert "the command cannot be started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("mpirun -n 8 python -m mpicoll.train --checkpoint run", 2),
+        ("nice -n 10 mpirun -np 4 .venv/bin/python -m mpicoll.train --checkpoint run", 5),
+        ("srun --n 3 prog.py -n 7 --checkpoint run", 2),
+        ("srun python prog.py -n 7 --checkpoint run", None),
+        ("mpirun program --checkpoint run -n 7", None),
+    ],
+)
+def test_the_number_of_ranks_is_the_launchers(command: str, place: int | None) -> None:
+    assert supervise._place_of_ranks(command.split()) == place

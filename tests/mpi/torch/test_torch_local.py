@@ -119,6 +119,11 @@ def regression(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x), torch.from_numpy(x @ np.arange(5, dtype=np.float32)[:, None])
 
 
+def check_workers(network: torch.nn.Module) -> None:
+    first, *others = everybody(flat(network))[: SIZE - 1]
+    assert all(bool((each == first).all()) for each in others)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_synchronous_server_takes_the_sum_of_all_gradients() -> None:
     network = torch.nn.Linear(5, 1)
@@ -134,7 +139,7 @@ def test_a_synchronous_server_takes_the_sum_of_all_gradients() -> None:
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(network(x), y).backward()
                 optimizer.step()
-        optimizer.finish()
+            optimizer.finish()
     for _ in range(10):
         own.zero_grad()
         for rank in range(SIZE - 1):
@@ -144,8 +149,9 @@ def test_a_synchronous_server_takes_the_sum_of_all_gradients() -> None:
             for each in own.parameters():
                 assert each.grad is not None
                 each.sub_(0.02 * each.grad)
-    assert_same(network, own)
-    assert are_equal(network)
+    if RANK < SIZE - 1:
+        assert_same(network, own)
+    check_workers(network)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -164,7 +170,7 @@ def test_workers_that_wait_for_nobody_learn(settings: dict[str, Any]) -> None:
                 optimizer.zero_grad(set_to_none=False)
                 torch.nn.functional.mse_loss(network(x), y).backward()
                 assert optimizer.step() >= 0
-        optimizer.finish()
+            optimizer.finish()
     x, y = regression(99)
-    assert torch.nn.functional.mse_loss(network(x), y) < 0.5
-    assert are_equal(network)
+    assert RANK == SIZE - 1 or torch.nn.functional.mse_loss(network(x), y) < 0.5
+    check_workers(network)

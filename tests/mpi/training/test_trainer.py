@@ -114,3 +114,18 @@ def test_data_that_differ_between_ranks_are_refused_on_all() -> None:
         Trainer(Softmax(), samples(300 + (WORLD.rank == 1)), epochs=1).fit()
     with pytest.raises(DataError, match=r"rank 1: samples, their number, or shapes of parameters differ"):
         Trainer(Softmax(), samples(300, seed=int(WORLD.rank == 1)), epochs=1).fit()
+
+
+def test_samples_that_change_at_random_are_not_compared() -> None:
+    data, numbers = samples(300), np.random.default_rng(WORLD.rank)
+
+    class Augmented:
+        def __len__(self) -> int:
+            return len(data)
+
+        def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            x, y = data.batch(indices)
+            return x + numbers.normal(0, 0.01, x.shape).astype(x.dtype), y
+
+    result = Trainer(Softmax(), Augmented(), epochs=1).fit()
+    assert result["strategy"] == "replicated"

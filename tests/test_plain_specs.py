@@ -1,0 +1,46 @@
+"""Keys of buffer specifications differ where their counts do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll.buffers.plain_specs import key_of, plain_blocks
+
+X = np.zeros(6)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([X, np.array([1, 1], ">i4")], [X, np.array([1 << 24, 1 << 24], "<i4")]),
+        ([X, np.array([1, 2], np.int32)], [X, np.array([1, 2], np.uint32)]),
+        ([X, [1, 2]], [X, [1, 2], [0, 3], MPI.DOUBLE]),
+        ([X, [1, 2]], [X.astype(np.float32), [1, 2]]),
+        (X, X[:4]),
+        ([X, MPI.DOUBLE], [X[:4], MPI.DOUBLE]),
+    ],
+)
+def test_other_specifications_have_other_keys(one: object, other: object) -> None:
+    assert key_of(one)[1] is not None
+    assert key_of(one)[1] != key_of(other)[1]
+
+
+@pytest.mark.parametrize("counts", [[1.0, 2], [True, 2], [[1], [2]], np.array([1.0, 2.0])])
+def test_counts_that_are_no_whole_numbers_are_not_those_before(counts: object) -> None:
+    key = key_of([X, counts])[1]
+    if not isinstance(counts, np.ndarray):
+        with pytest.raises(TypeError):
+            hash(key)
+    assert plain_blocks([X, counts], 2) is None
+
+
+def test_vectors_and_lists_mean_the_same() -> None:
+    wanted = plain_blocks([X, [2, 3], [0, 2], MPI.DOUBLE], 2)
+    assert wanted is not None
+    for counts, displs in (((2, 3), (0, 2)), (np.array([2, 3], np.uint8), np.array([0, 2]))):
+        found = plain_blocks([X, counts, displs, MPI.DOUBLE], 2)
+        assert found is not None
+        assert found[1:] == wanted[1:]
+    assert plain_blocks(X, 4)[1] == (2, 2, 1, 1)  # type: ignore[index]
