@@ -19,7 +19,10 @@ def _bytes_of(part: Any) -> bytes:
 
 
 class OwnSamples:
-    """Samples of a user-defined data set with ``len`` and ``batch(indices)``, none for None; see :class:`~mpicoll.data.datasets.Samples`."""
+    """Samples of a user-defined data set with ``len`` and ``batch(indices)``, none for None.
+
+    See :class:`~mpicoll.data.datasets.Samples`.
+    """
 
     def __init__(self, data: Any) -> None:
         self._data, self.count = data, 0 if data is None else len(data)
