@@ -96,7 +96,7 @@ SET_UP = {
     ("mpicoll/shared_memory/process_copies.py", "measure"),
     ("mpicoll/shared_memory/process_copies.py", "ratios"),
     ("mpicoll/shared_memory/domain.py", "_in_window"),
-    ("mpicoll/shared_memory/domain.py", "make"),
+    ("mpicoll/shared_memory/domain.py", "_is_possible"),
     ("mpicoll/shared_memory/peers.py", "_exchanged"),
     ("mpicoll/shared_memory/peers.py", "meet"),
     ("mpicoll/progress/control_messages.py", "drain"),

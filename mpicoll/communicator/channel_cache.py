@@ -79,8 +79,9 @@ def _derive(comm: MPI.Intracomm, parent: Channel) -> Channel:
     known.Free()
     if parent.node_ids is None or (ranks < 0).any():
         return _make(comm)
-    _, lowest, numbers = np.unique(parent.node_ids[ranks], return_index=True, return_inverse=True)
-    return _on_nodes(comm, lowest[numbers], Ancestor(parent, ranks))
+    lowest: dict[int, int] = {}
+    ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
+    return _on_nodes(comm, np.array(ids), Ancestor(parent, ranks))
 
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None) -> Channel:

@@ -299,14 +299,17 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
     oversubscribed
         Whether this machine has fewer cores than ranks.
     """
-    if comm.size == 1:
-        return None
+    return SharedMemoryDomain(comm, oversubscribed) if comm.size > 1 and _is_possible(comm) else None
+
+
+def _is_possible(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks can share memory; warn if one cannot. Collective."""
     reason = obstacle(comm.size)
     first = np.array([comm.rank if reason else comm.size], np.int64)
     comm.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
     if first[0] == comm.rank and reason not in _INTENDED:
         warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
-    return SharedMemoryDomain(comm, oversubscribed) if first[0] == comm.size else None
+    return bool(first[0] == comm.size)
 
 
 def derive(
@@ -315,6 +318,6 @@ def derive(
     """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
     if comm.size == 1 or domain is None:
         return None
-    if not domain.segments:  # every window takes room in /dev/shm, of which there may be too little by now
-        return make(comm, oversubscribed)
+    if not domain.segments and not _is_possible(comm):  # a window takes room in /dev/shm, which may be full by now
+        return None
     return SharedMemoryDomain(comm, oversubscribed, _Known(domain, ranks))
