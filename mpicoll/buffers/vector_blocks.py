@@ -13,6 +13,7 @@ from mpicoll.buffers.datatypes import BYTE, entry_of, is_derived
 from mpicoll.buffers.flat import array_of, check_flat, resolve
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.buffers.packed_entries import pack_entries, whole_entries
+from mpicoll.buffers.plain_specs import divided
 from mpicoll.buffers.typemap import typemap_of
 
 
@@ -119,7 +120,7 @@ def _derived_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Bl
 def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list[int], list[int]]:
     """Return counts and displacements, those left out as mpi4py makes them for so many available elements."""
     if parts.counts is None:
-        counts = [available // size + (rank < available % size) for rank in range(size)]
+        counts = divided(available, size)
     elif is_whole_number(parts.counts):
         counts = [index(parts.counts, argument, "count")] * size
     else:
