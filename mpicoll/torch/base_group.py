@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
+from mpicoll.errors import MpicollError
 from mpicoll.torch.group_work import CallQueue, EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
@@ -27,9 +28,16 @@ _UNSET = timedelta(milliseconds=-1)
 class BaseGroup(dist.ProcessGroup):
     """A process group that has no collectives yet; see :class:`mpicoll.torch.ProcessGroup`."""
 
-    def __init__(self, comm: MPI.Intracomm, store: Any = None, timeout: timedelta = timedelta(minutes=30)) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        store: Any = None,
+        timeout: timedelta = timedelta(minutes=30),
+        *,
+        owns_comm: bool = False,
+    ) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
-        self._plain = comm
+        self._plain, self._owns_comm = comm, owns_comm
         self._store = store
         self._timeout = timeout
         self._comm = Intracomm(comm, timeout=timeout.total_seconds())
@@ -92,13 +100,24 @@ class BaseGroup(dist.ProcessGroup):
 
     def _call(self, what: str, outputs: Any, options: Any, function: Callable[..., None], *arguments: Any) -> Any:
         """Make a call now, or put it into the queue; return its work."""
-        if self._closed:
-            raise RuntimeError(f"{what}: the process group {self._closed}")
+        self._open(what)
         comm = self._comm_for(options)
         if getattr(options, "asyncOp", True):
             return self._queue.put(what, partial(make_call, comm, function, *arguments), outputs)
         self._queue.run(what, make_call, comm, function, *arguments)
         return DONE
+
+    def _open(self, what: str) -> MPI.Intracomm:
+        """Return the communicator for messages.
+
+        Raises
+        ------
+        RuntimeError
+            If the group was shut down or aborted; names the call `what`.
+        """
+        if self._closed:
+            raise RuntimeError(f"{what}: the process group {self._closed}")
+        return self._plain
 
     def _comm_for(self, options: Any) -> Intracomm:
         """Return the communicator, with the timeout of the call if it has one."""
@@ -127,9 +146,24 @@ class BaseGroup(dist.ProcessGroup):
         return True
 
     def shutdown(self) -> None:
-        """Stop the group's thread after the calls that wait; local. The communicator is kept."""
-        self._closed = self._closed or "was shut down"
+        """Stop the group's thread after the calls that wait, and free the communicator if the group owns it.
+
+        Ranks wait for each other, for 5 seconds at most. If a rank does not come, or a call has failed before, the
+        communicator is kept until the process ends.
+        """
+        closed, self._closed = self._closed, self._closed or "was shut down"
         self._queue.close(_CLOSE_SECONDS)
+        if not closed and self._owns_comm and not MPI.Is_finalized():
+            self._free()
+
+    def _free(self) -> None:
+        """Free the communicator when all ranks have come: its memory may be in use by a call of another rank."""
+        try:
+            Intracomm(self._plain, timeout=_CLOSE_SECONDS).Barrier()
+        except (MpicollError, MPI.Exception):
+            return
+        self._comm.Free()
+        self._plain = self._comm
 
     def abort(self) -> None:
         """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""

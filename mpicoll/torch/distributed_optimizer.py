@@ -13,6 +13,7 @@ from mpicoll.compression import Compressor, ErrorFeedback, compressor
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.group_work import QueuedWork
 from mpicoll.torch.tensor_memory import empty
+from mpicoll.torch.uneven_inputs import Attendance
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
@@ -47,11 +48,21 @@ class GradientBucket:
                 part.copy_(parameter.grad.detach())
         if scale != 1.0:
             self._vector.mul_(scale)
+        return self._reduce(op)
+
+    def start_with_zeros(self, op: Any) -> QueuedWork:
+        """Start to reduce zeros in place of gradients of this rank."""
+        self._vector.zero_()
+        return self._reduce(op)
+
+    def _reduce(self, op: Any) -> QueuedWork:
         arguments = self._vector, op, self._compression
         return communicator.start("gradients", self._vector, communicator.reduce_in_place, *arguments)
 
-    def finish(self) -> None:
-        """Write the result to the gradients; one that is None, since this rank did not use it, is made."""
+    def finish(self, scale: float) -> None:
+        """Write the result times `scale` to the gradients; one that is None, as this rank did not use it, is made."""
+        if scale != 1.0:
+            self._vector.mul_(scale)
         for part, parameter in zip(self._parts, self.parameters, strict=True):
             if parameter.grad is None:
                 parameter.grad = part.clone()
@@ -85,6 +96,8 @@ class GradientReducer:
         self._buckets = [GradientBucket(each, compression) for each in _cut(parameters, bucket_bytes)]
         self._works: list[QueuedWork] = []
         self._seen: dict[torch.Tensor, int] = {}
+        self._attendance: Attendance | None = None
+        self._by_initial_size = True
         self.is_on = True
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -109,6 +122,8 @@ class GradientReducer:
             self._start_next()
 
     def _start_next(self) -> None:
+        if self._attendance is not None and not self._works:
+            self._attendance.send(True)
         scale = 1.0 / self._passes if self._op == communicator.Average else 1.0
         self._works.append(self._buckets[len(self._works)].start(self._op, scale))
 
@@ -120,9 +135,42 @@ class GradientReducer:
         self._seen.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
+        scale = self._scale_of_present()
         for bucket, work in zip(self._buckets, works, strict=True):
             work.wait()
-            bucket.finish()
+            bucket.finish(scale)
+
+    def _scale_of_present(self) -> float:
+        """Return the factor that makes an average over all ranks one over those that take part."""
+        if self._attendance is None or not self._buckets:
+            return 1.0
+        present = len(self._attendance.receive())
+        by_present = self._op == communicator.Average and not self._by_initial_size
+        return communicator.size() / present if by_present else 1.0
+
+    def begin_uneven(self, by_initial_size: bool) -> None:
+        """Let ranks run out of samples from now on; collective."""
+        if self._attendance is not None:
+            raise RuntimeError("join: it is inside another join")
+        self._attendance, self._by_initial_size = Attendance(), by_initial_size
+
+    def end_uneven(self) -> None:
+        """Let every rank have samples again; local."""
+        self._attendance = None
+
+    def shadow(self) -> int:
+        """Take part with zeros until no rank has samples; return the highest of the ranks that stopped last.
+
+        Collective over ranks that call this, or reduce their gradients.
+        """
+        attendance = self._attendance
+        assert attendance is not None
+        while True:
+            attendance.send(False)
+            if not attendance.receive():
+                return attendance.present[-1]
+            for work in [bucket.start_with_zeros(self._op) for bucket in self._buckets]:
+                work.wait()
 
 
 def _cut(parameters: Iterable[torch.Tensor], nbytes: int) -> list[list[torch.Tensor]]:
@@ -165,6 +213,43 @@ class _Distributed:
             yield
         finally:
             self._reducer.is_on = True
+
+    @contextmanager
+    def join(self, divide_by_initial_size: bool = True) -> Iterator[None]:
+        """Let ranks take different numbers of steps; collective, as is the end of the block.
+
+        A rank that leaves the block takes part in the steps of the others with zeros, until all have left. Then the
+        parameters and the state of the optimizer are those of the rank that was the last to leave, the highest one if
+        there are several, on all ranks. Buffers of the model are not sent; nothing but this optimizer's steps may
+        communicate inside the block. A rank that raises does not take part.
+
+        Parameters
+        ----------
+        divide_by_initial_size
+            True if ``Average`` divides by the number of all ranks, False if by that of the ranks that have samples.
+
+        Raises
+        ------
+        RuntimeError
+            If it is inside another ``join``.
+
+        Examples
+        --------
+        >>> with optimizer.join():
+        ...     for x, y in batches:  # not as many on all ranks
+        ...         optimizer.zero_grad()
+        ...         loss(model(x), y).backward()
+        ...         optimizer.step()
+        """
+        self._reducer.begin_uneven(divide_by_initial_size)
+        try:
+            yield
+            last = self._reducer.shadow()
+        finally:
+            self._reducer.end_uneven()
+        groups = self.param_groups  # type: ignore[attr-defined]
+        broadcast_parameters([("", each) for group in groups for each in group["params"]], last)
+        broadcast_optimizer_state(self, last)
 
     def step(self, closure: Any = None) -> Any:
         """Reduce what is left of the gradients, then take the optimizer's step; collective."""

@@ -41,6 +41,8 @@ class ProcessGroup(BaseGroup):
         The store of the group.
     timeout
         Time that a rank waits in a step of a call before it raises CollectiveTimeout.
+    owns_comm
+        True to free `comm` when the group is shut down.
     """
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = _ALLREDUCE) -> Any:
@@ -194,17 +196,17 @@ class ProcessGroup(BaseGroup):
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Any:
         """Start to send a tensor to a rank."""
         (tensor,) = tensors
-        return point_to_point.send(self._plain, tensor, dst, tag, self._timeout)
+        return point_to_point.send(self._open("send"), tensor, dst, tag, self._timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Any:
         """Start to receive a tensor from a rank."""
         (tensor,) = tensors
-        return point_to_point.receive(self._plain, tensor, src, tag, self._timeout)
+        return point_to_point.receive(self._open("recv"), tensor, src, tag, self._timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Any:
         """Start to receive a tensor from any rank."""
         (tensor,) = tensors
-        return point_to_point.receive(self._plain, tensor, None, tag, self._timeout)
+        return point_to_point.receive(self._open("recv"), tensor, None, tag, self._timeout)
 
 
 def _gather_each(comm: Intracomm, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -230,7 +232,7 @@ def _make(options: Any, _: Any) -> ProcessGroup:
     comm = communicator_of(
         options.store, options.group_rank, options.group_size, options.group_id, options.global_ranks_in_group, timeout
     )
-    return ProcessGroup(comm, options.store, timeout)
+    return ProcessGroup(comm, options.store, timeout, owns_comm=True)
 
 
 def register() -> None:

@@ -180,3 +180,48 @@ def test_wrong_arguments() -> None:
         hvd.DistributedOptimizer(optimizer, backward_passes_per_step=0)
     with pytest.raises(ValueError, match="bucket_bytes: 0"):
         hvd.DistributedOptimizer(optimizer, bucket_bytes=0)
+
+
+def uneven(steps: int, rank: int) -> int:
+    """Return how many of `steps` a rank takes: rank 1 half of them, rank 2 none."""
+    return {1: steps // 2, 2: 0}.get(rank, steps)
+
+
+def reference(steps: int, by_initial_size: bool) -> torch.nn.Module:
+    """Train on one rank as ranks with different numbers of batches do."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.5)
+    for step in range(steps):
+        present = [rank for rank in range(SIZE) if step < uneven(steps, rank)]
+        optimizer.zero_grad()
+        for rank in present:
+            x, y = part(samples(step, SIZE), rank)
+            divisor = SIZE if by_initial_size else len(present)
+            (torch.nn.functional.mse_loss(network(x), y) / divisor).backward()
+        optimizer.step()
+    return network
+
+
+@pytest.mark.parametrize("by_initial_size", [True, False])
+@pytest.mark.parametrize("bucket_bytes", [1000, 4 << 20])
+def test_ranks_that_run_out_of_samples(by_initial_size: bool, bucket_bytes: int) -> None:
+    network = model()
+    plain = torch.optim.SGD(network.parameters(), 0.05, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, network.named_parameters(), bucket_bytes=bucket_bytes)
+    with optimizer.join(by_initial_size):
+        train(network, optimizer, uneven(6, RANK))
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 + RANK)
+    assert_same(network, reference(6, by_initial_size))
+    last = max(rank for rank in range(SIZE) if uneven(6, rank) == 6)
+    assert optimizer.param_groups[0]["lr"] == 0.01 * (1 + last)
+    assert (
+        len({tuple(each) for each in hvd.allgather_object([p.detach().sum().item() for p in network.parameters()])})
+        == 1
+    )
+    train(network, optimizer, 1)  # all ranks have samples again
+
+
+def test_no_join_inside_another() -> None:
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model().parameters(), 0.05))
+    with optimizer.join(), pytest.raises(RuntimeError, match="inside another join"), optimizer.join():
+        pass

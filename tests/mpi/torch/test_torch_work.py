@@ -12,7 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
-from mpicoll.torch import group_communicators, rendezvous
+from mpicoll.torch import base_group, group_communicators, rendezvous
 
 pytestmark = pytest.mark.mpi
 
@@ -140,8 +140,27 @@ def test_a_monitored_barrier_names_the_ranks(pg: Any) -> None:
 def test_a_group_that_was_destroyed(world: Any) -> None:
     group = dist.new_group(list(range(world.size())))
     dist.destroy_process_group(group)
-    with pytest.raises((RuntimeError, ValueError)):
-        group.allreduce([torch.ones(1)], _options(dist.ReduceOp.SUM))
+    for call in (
+        lambda: group.allreduce([torch.ones(1)], _options(dist.ReduceOp.SUM)),
+        lambda: group.send([torch.ones(1)], 0, 0),
+        lambda: group.recv([torch.ones(1)], 0, 0),
+    ):
+        with pytest.raises(RuntimeError, match="the process group was shut down"):
+            call()
+    assert group.comm == MPI.COMM_NULL
+    dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_group_that_one_rank_does_not_destroy(world: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(base_group, "_CLOSE_SECONDS", 0.3)
+    group = dist.new_group(list(range(world.size())))
+    if world.rank():
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        assert time.monotonic() - began < 3
+        assert group.comm != MPI.COMM_NULL
+    dist.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

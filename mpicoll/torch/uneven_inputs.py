@@ -1,0 +1,48 @@
+"""Steps of ranks that have run out of samples, while others still have some.
+
+Ranks with 3, 2 and 1 batches::
+
+    rank 0   step   step   step   done      before its gradients every rank sends a mark, 1 if it has samples;
+    rank 1   step   step   zeros  done      the sum of the marks says who takes part
+    rank 2   step   zeros  zeros  done      at last, all get the state of the rank that was the last to stop
+
+(Horovod's ``join``; ``torch.distributed.algorithms.join`` of PyTorch.)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mpicoll.torch import tensor_communicator as communicator
+from mpicoll.torch.group_work import QueuedWork
+
+
+class Attendance:
+    """Marks of the ranks that have samples left, exchanged once a step.
+
+    Attributes
+    ----------
+    present : list of int
+        The ranks that took part in the last step.
+    """
+
+    def __init__(self) -> None:
+        self.present = list(range(communicator.size()))
+        self._marks = torch.zeros(communicator.size(), dtype=torch.int32)
+        self._work: QueuedWork | None = None
+
+    def send(self, present: bool) -> None:
+        """Start to exchange the marks of a step; this rank has samples if `present`."""
+        self._marks.zero_()
+        self._marks[communicator.rank()] = int(present)
+        self._work = communicator.allreduce_async_(self._marks, op=communicator.Sum)
+
+    def receive(self) -> list[int]:
+        """Wait for the marks; return the ranks that have samples, which may be none."""
+        assert self._work is not None
+        self._work.wait()
+        self._work = None
+        found = [rank for rank, mark in enumerate(self._marks.tolist()) if mark]
+        if found:
+            self.present = found
+        return found
