@@ -17,7 +17,7 @@ from bench import launch
 from tests.mpirun import REPOSITORY
 
 DEADLINE = 240
-_MADE = (".*", "__pycache__", "*.egg-info", "build", "dist", "results", "*.nb[ic]", "*.lock")
+_MADE = (".*", "__pycache__", "*.egg-info", "build", "dist", "results", "*.code", "*.nb[ic]", "*.lock")
 """What is in a checkout, but no source."""
 
 
@@ -107,7 +107,7 @@ def install(environment: Environment, folder: Path, extra: str) -> None:
 
 
 def lend_compiled_kernels(environment: Environment) -> None:
-    """Give installed kernels what Numba has compiled from the same source here, which takes minutes otherwise.
+    """Give installed kernels what was compiled from the same sources here, which takes minutes otherwise.
 
     Numba knows a source file by its time and length.
     """
@@ -115,7 +115,9 @@ def lend_compiled_kernels(environment: Environment) -> None:
     for source in (REPOSITORY / "kernels").rglob("*.py"):
         time = source.stat().st_mtime_ns
         os.utime(home / source.relative_to(REPOSITORY / "kernels"), ns=(time, time))
-    for entry in (REPOSITORY / "kernels").rglob("*.nb[ic]"):
+    compiled = [entry for kind in ("*.code", "*.nb[ic]") for entry in (REPOSITORY / "kernels").rglob(kind)]
+    assert compiled, "nothing is compiled here: make warmup"
+    for entry in compiled:
         to = home / entry.relative_to(REPOSITORY / "kernels")
         to.parent.mkdir(exist_ok=True)
         shutil.copy(entry, to)
