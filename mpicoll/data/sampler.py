@@ -37,6 +37,11 @@ def part(count: int, size: int, rank: int) -> tuple[int, int]:
     return start, start + quotient + (rank < remainder)
 
 
+def batch_of(order: np.ndarray, step: int, batch: int) -> np.ndarray:
+    """Return the samples of batch number `step`, a view into `order`."""
+    return order[step * batch : (step + 1) * batch]
+
+
 def batch_of_rank(order: np.ndarray, step: int, batch: int, size: int, rank: int) -> tuple[np.ndarray, int]:
     """Return the samples of `rank` in batch number `step`.
 
@@ -47,6 +52,6 @@ def batch_of_rank(order: np.ndarray, step: int, batch: int, size: int, rank: int
     count : int
         The number of samples in the whole batch, over all ranks.
     """
-    whole = order[step * batch : (step + 1) * batch]
+    whole = batch_of(order, step, batch)
     start, stop = part(len(whole), size, rank)
     return whole[start:stop], len(whole)

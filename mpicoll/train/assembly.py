@@ -31,6 +31,7 @@ from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.coordination import Coordination
+from mpicoll.train.load_balance import LoadBalance
 from mpicoll.train.lockstep import Lockstep
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord
@@ -92,7 +93,9 @@ def _synchronous(
     found: Checkpoint | None,
 ) -> tuple[Strategy, Coordination]:  # fmt: skip
     strategy = _make_strategy(config, mesh, portion, portion.cut(whole))
-    lockstep = Lockstep(mesh, plan, strategy, clock)
+    places = mesh.world.Get_size() // mesh.replicas
+    balance = LoadBalance(mesh.replicas, places, config.step_batch) if config.balance == "auto" else None
+    lockstep = Lockstep(mesh, plan, strategy, clock, balance)
     if found is not None:
         lockstep.go_on(found)
     return strategy, lockstep
@@ -113,7 +116,8 @@ def _asynchronous(
 def _make_engine(config: TrainConfig, mesh: Mesh, portion: ModelShard) -> StepExecutor:
     if mesh.pipeline is not None:
         return PipelineStage(portion.model, portion.inputs, mesh.pipeline, config.pipeline_schedule, config.timeout)
-    return delayed(SequentialMicroBatches(portion.model), config, mesh.world.Get_rank())
+    parts = mesh.world.Get_size() - config.servers if config.is_asynchronous else mesh.replicas
+    return delayed(SequentialMicroBatches(portion.model), config, mesh.world.Get_rank(), parts)
 
 
 def _make_strategy(config: TrainConfig, mesh: Mesh, portion: ModelShard, parameters: np.ndarray) -> SynchronousStrategy:

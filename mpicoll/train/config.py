@@ -29,6 +29,7 @@ BASE_BATCH = 64
 AVERAGINGS = ("periodic", "elastic")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
+BALANCES = ("equal", "auto")
 SHARDINGS = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -88,6 +89,8 @@ class TrainConfig:
         For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
     servers, staleness, backup, damping, push, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
+    balance
+        ``"equal"`` or ``"auto"``: parts of each batch that are equal, or as large as each replica's pace allows.
     slow, jitter, step_seconds
         Artificial stragglers: pairs of a rank and the factor on its time of computation; mean of a random delay in
         seconds; shortest time of the gradients of a step in seconds.
@@ -149,6 +152,7 @@ class TrainConfig:
     damping: bool = False
     push: str = "mailbox"
     on_silence: str = "raise"
+    balance: str = "equal"
     slow: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0
     step_seconds: float = 0.0

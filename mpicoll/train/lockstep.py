@@ -10,6 +10,7 @@ from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import SynchronousStrategy
 from mpicoll.train.clock import Clock
 from mpicoll.train.coordination import SavedState, Share, ShareResult
+from mpicoll.train.load_balance import LoadBalance
 from mpicoll.train.metrics import EpochRecord, Metrics, StepRecord
 from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.synchronous_state import restore, tensors_of
@@ -19,16 +20,25 @@ class Lockstep:
     """Coordination of ranks that take each step together; a :class:`~mpicoll.train.coordination.Coordination`.
 
     Losses, requests to stop and NaN become known on all ranks by an Allreduce every few steps
-    (:class:`~mpicoll.train.metrics.Metrics`). Every rank saves its part of the state.
+    (:class:`~mpicoll.train.metrics.Metrics`). Every rank saves its part of the state. With `balance`, the parts of the
+    steps change with the pace of the replicas, on all ranks after the same step.
 
     Collective over the mesh: construction and every method.
     """
 
     shares_per_step, attends, together = 1, True, True
 
-    def __init__(self, mesh: Mesh, step_plan: StepPlan, strategy: SynchronousStrategy, clock: Clock) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        step_plan: StepPlan,
+        strategy: SynchronousStrategy,
+        clock: Clock,
+        balance: LoadBalance | None = None,
+    ) -> None:
         self.mesh, self.step_plan, self.strategy = mesh, step_plan, strategy
-        self.metrics = Metrics(mesh.world)
+        self._balance = step_plan.balance = balance
+        self.metrics = Metrics(mesh.world, () if balance is None else (balance.add,))
         self.first = self.done = self._seen = 0
         self.stopped = False
         self.anew: str | None = None
@@ -43,6 +53,8 @@ class Lockstep:
             On every rank: it is damaged, or of another model.
         """
         self.metrics.records[:], self.anew = restore(found, self.mesh, self.strategy)
+        if self._balance is not None:
+            self._balance.load(found.facts.get("shares"))
         self.first = self.done = found.step
 
     @property
@@ -119,7 +131,8 @@ class Lockstep:
     def state(self, done: int) -> SavedState:
         """Return this rank's part of the state; sums open metrics over the ranks first."""
         self.metrics.settle(0.0)
-        return SavedState(done, tensors_of(self.mesh, self.strategy, self.records), {"step": done})
+        facts = {"step": done} if self._balance is None else {"step": done, "shares": self._balance.state()}
+        return SavedState(done, tensors_of(self.mesh, self.strategy, self.records), facts)
 
     def settle(self) -> int:
         """Return the number of steps taken, the same on all ranks."""
@@ -138,4 +151,5 @@ class Lockstep:
     def facts(self) -> dict[str, Any]:
         """See :class:`~mpicoll.train.coordination.Coordination`."""
         slowest = self.metrics.pace.slowest()
-        return {"slowest_rank": slowest and slowest._asdict(), "mode": None}
+        shares = None if self._balance is None else self._balance.state()
+        return {"slowest_rank": slowest and slowest._asdict(), "mode": None, "shares": shares}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,13 @@ class EpochRecord(NamedTuple):
 class Metrics:
     """Sums of loss and correct predictions of the steps, in float64, over the ranks; summed every few steps.
 
+    Parameters
+    ----------
+    comm
+        The ranks.
+    observers
+        Functions that get the seconds that each rank computed in each step, ``(steps, ranks)``, the same on all ranks.
+
     Attributes
     ----------
     records : list of StepRecord
@@ -91,11 +98,12 @@ class Metrics:
         Seconds that each rank computed; the same on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, observers: Sequence[Callable[[np.ndarray], None]] = ()) -> None:
         self.records: list[StepRecord] = []
         self.stop = False
         self._comm, self._wants_to_stop = comm, False
         self.pace = StragglerDetector(comm.Get_size())
+        self._observers = (self.pace.add, *observers)
         # Each rank has a column of its own, zero on the others, for its seconds: a sum that is exact.
         self._sums = np.zeros((MOST_STEPS + 1, 2 + comm.Get_size()))
         self._column = 2 + comm.Get_rank()
@@ -144,7 +152,8 @@ class Metrics:
         sums[0, :2] = self._wants_to_stop, step_seconds
         self._comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
         (stop, seconds), *found = sums[:, :2].tolist()
-        self.pace.add(sums[1:, 2:])
+        for observe in self._observers:
+            observe(sums[1:, 2:].copy())
         sums[:] = 0
         self.stop = stop > 0
         often = _PATIENCE_SECONDS * self._comm.Get_size() / max(seconds, 1e-9)

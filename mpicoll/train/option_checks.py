@@ -224,6 +224,7 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
         "--pipeline": options["pipeline"] > 1,
         "--algorithm noop": options["algorithm"] == NOOP,
         "--overlap on": options["overlap"] == "on",
+        "--balance auto": options["balance"] == "auto",
         "--warmup-dense": options["warmup_dense"] > 0 and mode != "local",
     }
     for name, given in together.items():

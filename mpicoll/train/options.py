@@ -12,6 +12,7 @@ from mpicoll import __version__
 from mpicoll.errors import UsageError
 from mpicoll.train.config import (
     AVERAGINGS,
+    BALANCES,
     BASE_BATCH,
     DTYPES,
     FEEDBACK,
@@ -172,6 +173,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _add_communication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("communication")
+    group.add_argument("--balance", choices=BALANCES, help="parts of each batch: of equal size, or by the measured "
+                       "pace of the ranks, so that none waits for a slow one (default: %(default)s)")  # fmt: skip
     group.add_argument("--algorithm", metavar="NAME", help="algorithm of collectives: auto, native (the MPI library), "
                        "ring, ... (see python -m mpicoll algorithms); noop: gradients are not summed, which shows the "
                        "cost of communication (default: %(default)s)")  # fmt: skip

@@ -84,7 +84,7 @@ def summary(result: dict[str, Any]) -> str:
         f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes started"
-        f"{_hidden(result)}{_slowest(result)}{_mode(result)}{_compression(result)}"
+        f"{_hidden(result)}{_slowest(result)}{_shares(result)}{_mode(result)}{_compression(result)}"
     )
 
 
@@ -124,6 +124,15 @@ def _slowest(result: dict[str, Any]) -> str:
     rank, share, behind = slowest["rank"], slowest["share"], slowest["behind"]
     compared = f"{behind:.0%} more than" if behind >= 0 else f"{-behind:.0%} less than"
     return f"\nrank {rank} was the slowest in {share:.0%} of the steps; it computed {compared} the median of the others"
+
+
+def _shares(result: dict[str, Any]) -> str:
+    """Return a line on the parts of the batches, "" if they are equal."""
+    shares = result["shares"]
+    if shares is None:
+        return ""
+    least, most = min(shares), max(shares)
+    return f"\nparts of each batch, by pace: {least:.1%} (replica {shares.index(least)}) to {most:.1%}"
 
 
 def _mode(result: dict[str, Any]) -> str:

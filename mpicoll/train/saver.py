@@ -19,7 +19,7 @@ from mpicoll.train.loop import Loop, LoopCallback
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
          "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
-         "on_silence", "slow", "jitter", "step_seconds")  # fmt: skip
+         "on_silence", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpicoll.data.datasets import Dataset, Samples
-from mpicoll.data.sampler import batch_of_rank, epoch_order, part, steps_per_epoch
+from mpicoll.data.sampler import batch_of, epoch_order, part, steps_per_epoch
 from mpicoll.models.micro_batches import MicroBatch
 from mpicoll.optim.learning_rate import learning_rate, scaled
 from mpicoll.train.config import TrainConfig
+from mpicoll.train.load_balance import LoadBalance
 
 _EVALUATION_ROWS = 1024
 
@@ -29,7 +30,11 @@ class StepPlan:
         Number of epochs; the last one may be cut short.
     peak
         Largest learning rate.
+    balance
+        Division of batches by the pace of the replicas; None for equal parts.
     """
+
+    balance: LoadBalance | None = None
 
     def __init__(self, config: TrainConfig, count: int) -> None:
         self._config, self._count = config, count
@@ -49,7 +54,9 @@ class StepPlan:
         epoch, number = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, epoch_order(self._count, self._config.seed, epoch)
-        return batch_of_rank(self._order, number, self._config.step_batch, size, rank)
+        whole = batch_of(self._order, number, self._config.step_batch)
+        start, stop = self.balance.part(len(whole), rank) if self.balance is not None else part(len(whole), size, rank)
+        return whole[start:stop], len(whole)
 
     def batch_count(self, step: int) -> int:
         """Return the number of samples of a step, over all ranks."""

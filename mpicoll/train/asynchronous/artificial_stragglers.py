@@ -19,7 +19,10 @@ class Delayed:
     engine
         The engine that computes.
     least
-        Shortest time of the gradients of a step in seconds, as if the model were larger.
+        Shortest time in seconds of the gradients of an equal part of a step, as if the model were larger; of a part
+        with more or fewer samples, in proportion.
+    parts
+        Number of parts of a step.
     factor
         Factor on the time of this rank's gradients, `least` included.
     jitter
@@ -28,8 +31,10 @@ class Delayed:
         Seed of the delays.
     """
 
-    def __init__(self, engine: StepExecutor, least: float, factor: float, jitter: float, seed: tuple[int, int]) -> None:
-        self._engine, self._least, self._factor, self._jitter = engine, least, factor, jitter
+    def __init__(
+        self, engine: StepExecutor, least: float, parts: int, factor: float, jitter: float, seed: tuple[int, int]
+    ) -> None:
+        self._engine, self._least, self._factor, self._jitter = engine, least * parts, factor, jitter
         self._random = np.random.default_rng(seed)
 
     @property
@@ -44,7 +49,8 @@ class Delayed:
         began = time.perf_counter()
         found = self._engine.gradients(strategy, parts, scale, compress=compress)
         took = time.perf_counter() - began
-        end = max(took, self._least) * self._factor + self._random.exponential(self._jitter)
+        least = self._least * scale * sum(len(x) for x, _ in parts)  # scale: one over the samples of the step
+        end = max(took, least) * self._factor + self._random.exponential(self._jitter)
         time.sleep(max(0.0, end - took))
         return found
 
@@ -53,9 +59,15 @@ class Delayed:
         return self._engine.loss(strategy, x, y)
 
 
-def delayed(engine: StepExecutor, config: TrainConfig, rank: int) -> StepExecutor:
-    """Return the engine with the delays of the options for `rank`; the engine itself if there are none."""
+def delayed(engine: StepExecutor, config: TrainConfig, rank: int, parts: int) -> StepExecutor:
+    """Return the engine with the delays of the options for `rank`; the engine itself if there are none.
+
+    Parameters
+    ----------
+    parts
+        Number of parts of a step.
+    """
     factor = dict(config.slow).get(rank, 1.0)
     if factor == 1.0 and config.jitter == 0 and config.step_seconds == 0:
         return engine
-    return Delayed(engine, config.step_seconds, factor, config.jitter, (config.seed, rank))
+    return Delayed(engine, config.step_seconds, parts, factor, config.jitter, (config.seed, rank))

@@ -61,6 +61,8 @@ SAVING: Options = {"checkpoint_every": 1, "evaluate_every": 2, "timeout": 30.0, 
 PAIRS: list[tuple[Options, Options]] = [
     ({}, {**OUTPUTS, **DELAYS}),
     (SERVED, {**OUTPUTS, **DELAYS, "plot": None}),
+    ({}, {"balance": "auto"}),
+    ({"balance": "auto"}, {"balance": "equal"}),
     *((first, {**SAVING, "epochs": 3}) for first in ({}, SERVED, {"mode": "gossip"})),
     *((first, {"steps": 2}) for first in ({}, SERVED, {"mode": "p2p"})),
     *((first, {"steps": None, "epochs": 1, "checkpoint_every": None}) for first in ({}, SERVED)),
@@ -287,3 +289,21 @@ def test_a_step_to_nan_is_not_saved(
     assert found.step > 0
     assert all(np.isfinite(found.read(name)).all() for name in found.vectors)
     assert all(np.isfinite(array).all() for name in found.per_rank_names for array in found.per_rank(name))
+
+
+@pytest.mark.parametrize("shard", ["none", "parameters"])
+def test_a_slow_rank_gets_a_smaller_part(comm: Intracomm, shared_folder: Path, shard: str) -> None:
+    """Losses are those of equal parts, and the run that goes on begins with the parts of the one before."""
+    if comm.size < 2:
+        pytest.skip("too few ranks")
+    slow: Options = {"steps": 40, "epochs": 9, "checkpoint_every": 40, "slow": ((1, 4.0),), "step_seconds": 0.01}
+    config = configured(shared_folder, {**slow, "balance": "auto", "shard": shard, "quiet": True}, comm.size)
+    result = run(config, comm)
+    equal = run(replace(config, balance="equal", slow=(), step_seconds=0.0, checkpoint=None), comm)
+    losses = [[epoch["train_loss"] for epoch in found["epochs"]] for found in (result, equal)]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert equal["shares"] is None
+    assert result["shares"][1] < 0.6 / comm.size
+    assert len(set(comm.allgather(tuple(result["shares"])))) == 1
+    again = run(replace(config, resume="yes", steps=43), comm)
+    np.testing.assert_allclose(again["shares"], result["shares"], rtol=1e-12)
