@@ -24,9 +24,11 @@ _helping = threading.Event()
 
 def lock_file(function: Callable) -> Path | None:
     """Return the file by which processes take turns; None where there is no folder for it."""
-    folder = machine_code.folder_to_write()
-    name = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
-    return None if folder is None else folder / f"{name}.lock"
+    folder, name = machine_code.folder_to_write(), entry_name(function)
+    if folder is None or not name:
+        return None  # what cannot be kept on disk is compiled by each process, at the same time
+    name = name if function.__closure__ else f"{function.__module__}.{function.__qualname__}"
+    return folder / f"{name}.lock"
 
 
 @contextlib.contextmanager
@@ -38,7 +40,8 @@ def turn(function: Callable, look: Callable[[], Loaded | None]) -> Iterator[Load
         if found is not None:
             yield found
             return
-        with compiling(entry_name(function) or function.__name__):
+        # A function of the user's is none of the kernels that a warm-up compiles.
+        with compiling(entry_name(function)) if function.__closure__ is None else contextlib.nullcontext():
             yield None
 
 

@@ -86,7 +86,7 @@ def dispatcher(kernel: Kernel) -> Any:
     """
     _tell_numba()
     made = njit(**_flags_of(kernel), no_cfunc_wrapper=True)(kernel.function)
-    if kernel.name:
+    if kernel.name and kernel.function.__closure__ is None:  # Numba takes closures of one function for the same
         try:
             made._cache = _KernelCache(kernel.function)
         except RuntimeError as error:

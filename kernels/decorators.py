@@ -211,10 +211,10 @@ def symbol_of(native: Native) -> str:
 class Specialised:
     """A kernel for one combination of types; other arguments are a TypeError, where a kernel would be compiled."""
 
-    def __init__(self, origin: Kernel, signature: tuple[str, ...]) -> None:
+    def __init__(self, origin: Kernel, signature: tuple[str, ...], found: Loaded | None = None) -> None:
         functools.update_wrapper(self, origin.function)
         self.signature = signature
-        self._call, self.address = origin.variant(signature)
+        self._call, self.address = found or origin.variant(signature)
         self._accepted: set[tuple] = set()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -229,6 +229,13 @@ class Specialised:
         given = tuple(map(type_of, arguments))
         if len(given) != len(self.signature) or not all(map(fits, given, self.signature)):
             raise TypeError(f"{self.__name__}: it takes ({', '.join(self.signature)}), not ({', '.join(given)})")
+
+
+def kept(origin: Kernel, signature: tuple[str, ...]) -> Specialised | None:
+    """Return a kernel for these types if its machine code is on disk; it is not compiled, nor Numba imported."""
+    with _making:
+        found = loaded(origin, signature)
+        return None if found is None else Specialised(origin, signature, found)
 
 
 def compile_for(function: Any, signature: tuple[str, ...]) -> Any:

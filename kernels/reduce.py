@@ -26,8 +26,9 @@ import ml_dtypes
 import numpy as np
 
 from . import decorators
-from .decorators import Specialised, compile_for
+from .decorators import Kernel, Specialised, compile_for
 from .elementwise import CONVERSIONS, KERNELS, elementwise, same
+from .user_identity import identity_of
 
 OPS = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
@@ -126,17 +127,22 @@ def user_reducer(function: Callable, dtype: np.dtype) -> Reducer:
     dtype = np.dtype(dtype)
     if decorators.DISABLED and isinstance(function, FunctionType):
         return _ready(user_loop(function, dtype))
+    found = decorators.kept(Kernel(user_loop(function, dtype, identity_of(function))), signature_of(dtype))
+    if found is not None:
+        return found
     made: Reducer = importlib.import_module(f"{__package__}.user_functions").compiled_loop(function, dtype)
     return made
 
 
-def user_loop(scalar: Callable, dtype: np.dtype) -> Reducer:
-    """Return a loop over a scalar function, not compiled."""
+def user_loop(scalar: Callable, dtype: np.dtype, identity: str = "") -> Reducer:
+    """Return a loop over a scalar function, not compiled; with an identity, what is compiled stays on disk."""
     widen, narrow = CONVERSIONS.get(_FAMILIES[dtype], (same, same))
 
     def reduce_user(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         elementwise(scalar, widen, narrow, out, a, b)
 
+    if identity:
+        reduce_user.entry_name = f"user.{identity}-{dtype.name}"  # type: ignore[attr-defined]
     return reduce_user
 
 

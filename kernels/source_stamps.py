@@ -43,7 +43,12 @@ _EXCHANGE_USERS = ("block_exchange", "short_exchange")
 
 
 def entry_name(function: Callable) -> str:
-    """Return the name of a function's entries on disk; "" for one that is not of a file of this package."""
+    """Return the name of a function's entries on disk; "" for one that is not of a file of this package.
+
+    A function that is made at run time has the name in its attribute `entry_name`.
+    """
+    if hasattr(function, "entry_name"):
+        return function.entry_name
     inside = function.__module__.startswith(f"{__package__}.") and function.__closure__ is None
     return f"{function.__module__.removeprefix(f'{__package__}.')}.{function.__name__}" * inside
 

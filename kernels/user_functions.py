@@ -11,8 +11,9 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError
 
 from .compiler import uncached
-from .decorators import Kernel, Specialised
+from .decorators import Kernel, Specialised, helper
 from .reduce import signature_of, user_loop
+from .user_identity import identity_of
 
 _ALLOWED = {
     "b": (types.Boolean,),
@@ -32,9 +33,19 @@ def compiled_loop(function: Any, dtype: np.dtype) -> Callable:
     try:
         scalar = function if isinstance(function, Dispatcher) else uncached(function)
         _check_result(scalar, dtype, what)
-        return Specialised(Kernel(user_loop(scalar, dtype)), signature_of(dtype))
+        if identity := identity_of(function):
+            scalar = _compiled_in(function)
+        return Specialised(Kernel(user_loop(scalar, dtype, identity)), signature_of(dtype))
     except NumbaError as error:
         raise TypeError(f"{what}: Numba cannot compile it: {error}") from error
+
+
+def _compiled_in(function: FunctionType) -> FunctionType:
+    """Return a copy that is compiled into its callers: one that they call by address keeps them from being kept."""
+    same = (function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy = FunctionType(*same)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return helper(copy)  # type: ignore[return-value]
 
 
 def _check_result(scalar: Any, dtype: np.dtype, what: str) -> None:

@@ -73,7 +73,9 @@ def op(function: Callable[[Any, Any], Any], *, commutative: bool = True, identit
     ----------
     function
         A plain or jitted function that Numba can compile for the element type. It must be associative; every rank
-        must pass the same function. float16 and bfloat16 elements reach it as float32.
+        must pass the same function. float16 and bfloat16 elements reach it as float32. It is compiled once for each
+        element type and kept on disk, if all that it uses are its arguments, constants, closures and globals that are
+        plain numbers, builtins, and the modules math, cmath and numpy; otherwise each process compiles it.
     commutative
         If False, operands are combined in rank order.
     identity
