@@ -116,10 +116,12 @@ class Descriptions:
             Naming argument and value.
         """
         if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
-            raise TypeError(f"{argument}: it must be [data, (counts, displs), datatypes] or [data, datatypes]")
+            kind = ValueError if isinstance(spec, (list, tuple)) else TypeError
+            raise kind(f"{argument}: it must be [data, (counts, displs), datatypes] or [data, datatypes]")
         data, *where, datatypes = spec
         if len(where) == 1 and (not isinstance(where[0], (list, tuple)) or len(where[0]) != 2):
-            raise TypeError(f"{argument}: {where[0]!r} is not a pair of counts and displacements")
+            kind = ValueError if isinstance(where[0], (list, tuple)) else TypeError
+            raise kind(f"{argument}: {where[0]!r} is not a pair of counts and displacements")
         counts, displs = where[0] if len(where) == 1 else where or (None, None)
         if counts is None and displs is None:
             counts, displs = (1,) * self._size, (0,) * self._size
@@ -186,7 +188,7 @@ class Descriptions:
     def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
         """Return what is known of counts, displacements and datatypes, or find it out."""
         if counts is None or displs is None:
-            raise TypeError(f"{argument}: counts {counts!r} and displacements {displs!r} must both be given")
+            raise ValueError(f"{argument}: counts {counts!r} and displacements {displs!r} must both be given")
         counts = _numbers(counts, argument, "counts", self._size)
         displs = _numbers(displs, argument, "displacements", self._size)
         datatypes = tuple(datatypes)
