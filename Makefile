@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -139,6 +139,9 @@ endif
 
 bench-compare: $(VENV)/ready  ## what got slower between two sets of results: make bench-compare A=folder B=folder
 	$(BIN)/python -m bench.compare $(A) $(B) $(ARGS)
+
+bench-cluster-training: warmup  ## seconds of training to an accuracy over slow links, by every way to send less; half an hour (Linux, root)
+	$(BIN)/python -m bench.cluster_training $(ARGS)
 
 bench-training: warmup  ## train with each compressor on 8 ranks: accuracy at equal steps, bytes sent
 	$(BIN)/python -m bench.compressed_training --ranks $(RANKS) $(ARGS)
