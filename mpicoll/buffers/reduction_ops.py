@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.flat import resolve
 from mpicoll.communicator.abort import end_job
 from mpicoll.kernels import reduce as kernels
 
@@ -61,6 +62,38 @@ class UserOperation:
 
             self._mpi[dtype] = MPI.Op.Create(callback, self.commutative)
         return self._mpi[dtype]
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """Combine two buffers of this process: ``inoutbuf[i] = function(inbuf[i], inoutbuf[i])``.
+
+        Parameters
+        ----------
+        inbuf, inoutbuf
+            Buffers as mpi4py takes them, of equal length and element type; `inoutbuf` is overwritten.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they do not fit together, or the function does not compile for the type.
+        """
+        given, result = resolve(inbuf, "inbuf", writable=False), resolve(inoutbuf, "inoutbuf", writable=True)
+        if (given.dtype, given.count) != (result.dtype, result.count):
+            raise ValueError(
+                f"inbuf: {given.count} elements of {given.dtype}; inoutbuf has {result.count} of {result.dtype}"
+            )
+        reducer, carrier = self.reducer(result.dtype), kernels.carrier(result.dtype)
+        source, target = given.view(carrier), result.view(carrier)
+        # Where they overlap in part, elements would be read after they were written.
+        is_apart = given.address == result.address or not np.may_share_memory(source, target)
+        reducer(target, source if is_apart else source.copy(), target)
+        result.give_back()
+
+    def Is_commutative(self) -> bool:
+        """Return True if operands may be exchanged."""
+        return self.commutative
+
+    is_commutative = property(Is_commutative)
+    is_predefined = False
 
     def __repr__(self) -> str:
         return f"mpicoll.op({self.name}, commutative={self.commutative})"
