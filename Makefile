@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance test-jax warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -81,6 +81,16 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
 	done
 	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
+
+$(VENV)/jax: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax>=0.7"
+	@touch $@
+
+test-jax: $(VENV)/jax warmup  ## the tests of mpicoll.jax on 1 to 4 ranks; installs JAX
+	for ranks in 1 2 3 4; do \
+	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/jax $(ARGS) || exit; \
+	done
+	$(BIN)/python -m pytest -q tests/test_jax_import.py tests/system/test_examples.py -k jax
 
 test-torch-conformance: $(VENV)/torch warmup  ## PyTorch's own tests of torch.distributed on mpicoll, on 3 ranks; installs expecttest
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest

@@ -44,6 +44,7 @@ FLOORS = {
     "mpicoll/__init__.py": 6,  # names everything, imports nothing until it is asked for
     "mpicoll/checkpoint": 5,
     "mpicoll/torch": 5,
+    "mpicoll/jax": 5,
     "mpicoll/consensus.py": 5,
     "mpicoll/data": 5,
     "mpicoll/models": 5,

@@ -20,7 +20,9 @@ except ImportError as error:
     raise ImportError('mpicoll.jax: JAX is missing; pip install "mpicoll[jax]"', name="jax") from error
 _OLDEST = (0, 7)
 if _jax.__version_info__ < _OLDEST:
-    raise ImportError(f"mpicoll.jax: it needs JAX {_OLDEST[0]}.{_OLDEST[1]} or newer, not {_jax.__version__}", name="jax")
+    raise ImportError(
+        f"mpicoll.jax: it needs JAX {_OLDEST[0]}.{_OLDEST[1]} or newer, not {_jax.__version__}", name="jax"
+    )
 
 from mpicoll.jax.collective_handler import last_error
 from mpicoll.jax.jax_collectives import (

@@ -73,7 +73,7 @@ def _shapes(collective: Collective, shapes: Sequence[tuple[int, ...]]) -> list[t
 
 def _abstract(*arrays: Any, collective: Collective) -> tuple[list[Any], set[Any]]:
     shapes = _shapes(collective, [each.shape for each in arrays])
-    return [each.update(shape=shape) for each, shape in zip(arrays, shapes, strict=True)], {_EFFECT}
+    return [jax.core.ShapedArray(shape, each.dtype) for each, shape in zip(arrays, shapes, strict=True)], {_EFFECT}
 
 
 def _lower(context: Any, *operands: Any, collective: Collective) -> Any:

@@ -124,19 +124,21 @@ def test_the_version_is_written_in_one_place(built: Path) -> None:
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import mpicoll
-try:
-    import torch
-except ImportError:
+missing = set()
+for framework in ("torch", "jax"):
     try:
-        importlib.import_module("mpicoll.torch")
-    except ImportError as error:
-        assert "mpicoll[torch]" in str(error), error
-    else:
-        raise AssertionError("mpicoll.torch: imported without PyTorch")
-else:
-    print("with PyTorch")
+        importlib.import_module(framework)
+    except ImportError:
+        missing.add(framework)
+        try:
+            importlib.import_module(f"mpicoll.{framework}")
+        except ImportError as error:
+            assert f"mpicoll[{framework}]" in str(error), error
+        else:
+            raise AssertionError(f"mpicoll.{framework}: imported without {framework}")
+        print("without", framework)
 for module in pkgutil.walk_packages(mpicoll.__path__, "mpicoll.", onerror=lambda name: None):
-    if module.name.split(".")[1] != "torch" or "torch" in sys.modules:
+    if module.name.split(".")[1] not in missing:
         importlib.import_module(module.name)
 for name, module in sys.modules.items():
     if name.split(".")[0] == "mpicoll":
@@ -149,10 +151,10 @@ for name in ("kernels", "tests", "bench"):
 def test_all_modules_can_be_imported_and_come_from_the_wheel(environment: Environment, checkout: Path) -> None:
     imported = set(succeeded(environment.run(0, "-c", IMPORT_ALL)).splitlines())
     modules = {name for name in to_install(checkout) if name.endswith(".py")}
-    if "with PyTorch" in imported:
-        imported.remove("with PyTorch")
-    else:
-        modules = {name for name in modules if not name.startswith("mpicoll/torch/")}
+    for framework in ("torch", "jax"):
+        if f"without {framework}" in imported:
+            imported.remove(f"without {framework}")
+            modules = {name for name in modules if not name.startswith(f"mpicoll/{framework}/")}
     assert imported == {str(environment.packages / name) for name in modules}
 
 
@@ -222,7 +224,8 @@ SITE = {
     for page in sorted((REPOSITORY / "docs").rglob("*.md"))
     for number, example in enumerate(_examples(page.read_text()))
     if page.parent.name != "extend" and ("import mpicoll" in example or "from mpicoll" in example)
-    if "import mpicoll.torch" not in example  # tests/system/test_examples.py runs them where PyTorch is installed
+    # tests/system/test_examples.py runs these where PyTorch and JAX are installed.
+    if "import mpicoll.torch" not in example and "import mpicoll.jax" not in example
 }
 """Examples of the site that are programs; other blocks, and those that extend mpicoll, show a few lines of one."""
 
