@@ -83,7 +83,7 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
 
 $(VENV)/jax: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax>=0.7"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax>=0.8"
 	@touch $@
 
 test-jax: $(VENV)/jax warmup  ## the tests of mpicoll.jax on 1 to 4 ranks; installs JAX

@@ -44,7 +44,7 @@ def test_the_error_says_what_to_install() -> None:
 
 
 def test_an_old_jax_is_refused() -> None:
-    assert printed(OLD) == "jax mpicoll.jax: it needs JAX 0.7 or newer, not 0.4.30\n"
+    assert printed(OLD) == "jax mpicoll.jax: it needs JAX 0.8 or newer, not 0.4.30\n"
 
 
 def test_a_library_that_serves_one_thread_is_refused() -> None:

@@ -18,11 +18,8 @@ try:
     import jax as _jax
 except ImportError as error:
     raise ImportError('mpicoll.jax: JAX is missing; pip install "mpicoll[jax]"', name="jax") from error
-_OLDEST = (0, 7)
-if _jax.__version_info__ < _OLDEST:
-    raise ImportError(
-        f"mpicoll.jax: it needs JAX {_OLDEST[0]}.{_OLDEST[1]} or newer, not {_jax.__version__}", name="jax"
-    )
+if _jax.__version_info__ < (0, 8):
+    raise ImportError(f"mpicoll.jax: it needs JAX 0.8 or newer, not {_jax.__version__}", name="jax")
 
 from mpicoll.jax.collective_handler import last_error
 from mpicoll.jax.jax_collectives import (

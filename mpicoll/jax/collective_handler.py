@@ -41,7 +41,7 @@ class _Vector:
         """Return the memory of the buffer as an array of shape (count,)."""
         if not self.count:
             return np.empty(0, self.dtype)
-        return np.ndarray(self.count, self.dtype, self._memory.from_address(address))
+        return np.frombuffer(memoryview(self._memory.from_address(address)), self.dtype)
 
 
 class _Call:

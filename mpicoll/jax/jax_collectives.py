@@ -10,7 +10,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.reduction_ops import name_of, reducer_for
-from mpicoll.collectives import compressed
 from mpicoll.collectives.call_context import AnyOp, check_root
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.jax.array_trees import Leaf, leaves_of, run
@@ -239,9 +238,8 @@ def _check_op(op: AnyOp, leaf: Leaf) -> None:
     dtype = np.dtype(array.dtype)
     if reducer_for(op, dtype) is not None:
         return
-    known = name_of(op)
-    if known is not None or op.is_predefined:  # reducer_for refuses what is no operation
-        raise TypeError(f"{name}: op {known or repr(op)} is not defined on elements of {dtype}")
+    if name_of(op) is not None or (isinstance(op, MPI.Op) and op.is_predefined):
+        raise TypeError(f"{name}: op {name_of(op) or repr(op)} is not defined on elements of {dtype}")
     if dtype.kind == "V" or dtype == np.float16:
         raise TypeError(f"{name}: MPI has no elements of {dtype}, which operations of MPI.Op.Create need")
 
@@ -250,11 +248,10 @@ def _check_compression(compression: _Compression, op: AnyOp, leaf: Leaf, group: 
     name, array = leaf
     if array.dtype != np.float32:
         raise TypeError(f"compression: {compression!r} is for float32, but {name} is {array.dtype}")
-    if group.comm is None or name_of(op) != "SUM":
+    assert group.comm is not None
+    if name_of(op) != "SUM":
         raise ValueError(f"compression: {compression!r} is for SUM, not {name_of(op) or repr(op)}")
-    if isinstance(compression, ErrorFeedback):
-        compressed.plain(compression)
-    else:
+    if not isinstance(compression, ErrorFeedback):
         group.comm.choice("allreduce", array.size * 4, compression=compression)
 
 

@@ -1,4 +1,4 @@
-"""Private duplicates of communicators for collectives that JAX runs, cached on the communicators and freed with them."""
+"""Private duplicates of communicators for programs of JAX, cached on the communicators and freed with them."""
 
 from __future__ import annotations
 

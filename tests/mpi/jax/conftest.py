@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("jax") else ["test_*.py"]
 
 
 @pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Kinds and counts of the collectives that the handler executes on this rank, in their order."""
     from mpicoll.jax import collective_handler
 
@@ -27,4 +26,4 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]
 
     for kind, run in list(collective_handler._RUN.items()):
         monkeypatch.setitem(collective_handler._RUN, kind, noting(kind, run))
-    yield found
+    return found

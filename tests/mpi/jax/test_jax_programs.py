@@ -126,8 +126,6 @@ def test_derivatives_are_adjoint(comm: mpicoll.Intracomm, name: str) -> None:
         cotangent = integers(comm.rank, 2, expected.shape)
         (back,) = jax.vjp(call, x)[1](jnp.asarray(cotangent))
         assert summed(comm, np.sum(expected * cotangent)) == summed(comm, np.sum(tangent * np.asarray(back)))
-        again = jax.jvp(lambda y: jax.vjp(call, x)[1](y)[0], (cotangent,), (cotangent,))[1]
-        np.testing.assert_array_equal(again, back)
 
 
 def test_gradients_are_those_of_the_sum_of_all_objectives(comm: mpicoll.Intracomm) -> None:
@@ -187,10 +185,11 @@ def test_only_sums_have_derivatives(comm: mpicoll.Intracomm) -> None:
 
 def test_gradients_of_compressed_sums_are_not_compressed(comm: mpicoll.Intracomm) -> None:
     feedback = mpicoll.ErrorFeedback("int8")
+    total = jax.jit(lambda x: mpicoll.jax.allreduce(x, comm=comm, compression=feedback))
     x, weights = integers(comm.rank, 0, (100,)), np.linspace(0, 1, 100, dtype=np.float32)
-    gradient = jax.jit(jax.grad(lambda x: weights @ mpicoll.jax.allreduce(x, comm=comm, compression=feedback)))(x)
-    np.testing.assert_allclose(gradient, comm.size * weights, rtol=1e-6)
-    assert feedback.steps == 1
+    np.testing.assert_allclose(jax.grad(lambda x: weights @ total(x))(x), comm.size * weights, rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(total, (x,), (weights,))[1], comm.size * weights, rtol=1e-6)
+    assert feedback.steps == 2
 
 
 @pytest.mark.parametrize("name", LINEAR)
