@@ -13,6 +13,7 @@ FOLDER = REPOSITORY / "examples"
 HELPER = "timing"
 TORCH = {"torch_ddp": "accuracy 0.", "torch_fsdp": "loss ", "torch_horovod_style": "mean error 0.0"}
 """Examples for PyTorch, and what they say at the end."""
+JAX = "jax_data_parallel"
 LONGEST = 79
 RATIO = re.compile(r".+: mpi4py \d+\.\d\d ms, mpicoll \d+\.\d\d ms, ratio \d+\.\d\d( \(mpicoll is not faster here\))?")
 SMALL = {
@@ -60,7 +61,7 @@ def test_one_that_adds_up_wrongly_fails(tmp_path) -> None:
 
 
 def test_all_of_them_are_run_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, *TORCH, *SMALL}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {HELPER, JAX, *TORCH, *SMALL}
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,20 @@ def test_those_for_pytorch(name: str, options: list[str]) -> None:
     assert f"3 ranks, {TORCH[name]}" in outcome.stdout
 
 
-PAGE = (REPOSITORY / "docs/guides/pytorch.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("options", [[], ["--compression", "int8"]], ids=["plain", "compressed"])
+def test_the_one_for_jax(options: list[str]) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed: make test-jax")
+    outcome = run(2, [str(FOLDER / f"{JAX}.py"), "--steps", "100", *options], timeout=120)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode == 0, outcome.text
+    assert "2 ranks, loss 0." in outcome.stdout
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = programs("docs/guides/pytorch.md")
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -87,7 +100,16 @@ def test_programs_of_the_page_on_pytorch(number: int, tmp_path: Path) -> None:
     assert outcome.returncode == 0, outcome.text
 
 
-@pytest.mark.parametrize("name", [*TORCH, *SMALL])
+def test_the_programs_of_the_page_on_jax_run_one_after_the_other(tmp_path: Path) -> None:
+    """In one launch, since importing JAX takes longer than all of them."""
+    pytest.importorskip("jax", reason="JAX is not installed: make test-jax")
+    (tmp_path / "examples.py").write_text("\n".join(programs("docs/guides/jax.md")))
+    outcome = run(2, [str(tmp_path / "examples.py")], timeout=120, folder=tmp_path)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode == 0, outcome.text
+
+
+@pytest.mark.parametrize("name", [JAX, *TORCH, *SMALL])
 def test_it_is_short_and_in_the_table(name: str) -> None:
     lines = (FOLDER / f"{name}.py").read_text().splitlines()
     assert len(lines) <= LONGEST
