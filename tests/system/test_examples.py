@@ -76,10 +76,9 @@ def test_those_for_pytorch(name: str, options: list[str]) -> None:
     assert f"3 ranks, {TORCH[name]}" in outcome.stdout
 
 
-@pytest.mark.parametrize("options", [[], ["--compression", "int8"]], ids=["plain", "compressed"])
-def test_the_one_for_jax(options: list[str]) -> None:
+def test_the_one_for_jax() -> None:
     pytest.importorskip("jax", reason="JAX is not installed: make test-jax")
-    outcome = run(2, [str(FOLDER / f"{JAX}.py"), "--steps", "100", *options], timeout=120)
+    outcome = run(2, [str(FOLDER / f"{JAX}.py"), "--steps", "50"], timeout=120)
     assert not outcome.hung, outcome.report
     assert outcome.returncode == 0, outcome.text
     assert "2 ranks, loss 0." in outcome.stdout
