@@ -17,6 +17,7 @@ from . import (
     dispatch_table,
     executor,
     optimizer_updates,
+    quantized_layers,
     short_exchange,
     told_counts,
     withdrawal,
@@ -26,7 +27,7 @@ from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
-WITH_KERNELS = (cast_codec, integer_codec, sign_codec, optimizer_updates)
+WITH_KERNELS = (cast_codec, integer_codec, sign_codec, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
 

@@ -52,6 +52,7 @@ FLOORS = {
     "mpicoll/parallel": 6,
     "mpicoll/train": 7,
     "mpicoll/search": 8,
+    "mpicoll/deploy": 8,
     "bench": 7,
 }
 NOT_ALLOWED = {
