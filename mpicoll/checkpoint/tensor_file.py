@@ -27,6 +27,7 @@ _DTYPES = {
 }  # fmt: skip
 _TYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in _DTYPES.values()}
 _CODES = {name: code for code, name in _DTYPES.items()}
+_METADATA = "__metadata__"
 _ALIGNMENT = 8
 _BLOCK_BYTES = 1 << 20
 _MAX_HEADER = 1 << 24
@@ -55,8 +56,15 @@ def dtype_of(name: str) -> np.dtype:
     return _TYPES[name]
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str]:
+def write(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Write contiguous arrays in native byte order to a new file; see :func:`durable_files.write_durably`.
+
+    Parameters
+    ----------
+    metadata
+        Texts by name for the header; None for none.
 
     Returns
     -------
@@ -65,12 +73,14 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, str]:
     """
     # Those with the largest elements first, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    return write_durably(path, itertools.chain([_header(ordered)], _blocks(array for _, array in ordered)))
+    header = _header(ordered, metadata)
+    return write_durably(path, itertools.chain([header], _blocks(array for _, array in ordered)))
 
 
-def _header(arrays: Sequence[tuple[str, np.ndarray]]) -> bytes:
+def _header(arrays: Sequence[tuple[str, np.ndarray]], metadata: Mapping[str, str] | None) -> bytes:
     """Return the header of a file in which these arrays follow each other."""
-    table, at = {}, 0
+    table: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
+    at = 0
     for name, array in arrays:
         shape, offsets = list(array.shape), [at, at + array.nbytes]
         table[name] = {"dtype": _CODES[dtype_name(array.dtype)], "shape": shape, "data_offsets": offsets}
@@ -90,7 +100,26 @@ def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[memoryview]:
 
 
 def read_header(descriptor: int, path: Path) -> dict[str, Entry]:
+    """Read and check a file's header, which may have no metadata; see :func:`read_annotated_header`.
+
+    Raises
+    ------
+    CheckpointFailed
+        If the header is damaged or has metadata, or its tensors do not cover exactly the bytes that follow.
+    """
+    entries, metadata = read_annotated_header(descriptor, path)
+    if metadata is not None:
+        raise CheckpointFailed(f"{path}: damaged header: {_METADATA!r} is not described as a tensor")
+    return entries
+
+
+def read_annotated_header(descriptor: int, path: Path) -> tuple[dict[str, Entry], dict[str, str] | None]:
     """Read and check a file's header; allocates no more memory than the file has bytes.
+
+    Returns
+    -------
+    entries, metadata
+        Tensors by name, and the header's texts by name; None for no metadata.
 
     Raises
     ------
@@ -103,11 +132,18 @@ def read_header(descriptor: int, path: Path) -> dict[str, Entry]:
         raise CheckpointFailed(f"{path}: a header of {nbytes} bytes in a file of {length}")
     try:
         table = json.loads(os.pread(descriptor, nbytes, 8), object_pairs_hook=_without_duplicates)
+        metadata = _texts(table.pop(_METADATA)) if _METADATA in table else None
         entries = {name: _entry(name, said, 8 + nbytes) for name, said in table.items()}
         _check_no_gaps(entries, 8 + nbytes, length)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointFailed(f"{path}: damaged header: {' '.join(str(error).split())[:200]}") from None
-    return entries
+    return entries, metadata
+
+
+def _texts(said: Any) -> dict[str, str]:
+    if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
+        raise ValueError(f"{_METADATA!r} is not a table of texts")
+    return said
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -156,12 +156,17 @@ class Convolution:
         Height, width and channels; a sample's features are its pixels in that order.
     filters
         Number of filters.
+
+    Attributes
+    ----------
+    image : tuple of int
+        Height, width and channels.
     """
 
     waited = 0.0
 
     def __init__(self, image: tuple[int, int, int], filters: int) -> None:
-        self._height, self._width, channels = self._image = image
+        self._height, self._width, channels = self.image = image
         self._pooled = (self._height // 2, self._width // 2, filters)
         self.shapes: tuple[Shape, ...] = ((9 * channels, filters), (filters,))
         self.decays: tuple[bool, ...] = (True, False)
@@ -176,7 +181,7 @@ class Convolution:
         """See :class:`Layer`."""
         rows, filters, dtype = len(x), self._pooled[2], x.dtype
         patches = self._patches(rows, room, dtype)
-        patches_3x3(x.reshape(rows, *self._image), patches)
+        patches_3x3(x.reshape(rows, *self.image), patches)
         maps = self._maps(rows, room, dtype)
         np.matmul(patches, arrays[0], out=maps.reshape(-1, filters))
         pooled = room.rows("pooled", rows, self._pooled, dtype)

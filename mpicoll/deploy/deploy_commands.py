@@ -1,0 +1,133 @@
+"""Commands of ``python -m mpicoll.deploy``: functions from a model and options to another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mpi4py import MPI
+
+from mpicoll.data.datasets import Dataset
+from mpicoll.data.sampler import steps_per_epoch
+from mpicoll.deploy.deploy_options import DeployOptions
+from mpicoll.deploy.deployed_model import DeployedModel
+from mpicoll.deploy.distillation import DistilledModel
+from mpicoll.deploy.fake_quantization import quantisation_aware
+from mpicoll.deploy.fine_tuning import pretrained, train
+from mpicoll.deploy.inference import Runtime
+from mpicoll.deploy.low_rank import factorise
+from mpicoll.deploy.model_sources import data_config, new_model
+from mpicoll.deploy.pruning import ChannelPruning, GradualPruning, WeightPruning, prune_now, without_channels
+from mpicoll.deploy.quantization import calibrate, quantise
+from mpicoll.errors import UsageError
+from mpicoll.train.config import TrainConfig
+
+_BITS = {"int8": 8, "int4": 4}
+_TRAINING = ("epochs", "batch", "lr", "momentum", "weight_decay", "timeout")
+
+
+def training_config(model: DeployedModel, options: DeployOptions) -> TrainConfig:
+    """Return the options of training on the model's data set."""
+    chosen = {name: options.chosen[name] for name in _TRAINING if name in options.chosen}
+    epochs = chosen.get("epochs", options.chosen.get("qat", 0))
+    output = {"progress": options.progress, "quiet": options.quiet}
+    given = {**chosen, **output, "epochs": epochs, "evaluate_every": max(1, epochs)}
+    return replace(data_config(model, options.data), **given)
+
+
+def description(options: DeployOptions) -> str:
+    """Return the text of a command for the history of the model that it makes."""
+    left_out = ("timeout",)
+    words = [f"{name}={value}" for name, value in options.chosen.items() if value is not None and name not in left_out]
+    return " ".join([options.command, *words])
+
+
+def check_real(model: DeployedModel, path: str, command: str) -> None:
+    """Refuse a quantised model for a command that trains or changes real numbers.
+
+    Raises
+    ------
+    UsageError
+    """
+    if model.is_quantised:
+        raise UsageError(f"{path}: is quantised already; {command} comes before quantize")
+
+
+def quantize(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
+    """Return the model with integer weights, and activations if wanted. Collective."""
+    chosen, config = options.chosen, training_config(model, options)
+    bits, codes = _BITS[chosen["weights"]], None
+    if chosen["activations"] == "int8":
+        codes = calibrate(model, dataset, comm, chosen["calibrate"], chosen["percentile"], config.seed)
+    if chosen["qat"]:
+        flat = train(quantisation_aware(model, bits, codes), dataset, comm, config)
+        model = replace(model.with_parameters(flat, ""), history=model.history)
+    return quantise(model, bits, codes, description(options))
+
+
+def prune(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
+    """Return the pruned model, trained further. Collective.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if there are no hidden channels to remove.
+    """
+    chosen, config = options.chosen, training_config(model, options)
+    sparsity, whole = chosen["sparsity"], chosen["scope"] == "global"
+    channels = chosen["structured"] == "channels"
+    if channels and len(model.layers) == 1:
+        raise UsageError("--structured channels: the model has no hidden layer")
+    pruning = ChannelPruning(whole, comm) if channels else WeightPruning(whole, comm)
+    if config.epochs:
+        steps = config.epochs * steps_per_epoch(dataset.train.count, config.step_batch)
+        gradual = GradualPruning(
+            pruning, sparsity, chosen["schedule"], layer_count=len(model.layers), total_steps=steps
+        )
+        flat = train(pretrained(model), dataset, comm, config, [gradual])
+        made = model.with_parameters(flat, description(options))
+    else:
+        made = prune_now(pruning, model, sparsity, description(options))
+    return without_channels(made, pruning.masks) if channels else made
+
+
+def lowrank(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
+    """Return the model with products of narrower layers, trained further if wanted. Collective."""
+    config = training_config(model, options)
+    made = factorise(model, options.chosen["rank"], options.chosen["energy"], comm, description(options))
+    if config.epochs:
+        flat = train(pretrained(made), dataset, comm, config)
+        made = replace(made.with_parameters(flat, ""), history=made.history)
+    return made
+
+
+def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
+    """Return a new model, trained on the logits of `teacher` and the labels. Collective."""
+    chosen = options.chosen
+    shape = {"model": chosen["model"], "hidden": chosen["hidden"] or (), "filters": chosen["filters"] or 0}
+    config = replace(training_config(teacher, options), **shape)
+    student = new_model(config, dataset)
+    layers = [layer.trainable() for layer in student.layers]
+    network = DistilledModel(layers, Runtime(teacher), chosen["temperature"], chosen["alpha"])
+    made = student.with_parameters(train(network, dataset, comm, config), description(options))
+    return replace(made, data=data_of(teacher, options))
+
+
+def data_of(model: DeployedModel, options: DeployOptions) -> dict[str, object]:
+    """Return the data set of a command, for the file of the model that it makes."""
+    config = data_config(model, options.data)
+    names = ("dataset", "labels", "test_fraction", "seed")
+    return json.loads(json.dumps({name: getattr(config, name) for name in names}))  # type: ignore[no-any-return]
+
+
+CHANGES = {"quantize": quantize, "prune": prune, "lowrank": lowrank, "distill": distill}
+"""Commands that make a model."""
+
+
+def paths_of(options: DeployOptions) -> Sequence[str]:
+    """Return the models that a command reads."""
+    if options.command == "distill":
+        return (options.chosen["teacher"],)
+    original = options.chosen.get("original")
+    return options.models if original is None else (original, *options.models)

@@ -1,0 +1,62 @@
+"""Output of the commands on rank 0: a table of models, and a file of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpicoll.deploy.deploy_options import DeployOptions
+from mpicoll.deploy.evaluation import Evaluation
+from mpicoll.quantities import format_seconds, table
+from mpicoll.train.run_report import check_writable, say, write_json
+
+_HEAD = ("model", "accuracy", "bytes", "", "MAC", "not 0", "latency", "samples/s", "")
+
+
+def check_outputs(options: DeployOptions) -> None:
+    """Refuse outputs that could not be written, before training begins.
+
+    Raises
+    ------
+    UsageError
+        If a folder is missing or not writable.
+    """
+    check_writable([options.output, options.json, options.chosen.get("html")])
+
+
+def table_of(rows: Sequence[Evaluation]) -> list[str]:
+    """Return the lines of a table; sizes and throughput are compared with the first model's."""
+    first = rows[0]
+    cells = [
+        (
+            row.name,
+            "" if row.accuracy is None else f"{row.accuracy:.2%}",
+            f"{row.nbytes:,}",
+            f"{row.nbytes / first.nbytes:.1%}",
+            f"{row.operations:,}",
+            f"{row.nonzero_operations:,}",
+            format_seconds(row.latency),
+            f"{row.throughput:,.0f}",
+            f"{row.throughput / first.throughput:.2f}x",
+        )
+        for row in rows
+    ]
+    return table([_HEAD, *cells])
+
+
+def publish(options: DeployOptions, rows: Sequence[Evaluation], more: dict[str, Any]) -> None:
+    """Print the table, and write the results."""
+    if not options.quiet:
+        for line in table_of(rows):
+            say(line)
+        for name, text in more.items():
+            say(f"{name}: {text}")
+    if options.json is not None:
+        results = [row._asdict() for row in rows]
+        write_json(options.json, {"command": options.command, "models": results, **more})
+
+
+def short_name(path: str) -> str:
+    """Return the name of a model for tables: the last part of its path."""
+    return Path(path).name or path

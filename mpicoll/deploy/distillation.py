@@ -1,0 +1,72 @@
+"""Knowledge distillation: a model learns from the labels and from the logits of a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpicoll.deploy.inference import Runtime
+from mpicoll.kernels.network import softmax_cross_entropy
+from mpicoll.models.layers import Layer
+from mpicoll.models.sequential import Model, ParameterStore
+
+
+def soft_loss(logits: np.ndarray, teacher: np.ndarray, temperature: float) -> tuple[float, np.ndarray]:
+    """Return the distillation loss, summed over rows, and its gradient with respect to `logits`.
+
+    The loss of a row is ``T^2 * KL(p || q)`` with ``p = softmax(teacher / T)`` and ``q = softmax(logits / T)``; its
+    gradient is ``T * (q - p)``. The factor T^2 keeps the gradient's size independent of T. (Hinton, Vinyals and Dean,
+    "Distilling the knowledge in a neural network", arXiv:1503.02531, 2015, section 2.)
+
+    Parameters
+    ----------
+    logits, teacher : (rows, classes) of float32 or float64
+
+    Returns
+    -------
+    tuple
+        The loss (float), and (rows, classes) of float64.
+    """
+    own, other = _log_softmax(logits / temperature), _log_softmax(teacher / temperature)
+    wanted = np.exp(other)
+    loss = float((wanted * (other - own)).sum())
+    return temperature**2 * loss, temperature * (np.exp(own) - wanted)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+class DistilledModel(Model):
+    """Model whose training loss is ``alpha * soft_loss + (1 - alpha) * cross entropy``; see :func:`soft_loss`.
+
+    Parameters
+    ----------
+    layers
+        The layers.
+    teacher
+        Model whose logits are learned from; each rank computes them for its own samples.
+    temperature
+        Above 0.
+    alpha
+        Weight of the teacher, from 0 to 1.
+    """
+
+    def __init__(self, layers: Sequence[Layer], teacher: Runtime, temperature: float, alpha: float) -> None:
+        super().__init__(layers, np.float32)
+        self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
+
+    def loss_and_gradient(
+        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False
+    ) -> tuple[float, int]:
+        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
+        delta = self.forward(storage, x, self._tape)
+        soft, gradient = soft_loss(delta, self._teacher.logits(x), self._temperature)
+        hard, hits = softmax_cross_entropy(delta, y)
+        delta *= np.float32(1 - self._alpha)
+        delta += (self._alpha * gradient).astype(np.float32)
+        self.backward(storage, delta, self._tape, add=add)
+        return self._alpha * soft + (1 - self._alpha) * hard, hits
