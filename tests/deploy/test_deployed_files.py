@@ -1,0 +1,197 @@
+"""Files of deployed models: what is written is read, and wrong files are refused with file and reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from safetensors.numpy import load_file, save_file
+
+from mpicoll import Intracomm
+from mpicoll.checkpoint import tensor_file
+from mpicoll.deploy.deployed_file import FORMAT, model_of, read_tensors, stored, stored_nbytes, write_model
+from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
+from mpicoll.deploy.inference import Runtime
+from mpicoll.deploy.model_sources import load_model
+from mpicoll.deploy.quantization import quantised_layer
+from mpicoll.deploy.weight_encoding import decode, encode
+from mpicoll.errors import CheckpointFailed
+
+DATA = {"dataset": "digits", "labels": None, "test_fraction": 0.2, "seed": 3}
+
+
+def dense(inputs: int, outputs: int, *, relu: bool, zeros: float = 0.0) -> DeployedLayer:
+    random = np.random.default_rng(inputs)
+    weight = random.standard_normal((inputs, outputs)).astype(np.float32)
+    weight[random.random(weight.shape) < zeros] = 0
+    return DeployedLayer(weight, random.standard_normal(outputs).astype(np.float32), relu)
+
+
+def convolution() -> DeployedLayer:
+    random = np.random.default_rng(1)
+    weight = random.standard_normal((18, 3)).astype(np.float32)
+    return DeployedLayer(weight, random.standard_normal(3).astype(np.float32), True, (5, 4, 2))
+
+
+def quantised(layers: list[DeployedLayer], bits: int, activation: ActivationCode | None) -> tuple[DeployedLayer, ...]:
+    return tuple(quantised_layer(layer, bits, activation) for layer in layers)
+
+
+MODELS = {
+    "real": (dense(7, 5, relu=True), dense(5, 3, relu=False)),
+    "sparse": (dense(41, 15, relu=True, zeros=0.9), dense(15, 3, relu=False)),
+    "convolution": (convolution(), dense(12, 3, relu=False)),
+    "int8": quantised([dense(7, 5, relu=True), dense(5, 3, relu=False)], 8, ActivationCode(0.25, 7)),
+    "int4": quantised([dense(7, 5, relu=True), dense(5, 3, relu=False)], 4, None),
+    "sparse int4": quantised([dense(41, 15, relu=True, zeros=0.9), dense(15, 3, relu=False)], 4, None),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_gives_the_model_that_was_written(name: str, tmp_path: Path) -> None:
+    model, path = DeployedModel(MODELS[name], dict(DATA), ("first", "second")), tmp_path / "m.safetensors"
+    nbytes = write_model(path, model)
+    assert path.stat().st_size == nbytes > stored_nbytes(model)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    again = model_of(path, *read_tensors(path))
+    assert (again.data, again.history) == (DATA, ("first", "second"))
+    for one, other in zip(model.layers, again.layers, strict=True):
+        assert one.weight.dtype == other.weight.dtype
+        assert (one.weight == other.weight).all()
+        assert (one.bias == other.bias).all()
+        assert (one.real_weight == other.real_weight).all()
+        assert (one.relu, one.image, one.bits, one.activation) == (other.relu, other.image, other.bits, other.activation)
+    x = np.random.default_rng(0).standard_normal((6, model.input_count)).astype(np.float32)
+    assert (Runtime(model).logits(x) == Runtime(again).logits(x)).all()
+    assert set(load_file(path)) == set(stored(model)[0])  # the library reads it
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_every_code_survives(bits: int, count: int) -> None:
+    top = 127 if bits == 8 else 7
+    weight = np.random.default_rng(count).integers(-top, top + 1, (count, 3)).astype(np.int8)
+    for each in (weight, np.where(np.arange(count * 3).reshape(count, 3) % 20, 0, weight).astype(np.int8)):
+        encoding, arrays = encode(each, bits)
+        assert (decode(encoding, arrays, (count, 3), bits) == each).all()
+
+
+def test_sparse_and_narrow_weights_take_fewer_bytes() -> None:
+    weight = dense(100, 80, relu=True, zeros=0.9).weight
+    sizes = {bits: sum(array.nbytes for array in encode(weight.astype(np.int8), bits)[1].values()) for bits in (8, 4)}
+    kept = np.count_nonzero(weight.astype(np.int8))
+    assert sizes == {8: 1000 + kept, 4: 1000 + -(-kept // 2)}
+
+
+def changed(change: Callable[[dict[str, Any], dict[str, np.ndarray]], object], path: Path, kind: str = "int8") -> None:
+    """Write a model's file after `change` has been made to its description and tensors."""
+    arrays, layers = stored(DeployedModel(MODELS[kind], dict(DATA)))
+    said: dict[str, Any] = json.loads(json.dumps({"layers": layers, "data": DATA, "history": []}))
+    change(said, arrays)
+    tensor_file.write(path, arrays, {"format": FORMAT, "version": "1", "model": json.dumps(said)})
+
+
+def first(said: dict[str, Any], **values: Any) -> None:
+    said["layers"][0].update(values)
+
+
+def resized(arrays: dict[str, np.ndarray], name: str) -> None:
+    arrays[name] = arrays[name][:-1].copy()
+
+
+def filled(arrays: dict[str, np.ndarray], name: str, value: float) -> None:
+    arrays[name] = np.full_like(arrays[name], value)
+
+
+WRONG = {
+    "shape is": lambda said, arrays: first(said, shape=[0, 5]),
+    "out of range|other entries": lambda said, arrays: said["data"].update(seed=-1),
+    "weight: ": lambda said, arrays: first(said, shape=[8, 5]),
+    "layer 1: takes 5 features, gets 4": lambda said, arrays: (
+        first(said, shape=[7, 4]),
+        arrays.update({"0.weight": np.ones(28, np.int8)}),
+        resized(arrays, "0.bias"),
+        resized(arrays, "0.scales"),
+    ),
+    "'0.bias' is missing": lambda said, arrays: arrays.pop("0.bias"),
+    "'0.scales' has dtype": lambda said, arrays: resized(arrays, "0.scales"),
+    "scales are not finite and above 0": lambda said, arrays: filled(arrays, "0.scales", 0),
+    "biases are not finite": lambda said, arrays: filled(arrays, "1.bias", np.nan),
+    "a code is below -127": lambda said, arrays: filled(arrays, "0.weight", -128),
+    "activation is": lambda said, arrays: first(said, activation=[0.0, 3]),
+    "activation is .0.5, 256": lambda said, arrays: first(said, activation=[0.5, 256]),
+    "relu, bits or encoding": lambda said, arrays: first(said, bits=7),
+    "kind is": lambda said, arrays: first(said, kind="conv"),
+    "does not fit a convolution": lambda said, arrays: first(said, kind="conv", image=[4, 4, 1]),
+    "other entries": lambda said, arrays: first(said, code="import os"),
+    "belongs to no layer": lambda said, arrays: arrays.update({"2.weight": np.zeros(3, np.float32)}),
+    "no list of 1 to": lambda said, arrays: said.update(layers=[]),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_wrong_descriptions_are_refused(reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.safetensors"
+    changed(WRONG[reason], path)
+    with pytest.raises(CheckpointFailed, match=rf"wrong\.safetensors: wrong model: .*({reason})"):
+        model_of(path, *read_tensors(path))
+
+
+def test_a_mask_that_does_not_fit_its_values_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.safetensors"
+    changed(lambda said, arrays: resized(arrays, "0.values"), path, "sparse")
+    with pytest.raises(CheckpointFailed, match="values: .* weights of 32 bits in the mask"):
+        model_of(path, *read_tensors(path))
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 40, 300, -1])
+def test_files_cut_short_are_refused(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write_model(path, DeployedModel(MODELS["real"]))
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointFailed, match=r"m\.safetensors: "):
+        load_model(str(path), {}, Intracomm(MPI.COMM_SELF))
+
+
+# ---- files of other programs ----------------------------------------------------------------------------------------
+
+
+def torch_like() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(5)
+    return {
+        "net.10.weight": random.standard_normal((3, 4)).astype(np.float32),
+        "net.10.bias": random.standard_normal(3).astype(np.float32),
+        "net.2.weight": random.standard_normal((4, 6)).astype(np.float16),
+    }
+
+
+def test_dense_layers_of_other_programs_are_read(tmp_path: Path) -> None:
+    arrays, path = torch_like(), tmp_path / "other.safetensors"
+    save_file(arrays, path, {"format": "pt"})
+    model = load_model(str(path), {}, Intracomm(MPI.COMM_SELF))
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    hidden = np.maximum(x @ arrays["net.2.weight"].T.astype(np.float32), 0)
+    expected = hidden @ arrays["net.10.weight"].T + arrays["net.10.bias"]
+    np.testing.assert_allclose(Runtime(model).logits(x), expected, rtol=1e-5, atol=1e-6)
+
+
+OTHER = {
+    "is not the weight or bias": {"conv.weight": np.zeros((2, 2, 3, 3), np.float32)},
+    "does not fit its bias or the one before": {"net.11.weight": np.zeros((2, 9), np.float32)},
+    "holds no real numbers": {"net.2.weight": np.zeros((4, 6), np.int8)},
+    "is not finite": {"net.2.weight": np.full((4, 6), np.inf, np.float32)},
+    "is missing": {"net.3.bias": np.zeros(3, np.float32)},
+}
+
+
+@pytest.mark.parametrize("reason", OTHER)
+def test_other_files_that_are_no_dense_layers_are_refused(reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({**torch_like(), **OTHER[reason]}, path)
+    with pytest.raises(CheckpointFailed, match=rf"other\.safetensors: .*{reason}"):
+        load_model(str(path), {}, Intracomm(MPI.COMM_SELF))
