@@ -10,7 +10,7 @@ inputs. Rows are samples; each is computed by itself.
 
 import numpy as np
 
-from .decorators import FLOATS, helper, kernel_for
+from .decorators import FLOATS, INT, helper, kernel_for
 
 MAX_INPUTS = 65536
 """Largest number of inputs of a layer: 65536 * 255 * 127 < 2^31 by less than 2 %, which is left to the bias."""
@@ -111,6 +111,34 @@ def quantise_rows(x: np.ndarray, inverse: float, zero: float, codes: np.ndarray)
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
             codes[row, k] = to_code(x[row, k] * inverse, zero)
+
+
+@kernel_for("uint8[4C]", INT, _CODES)
+def patches_of_codes(images: np.ndarray, zero: int, patches: np.ndarray) -> None:
+    """Lay each pixel's 3 x 3 neighbourhood into a row; outside the image there are zero points.
+
+    Parameters
+    ----------
+    images : (rows, height, width, channels) of uint8
+    zero
+        Zero point, from 0 to 255.
+    patches : (rows * height * width, 9 * channels) of uint8
+        Overwritten; columns run over row offset, column offset, channel.
+    """
+    rows, height, width, channels = images.shape
+    line = 0
+    for row in range(rows):
+        for i in range(height):
+            for j in range(width):
+                column = 0
+                for di in range(-1, 2):
+                    for dj in range(-1, 2):
+                        inside = 0 <= i + di < height and 0 <= j + dj < width
+                        for c in range(channels):
+                            code = images[row, i + di, j + dj, c] if inside else np.uint8(zero)
+                            patches[line, column] = code
+                            column += 1
+                line += 1
 
 
 @kernel_for(_SUMS, _BIAS, FLOATS, "float32", "float32", _CODES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,25 @@ def publish(options: DeployOptions, rows: Sequence[Evaluation], more: dict[str, 
     if not options.quiet:
         for line in table_of(rows):
             say(line)
-        for name, text in more.items():
-            say(f"{name}: {text}")
+        for line in _lines(more):
+            say(line)
     if options.json is not None:
         results = [row._asdict() for row in rows]
         write_json(options.json, {"command": options.command, "models": results, **more})
+
+
+def _lines(more: dict[str, Any]) -> Iterator[str]:
+    """Yield lines on the file that was written, and on its comparison with onnxruntime."""
+    if "file" in more:
+        yield f"{more['file']}: {more['file_nbytes']:,} bytes"
+    found = more.get("onnxruntime")
+    if isinstance(found, dict):
+        yield (
+            f"onnxruntime: outputs of {found['samples']:,} samples differ by at most {found['difference']:.2g} "
+            f"(allowed: {found['allowed']:.2g}); the same class for {found['same_classes']:.2%}"
+        )
+    elif found is not None:
+        yield f"onnxruntime: {found}"
 
 
 def short_name(path: str) -> str:

@@ -6,21 +6,25 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset
+from mpicoll.deploy import onnx_export, tradeoff_report
 from mpicoll.deploy.deploy_commands import CHANGES, check_real, data_of, paths_of
 from mpicoll.deploy.deploy_options import DeployOptions
 from mpicoll.deploy.deploy_output import check_outputs, publish, short_name
 from mpicoll.deploy.deployed_file import write_model
 from mpicoll.deploy.deployed_model import DeployedModel
 from mpicoll.deploy.evaluation import Evaluation, evaluate
-from mpicoll.deploy.model_sources import load_data, load_model
+from mpicoll.deploy.model_sources import data_config, load_data, load_model
 from mpicoll.errors import UsageError
 from mpicoll.gradients import differing_ranks
 
+_COMPARED = 1024
+"""Largest number of samples whose outputs are compared."""
 Named = list[tuple[str, DeployedModel]]
 
 
@@ -36,7 +40,7 @@ def run(options: DeployOptions, world: MPI.Intracomm) -> list[Evaluation]:
     rank = comm.Get_rank()
     if differing := differing_ranks(comm, hashlib.sha256(repr(options).encode()).digest()):
         raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
-    all_succeed(comm, lambda: check_outputs(options) if rank == 0 else None)
+    all_succeed(comm, lambda: _check_outputs(options) if rank == 0 else None)
     models = [(short_name(path), load_model(path, options.data, comm)) for path in paths_of(options)]
     dataset = load_data(models[0][1], options.data, comm)
     _check_same_shape(models)
@@ -46,10 +50,37 @@ def run(options: DeployOptions, world: MPI.Intracomm) -> list[Evaluation]:
         made, path = models[-1][1], Path(str(options.output)).expanduser().absolute()
         written = all_succeed(comm, lambda: write_model(path, made) if rank == 0 else 0)
         more = {"file": str(options.output), "file_nbytes": written}
+    elif options.command == "export":
+        more = all_succeed(comm, lambda: _export(models[0][1], dataset, options) if rank == 0 else {})
     rows = evaluate(models, dataset, comm)
-    if rank == 0:
-        publish(options, rows, more)
+    all_succeed(comm, lambda: _publish(options, rows, models, more) if rank == 0 else None)
     return rows
+
+
+def _check_outputs(options: DeployOptions) -> None:
+    check_outputs(options)
+    if options.command == "export":
+        onnx_export.check_exportable()
+    if options.chosen.get("html") is not None:
+        tradeoff_report.check_reportable()
+
+
+def _publish(options: DeployOptions, rows: list[Evaluation], models: Named, more: dict[str, Any]) -> None:
+    publish(options, rows, more)
+    if options.chosen.get("html") is not None:
+        dataset = data_config(models[0][1], options.data).dataset
+        tradeoff_report.write_page(options.chosen["html"], rows, [model for _, model in models], dataset)
+
+
+def _export(model: DeployedModel, dataset: Dataset, options: DeployOptions) -> dict[str, Any]:
+    """Write an ONNX file, compare its outputs, and return the facts for the report."""
+    path = Path(str(options.output)).expanduser().absolute()
+    facts: dict[str, Any] = {"file": str(options.output), "file_nbytes": onnx_export.write_onnx(path, model)}
+    samples = dataset.test if dataset.test.count else dataset.train
+    found = onnx_export.compare(path, model, samples.batch(np.arange(min(_COMPARED, samples.count)))[0].copy())
+    if found is None:
+        return {**facts, "onnxruntime": "not installed; outputs were not compared"}
+    return {**facts, "onnxruntime": found._asdict()}
 
 
 def _changed(

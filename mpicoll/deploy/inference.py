@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
-from mpicoll.kernels.network import patches_3x3, relu_pool_2x2
-from mpicoll.kernels.quantized_layers import dequantise, product_of_codes, quantise_rows, requantise
+from mpicoll.kernels.network import relu_pool_2x2
+from mpicoll.kernels.quantized_layers import dequantise, patches_of_codes, product_of_codes, quantise_rows, requantise
 from mpicoll.models.layers import Workspace
 
 _F32, _U8, _I32 = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int32)
@@ -56,14 +56,18 @@ class _IntegerProduct:
         self.bias = (np.rint(layer.bias / self.scales.astype(np.float64)).astype(np.int64) - shift).astype(np.int32)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return sums of products, (rows, outputs) of int32, of activations or their codes, (rows, inputs)."""
-        if x.dtype != _U8:
-            codes = self._room.rows("codes", len(x), x.shape[1:], _U8)
-            quantise_rows.run(np.ascontiguousarray(x), self._inverse, self._zero, codes)
-            x = codes
+        """Return sums of products of activations' codes, (rows, inputs) of uint8: (rows, outputs) of int32."""
         sums = self._room.rows("sums", len(x), self.bias.shape, _I32)
         product_of_codes.run(x, self._weights, sums)
         return sums
+
+    def codes(self, x: np.ndarray) -> np.ndarray:
+        """Return the codes of activations, (rows, features) of float32; those that are codes already as they are."""
+        if x.dtype == _U8:
+            return x
+        codes = self._room.rows("codes", len(x), x.shape[1:], _U8)
+        quantise_rows.run(np.ascontiguousarray(x), self._inverse, self._zero, codes)
+        return codes
 
 
 class _IntegerDense:
@@ -82,7 +86,8 @@ class _IntegerDense:
             self._factors, self._zero = self._product.scales / np.float32(following.scale), np.float32(following.zero)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        sums, product = self._product(x), self._product
+        product = self._product
+        sums = product(product.codes(x))
         if self._following is not None:
             zero, codes = self._zero, self._room.rows("next", len(sums), self._shape, _U8)
             requantise.run(sums, product.bias, self._factors, zero, zero if self._relu else np.float32(0), codes)
@@ -103,8 +108,9 @@ class _IntegerConvolution:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         rows, (height, width, channels), filters = len(x), self._image, self._filters
         inside = height * width
-        patches = self._room.rows("patches", rows, (inside, 9 * channels), _F32).reshape(-1, 9 * channels)
-        patches_3x3(np.ascontiguousarray(x).reshape(rows, *self._image), patches)
+        patches = self._room.rows("patches", rows, (inside, 9 * channels), _U8).reshape(-1, 9 * channels)
+        codes = self._product.codes(x).reshape(rows, *self._image)
+        patches_of_codes.run(codes, self._product.code.zero, patches)
         sums = self._product(patches)
         maps = self._room.rows("maps", rows, (height, width, filters), _F32)
         dequantise.run(sums, self._product.bias, self._product.scales, maps.reshape(-1, filters))
