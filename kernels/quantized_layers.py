@@ -1,8 +1,8 @@
 """Integer arithmetic of quantised layers: uint8 activations times int8 weights, summed in int32.
 
-A real number x is represented by an integer q as ``x = scale * (q - zero)``: activations by uint8 with one scale and one
-zero point for an array, weights by int8 with one scale for each output and zero point 0. (Jacob et al., "Quantization
-and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018, sections 2.1 to 2.3.)
+An integer q stands for a real number x as ``x = scale * (q - zero)``: activations are uint8 with one scale and one zero
+point for an array, weights int8 with one scale for each output and zero point 0. (Jacob et al., "Quantization and
+training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018, sections 2.1 to 2.3.)
 
 Arrays are C-contiguous and were validated by the caller. A sum of products stays below 2^31 for up to `MAX_INPUTS`
 inputs. Rows are samples; each is computed by itself.

@@ -56,9 +56,7 @@ def dtype_of(name: str) -> np.dtype:
     return _TYPES[name]
 
 
-def write(
-    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Write contiguous arrays in native byte order to a new file; see :func:`durable_files.write_durably`.
 
     Parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -118,7 +117,7 @@ def data_of(model: DeployedModel, options: DeployOptions) -> dict[str, object]:
     """Return the data set of a command, for the file of the model that it makes."""
     config = data_config(model, options.data)
     names = ("dataset", "labels", "test_fraction", "seed")
-    return json.loads(json.dumps({name: getattr(config, name) for name in names}))  # type: ignore[no-any-return]
+    return {name: getattr(config, name) for name in names}
 
 
 CHANGES = {"quantize": quantize, "prune": prune, "lowrank": lowrank, "distill": distill}

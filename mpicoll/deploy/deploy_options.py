@@ -105,7 +105,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
                        "one on which the model was trained)")  # fmt: skip
     group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy")
     group.add_argument("--test-fraction", type=_real(0, 1, open_end=True), metavar="X",
-                       help="fraction that is held out for testing (default: as when the model was trained)")  # fmt: skip
+                       help="fraction that is held out for testing "
+                       "(default: as when the model was trained)")  # fmt: skip
     group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of the split, of the order of samples and "
                        "of initial weights (default: as when the model was trained)")  # fmt: skip
 
@@ -142,7 +143,8 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--weights", choices=("int8", "int4"), default="int8",
                        help="codes of weights, with a scale for each output (default: %(default)s)")  # fmt: skip
     group.add_argument("--activations", choices=("int8", "none"), default="int8", help="int8: inputs of layers have "
-                       "codes of 8 bits, and products are computed in integers; none: float32 (default: int8)")  # fmt: skip
+                       "codes of 8 bits, and products are "
+                       "computed in integers; none: float32 (default: int8)")  # fmt: skip
     group.add_argument("--calibrate", type=_integer(1), default=512, metavar="N",
                        help="training samples whose activations set the ranges (default: %(default)s)")  # fmt: skip
     group.add_argument("--percentile", type=_real(50, 100, open_start=True), default=100.0, metavar="P",

@@ -1,8 +1,8 @@
 """Files of deployed models: safetensors with a description of the layers in the header.
 
 The header's metadata hold ``format``, ``version`` and ``model``, a JSON table of layers, data set and history. Tensors
-are named by layer: ``0.bias``, ``0.weight`` or ``0.mask`` and ``0.values`` (see :mod:`~mpicoll.deploy.weight_encoding`),
-and ``0.scales``. Everything is checked when a file is read, before memory is taken for it.
+are named by layer: ``0.bias``, ``0.scales``, and ``0.weight`` or ``0.mask`` and ``0.values`` (see
+:mod:`~mpicoll.deploy.weight_encoding`). Everything is checked when a file is read, before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ def _check_image(name: str, image: Any, shape: list[int], relu: bool) -> None:
         raise ValueError(f"{name}: image {image!r:.60} is too large")
 
 
-def _weight(
-    number: int, encoding: str, shape: tuple[int, int], bits: int, arrays: dict[str, np.ndarray]
-) -> np.ndarray:
+def _weight(number: int, encoding: str, shape: tuple[int, int], bits: int, arrays: dict[str, np.ndarray]) -> np.ndarray:
     if encoding == "bitmask":
         count = shape[0] * shape[1]
         parts = {

@@ -1,10 +1,12 @@
 """Quantisation-aware training: forward passes with quantised values, gradients straight through the rounding.
 
-(Jacob et al., "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018,
-section 3; straight-through gradients after Bengio, Leonard and Courville, arXiv:1308.3432, 2013.)
+(Jacob et al., "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR
+2018, section 3; straight-through gradients after Bengio, Leonard and Courville, arXiv:1308.3432, 2013.)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -90,8 +92,6 @@ def quantisation_aware(model: DeployedModel, bits: int, codes: list[ActivationCo
     codes
         Representation of each layer's input; None for real numbers.
     """
-    every = codes or [None] * len(model.layers)
-    layers = [
-        QuantisedLayer(layer.trainable(), bits, code) for layer, code in zip(model.layers, every, strict=True)
-    ]
+    every: Sequence[ActivationCode | None] = codes or [None] * len(model.layers)
+    layers = [QuantisedLayer(layer.trainable(), bits, code) for layer, code in zip(model.layers, every, strict=True)]
     return PretrainedModel(layers, model.flat())

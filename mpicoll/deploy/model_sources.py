@@ -168,7 +168,7 @@ def _dense_layers(arrays: dict[str, np.ndarray]) -> tuple[DeployedLayer, ...]:
         pairs.setdefault(match[1] or "", {})[match[2]] = array
     if not pairs:
         raise ValueError("has no tensors")
-    layers = []
+    layers: list[DeployedLayer] = []
     for number, name in enumerate(sorted(pairs, key=_natural)):
         weight = _real(pairs[name].get("weight"), f"{name}.weight").T
         bias = _real(pairs[name].get("bias", np.zeros(weight.shape[1], np.float32)), f"{name}.bias")

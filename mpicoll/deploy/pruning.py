@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -95,7 +96,7 @@ class ChannelPruning:
     def choose(self, parameters: Parameters, sparsity: float) -> None:
         """See :class:`Pruning`."""
         weights = [arrays[0] for arrays in parameters]
-        scores = [_importance(before, after) for before, after in zip(weights, weights[1:], strict=False)]
+        scores = [_importance(before, after) for before, after in pairwise(weights)]
         if not self._whole:
             self.masks = [largest(score, kept_count(score.size, sparsity), self._comm) for score in scores]
             return
@@ -155,9 +156,7 @@ class GradualPruning(LoopCallback):
         Layers of the model, and steps of the run.
     """
 
-    def __init__(
-        self, pruning: Pruning, sparsity: float, schedule: str, *, layer_count: int, total_steps: int
-    ) -> None:
+    def __init__(self, pruning: Pruning, sparsity: float, schedule: str, *, layer_count: int, total_steps: int) -> None:
         self._pruning, self._sparsity, self._layers = pruning, sparsity, range(layer_count)
         self._ramp = max(1, round(_RAMP * total_steps)) if schedule == "cubic" else 1
         self._every, self._chosen = max(1, self._ramp // _UPDATES), False

@@ -6,6 +6,7 @@ and 3.)
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +27,7 @@ _SHRINKS = np.linspace(1.0, 0.6, 17)
 """Shares of the largest weight that are tried as the largest code of int4."""
 
 
-def quantise(
-    model: DeployedModel, bits: int, activations: list[ActivationCode] | None, step: str
-) -> DeployedModel:
+def quantise(model: DeployedModel, bits: int, activations: list[ActivationCode] | None, step: str) -> DeployedModel:
     """Return a model of integer weights.
 
     Parameters
@@ -45,7 +44,7 @@ def quantise(
     UsageError
         If a layer has more inputs than integer sums can take.
     """
-    codes = activations or [None] * len(model.layers)
+    codes: Sequence[ActivationCode | None] = activations or [None] * len(model.layers)
     if activations is not None and (most := max(len(layer.weight) for layer in model.layers)) > MAX_INPUTS:
         raise UsageError(f"--activations int8: a layer has {most} inputs; at most {MAX_INPUTS} are possible")
     layers = (quantised_layer(layer, bits, code) for layer, code in zip(model.layers, codes, strict=True))
@@ -134,7 +133,7 @@ def calibrate(
     ]
 
 
-def _inputs(runtime: Runtime, dataset: Dataset, indices: np.ndarray):  # type: ignore[no-untyped-def]
+def _inputs(runtime: Runtime, dataset: Dataset, indices: np.ndarray) -> Iterator[Iterable[tuple[int, np.ndarray]]]:
     """Yield for each batch an iterator of layers' numbers and inputs."""
     for first in range(0, len(indices), _ROWS):
         x = dataset.train.batch(indices[first : first + _ROWS])[0]

@@ -115,7 +115,8 @@ def reference(each: DeployedLayer, x: np.ndarray) -> np.ndarray:
 
 def test_a_bias_far_above_its_weights_survives() -> None:
     weight = np.full((3, 2), 1e-9, np.float32)
-    made = quantised_layer(DeployedLayer(weight, np.array([5.0, -7.0], np.float32), False), 8, ActivationCode(0.01, 128))
+    plain = DeployedLayer(weight, np.array([5.0, -7.0], np.float32), False)
+    made = quantised_layer(plain, 8, ActivationCode(0.01, 128))
     found = Runtime(DeployedModel((made,))).logits(np.zeros((2, 3), np.float32))
     np.testing.assert_allclose(found, [[5, -7], [5, -7]], rtol=1e-5)
 
@@ -135,7 +136,7 @@ def test_the_largest_are_chosen_and_of_equals_the_first(count: int) -> None:
 
 @pytest.mark.parametrize("count", [-1, 4])
 def test_impossible_numbers_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match="count: .* of 3 elements"):
+    with pytest.raises(ValueError, match=r"count: .* of 3 elements"):
         largest(np.ones(3, np.float32), count, SELF)
 
 
@@ -147,7 +148,8 @@ def test_weights_are_pruned_to_the_sparsity(whole: bool) -> None:
     assert sum(kept) == 90
     assert (kept == [60, 30]) is not whole
     smallest = min(np.abs(each.weight[each.weight != 0]).min() for each in made.layers)
-    removed = max(np.abs(one.weight[other.weight == 0]).max() for one, other in zip(model.layers, made.layers, strict=True))
+    pairs = zip(model.layers, made.layers, strict=True)
+    removed = max(np.abs(one.weight[other.weight == 0]).max() for one, other in pairs)
     assert (removed <= smallest) or not whole
 
 
@@ -170,7 +172,8 @@ def test_the_sparsity_rises_as_a_cubic() -> None:
     assert gradual.sparsity_after(0) == 0
     assert gradual.sparsity_after(30) == pytest.approx(0.8 * (1 - 0.5**3))
     assert gradual.sparsity_after(60) == gradual.sparsity_after(100) == pytest.approx(0.8)
-    assert GradualPruning(WeightPruning(True, SELF), 0.8, "constant", layer_count=1, total_steps=9).sparsity_after(1) == 0.8
+    constant = GradualPruning(WeightPruning(True, SELF), 0.8, "constant", layer_count=1, total_steps=9)
+    assert constant.sparsity_after(1) == 0.8
 
 
 # ---- factors --------------------------------------------------------------------------------------------------------

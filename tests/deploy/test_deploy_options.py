@@ -1,0 +1,59 @@
+"""Command lines of python -m mpicoll.deploy."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpicoll.deploy.deploy_options import COMMANDS, parse_deploy
+from mpicoll.errors import UsageError
+from mpicoll.train.options import HelpRequested
+
+OUT = ["-o", "x.safetensors"]
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_every_command_has_help(words: list[str]) -> None:
+    with pytest.raises(HelpRequested, match=r"usage: .*python -m mpicoll.deploy"):
+        parse_deploy(words)
+
+
+def test_options_are_read() -> None:
+    found = parse_deploy(["prune", "runs", "--sparsity", "0.9", "--scope", "layer", *OUT, "--seed", "4"])
+    assert (found.command, found.models, found.output, found.data) == ("prune", ("runs",), "x.safetensors", {"seed": 4})
+    assert (found.chosen["sparsity"], found.chosen["scope"], found.chosen["epochs"]) == (0.9, "layer", 20)
+
+
+WRONG = [
+    (["squeeze"], "'squeeze' is not a command; commands are evaluate"),
+    (["evaluate"], "evaluate takes one MODEL, not 0"),
+    (["evaluate", "a", "b"], "evaluate takes one MODEL, not 2"),
+    (["report"], "at least one MODEL"),
+    (["prune", "a", *OUT], "--sparsity"),
+    (["prune", "a", "--sparsity", "1", *OUT], "'1' is not a number above 0 below 1"),
+    (["prune", "a", "--sparsity", "nan", *OUT], "'nan' is not a number"),
+    (["prune", "a", "--sparsity", "0.5"], "-o/--output"),
+    (["prune", "a", "--sparsity", "0.5", "-o", "x.bin"], "must end in .safetensors"),
+    (["export", "a", *OUT], "must end in .onnx"),
+    (["quantize", "a", "--weights", "int3", *OUT], "int3"),
+    (["quantize", "a", "--calibrate", "0", *OUT], "at least 1"),
+    (["quantize", "a", "--percentile", "50", *OUT], "above 50"),
+    (["lowrank", "a", *OUT], "either --rank or --energy"),
+    (["lowrank", "a", "--rank", "3", "--energy", "0.9", *OUT], "either --rank or --energy"),
+    (["distill", "--teacher", "a", *OUT], "--hidden is needed"),
+    (["distill", "--teacher", "a", "--model", "conv", "--hidden", "3", *OUT], "--hidden is needed with --model mlp"),
+    (["distill", "--teacher", "a", "--hidden", "3,0", *OUT], "'3,0' is not a list of widths"),
+    (["distill", "--teacher", "a", "--hidden", "3", "--temperature", "0", *OUT], "above 0"),
+    (["distill", "--teacher", "a", "--hidden", "3", "--epochs", "0", *OUT], "--epochs 0"),
+    (["evaluate", "a", "--labels", "y.npy"], "--labels is for"),
+    (["evaluate", "a", "--dataset", "x.npy"], "needs --labels"),
+    (["evaluate", "a", "--dataset", "synthetic:x"], "not of the form"),
+    (["evaluate", "a", "--sparsity", "0.5"], "unrecognized arguments"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_wrong_options_are_refused(words: list[str], reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_deploy(words)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
