@@ -13,7 +13,7 @@ from mpicoll.deploy.deploy_options import DeployOptions
 from mpicoll.deploy.deployed_model import DeployedModel
 from mpicoll.deploy.distillation import DistilledModel
 from mpicoll.deploy.fake_quantization import quantisation_aware
-from mpicoll.deploy.fine_tuning import pretrained, train
+from mpicoll.deploy.fine_tuning import PretrainedModel, train
 from mpicoll.deploy.inference import Runtime
 from mpicoll.deploy.low_rank import factorise
 from mpicoll.deploy.model_sources import data_config, new_model
@@ -84,7 +84,7 @@ def prune(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: 
         gradual = GradualPruning(
             pruning, sparsity, chosen["schedule"], layer_count=len(model.layers), total_steps=steps
         )
-        flat = train(pretrained(model), dataset, comm, config, [gradual])
+        flat = train(_network(model, model, options), dataset, comm, config, [gradual])
         made = model.with_parameters(flat, description(options))
     else:
         made = prune_now(pruning, model, sparsity, description(options))
@@ -96,7 +96,7 @@ def lowrank(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm
     config = training_config(model, options)
     made = factorise(model, options.chosen["rank"], options.chosen["energy"], comm, description(options))
     if config.epochs:
-        flat = train(pretrained(made), dataset, comm, config)
+        flat = train(_network(made, model, options), dataset, comm, config)
         made = replace(made.with_parameters(flat, ""), history=made.history)
     return made
 
@@ -107,10 +107,18 @@ def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, co
     shape = {"model": chosen["model"], "hidden": chosen["hidden"] or (), "filters": chosen["filters"] or 0}
     config = replace(training_config(teacher, options), **shape)
     student = new_model(config, dataset)
-    layers = [layer.trainable() for layer in student.layers]
-    network = DistilledModel(layers, Runtime(teacher), chosen["temperature"], chosen["alpha"])
-    made = student.with_parameters(train(network, dataset, comm, config), description(options))
+    step = description(options)
+    made = student.with_parameters(train(_network(student, teacher, options), dataset, comm, config), step)
     return replace(made, data=data_of(teacher, options))
+
+
+def _network(model: DeployedModel, teacher: DeployedModel, options: DeployOptions) -> PretrainedModel:
+    """Return the model to train, on the labels and on the logits of `teacher` as far as ``--alpha`` says."""
+    alpha, layers = options.chosen["alpha"], [layer.trainable() for layer in model.layers]
+    if alpha == 0:
+        return PretrainedModel(layers, model.flat())
+    temperature = options.chosen["temperature"]
+    return DistilledModel(layers, model.flat(), Runtime(teacher), temperature=temperature, alpha=alpha)
 
 
 def data_of(model: DeployedModel, options: DeployOptions) -> dict[str, object]:

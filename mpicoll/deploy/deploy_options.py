@@ -138,6 +138,13 @@ def _add_training(parser: argparse.ArgumentParser, *, epochs: int | None, rate: 
                        help="L2 penalty of weights (default: %(default)s)")  # fmt: skip
 
 
+def _add_loss(group: argparse._ArgumentGroup, teacher: str, alpha: float) -> None:
+    group.add_argument("--alpha", type=_real(0, 1), default=alpha, metavar="X", help=f"weight of the logits of {teacher} "
+                       "in the loss; 0: the labels alone (default: %(default)g)")  # fmt: skip
+    group.add_argument("--temperature", type=_real(0, 1e6, open_start=True), default=4.0, metavar="T",
+                       help=f"temperature of the softmax of {teacher} (default: %(default)g)")  # fmt: skip
+
+
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("quantisation")
     group.add_argument("--weights", choices=("int8", "int4"), default="int8",
@@ -166,19 +173,17 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--schedule", choices=("cubic", "constant"), default="cubic", help="remove more and more in 60 "
                        "percent of the steps, or everything after the first step (default: cubic)")  # fmt: skip
     _add_training(parser, epochs=20, rate=0.05)
+    _add_loss(group, "the original", 0.5)
 
 
 def _add_distill(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distillation")
     group.add_argument("--teacher", required=True, metavar="MODEL", help="model whose logits are learned from")
-    group.add_argument("--temperature", type=_real(0, 1e6, open_start=True), default=4.0, metavar="T",
-                       help="temperature of the softmax (default: %(default)g)")  # fmt: skip
-    group.add_argument("--alpha", type=_real(0, 1), default=0.5, metavar="X", help="weight of the teacher; 0: trained "
-                       "on the labels alone (default: %(default)g)")  # fmt: skip
+    _add_loss(group, "the teacher", 0.5)
     group.add_argument("--model", choices=MODELS, default="mlp", help="kind of the new model (default: %(default)s)")
     group.add_argument("--hidden", type=_widths, metavar="N[,N...]", help="widths of the hidden layers of mlp")
     group.add_argument("--filters", type=_integer(1), metavar="N", help="filters of conv")
-    _add_training(parser, epochs=40, rate=0.1)
+    _add_training(parser, epochs=40, rate=0.05)
 
 
 def _add_lowrank(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +192,7 @@ def _add_lowrank(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--energy", type=_real(0, 1, open_start=True), metavar="X", help="share of the squares of the "
                        "singular values that a product keeps, such as 0.99")  # fmt: skip
     _add_training(parser, epochs=0, rate=0.02)
+    _add_loss(group, "the original", 0.5)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

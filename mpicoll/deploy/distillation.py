@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpicoll.deploy.fine_tuning import PretrainedModel
 from mpicoll.deploy.inference import Runtime
 from mpicoll.kernels.network import softmax_cross_entropy
 from mpicoll.models.layers import Layer
-from mpicoll.models.sequential import Model, ParameterStore
+from mpicoll.models.sequential import ParameterStore
 
 
 def soft_loss(logits: np.ndarray, teacher: np.ndarray, temperature: float) -> tuple[float, np.ndarray]:
@@ -40,13 +41,13 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-class DistilledModel(Model):
+class DistilledModel(PretrainedModel):
     """Model whose training loss is ``alpha * soft_loss + (1 - alpha) * cross entropy``; see :func:`soft_loss`.
 
     Parameters
     ----------
-    layers
-        The layers.
+    layers, start
+        The layers, and their initial parameters, as for :class:`~mpicoll.deploy.fine_tuning.PretrainedModel`.
     teacher
         Model whose logits are learned from; each rank computes them for its own samples.
     temperature
@@ -55,8 +56,10 @@ class DistilledModel(Model):
         Weight of the teacher, from 0 to 1.
     """
 
-    def __init__(self, layers: Sequence[Layer], teacher: Runtime, temperature: float, alpha: float) -> None:
-        super().__init__(layers, np.float32)
+    def __init__(
+        self, layers: Sequence[Layer], start: np.ndarray, teacher: Runtime, *, temperature: float, alpha: float
+    ) -> None:
+        super().__init__(layers, start)
         self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
 
     def loss_and_gradient(

@@ -9,7 +9,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.data.datasets import Dataset
-from mpicoll.deploy.deployed_model import DeployedModel
 from mpicoll.models.layers import Layer
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import make_mesh
@@ -38,11 +37,6 @@ class PretrainedModel(Model):
     def initial(self, seed: int) -> np.ndarray:
         """Return a copy of the parameters, whatever the seed."""
         return self._start.copy()
-
-
-def pretrained(model: DeployedModel) -> PretrainedModel:
-    """Return the trainer's model of the same layers and parameters."""
-    return PretrainedModel([layer.trainable() for layer in model.layers], model.flat())
 
 
 def train(

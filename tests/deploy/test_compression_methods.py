@@ -219,8 +219,10 @@ def test_gradient_of_the_soft_loss(temperature: float) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_gradient_of_a_distilled_model(alpha: float) -> None:
     teacher = Runtime(DeployedModel((layer(5, 4),)))
-    model = DistilledModel([Dense(5, 7, relu=True), Dense(7, 4, relu=False)], teacher, 3.0, alpha)
     random = np.random.default_rng(1)
+    start = random.standard_normal(5 * 7 + 7 + 7 * 4 + 4).astype(np.float32)
+    layers = [Dense(5, 7, relu=True), Dense(7, 4, relu=False)]
+    model = DistilledModel(layers, start, teacher, temperature=3.0, alpha=alpha)
     flat, x, y = model.initial(0), random.standard_normal((6, 5)).astype(np.float32), np.arange(6) % 4
     gradient = np.zeros_like(flat)
     model.loss_and_gradient(FlatParameters(model.layout, flat, gradient), x, y)
