@@ -46,7 +46,7 @@ def load_model(path: str, given: dict[str, Any], comm: MPI.Intracomm) -> Deploye
     place = Path(path).expanduser().absolute()
     if place.is_dir():
         return _from_checkpoint(place, given, comm)
-    model: DeployedModel = all_succeed(comm, lambda: _from_file(place))
+    model: DeployedModel = all_succeed(comm, lambda: read_model(place))
     arrays, described = stored(model)
     digest = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
     check_same_data(comm, (described, digest.hexdigest()))
@@ -142,7 +142,14 @@ def new_model(config: TrainConfig, dataset: Dataset) -> DeployedModel:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path) -> DeployedModel:
+def read_model(path: Path) -> DeployedModel:
+    """Return the model in a file; see :func:`load_model`.
+
+    Raises
+    ------
+    CheckpointFailed
+        If the file is missing, damaged or of another format.
+    """
     arrays, metadata = read_tensors(path)
     if metadata.get("format") == FORMAT:
         return model_of(path, arrays, metadata)
