@@ -147,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs in place of the task's, for a quick look")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome")
     arguments = parser.parse_args(argv)
-    world, outcomes = MPI.COMM_WORLD, []
+    world = MPI.COMM_WORLD
+    outcomes: list[MethodOutcome] = []
     for task in arguments.tasks:
         for seed in range(arguments.seeds):
             made = {"path": tempfile.mkdtemp()} if world.rank == 0 else None

@@ -31,7 +31,7 @@ def load(path: str | Path) -> Runtime:
 
     Raises
     ------
-    CheckpointFailed
+    mpicoll.errors.CheckpointFailed
         Naming the file and the reason, if it is missing, damaged or of another format.
     """
     from mpicoll.deploy.inference import Runtime

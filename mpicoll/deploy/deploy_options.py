@@ -139,8 +139,9 @@ def _add_training(parser: argparse.ArgumentParser, *, epochs: int | None, rate: 
 
 
 def _add_loss(group: argparse._ArgumentGroup, teacher: str, alpha: float) -> None:
-    group.add_argument("--alpha", type=_real(0, 1), default=alpha, metavar="X", help=f"weight of the logits of {teacher} "
-                       "in the loss; 0: the labels alone (default: %(default)g)")  # fmt: skip
+    group.add_argument("--alpha", type=_real(0, 1), default=alpha, metavar="X",
+                       help=f"weight of the logits of {teacher} in the loss; 0: the labels alone "
+                       "(default: %(default)g)")  # fmt: skip
     group.add_argument("--temperature", type=_real(0, 1e6, open_start=True), default=4.0, metavar="T",
                        help=f"temperature of the softmax of {teacher} (default: %(default)g)")  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ def _changed(
         check_real(model, paths_of(options)[0], options.command)
     made = CHANGES[options.command](model, dataset, options, comm)
     if options.data:
-        made.data.clear()
-        made.data.update(data_of(model, options))
+        made = replace(made, data=data_of(model, options))
     return short_name(str(options.output)), made
 
 
