@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -132,6 +133,20 @@ def table(outcomes: Sequence[MethodOutcome], task: str) -> list[str]:
     return text_tables.markdown(rows)
 
 
+def _tell(outcome: MethodOutcome, arguments: argparse.Namespace, rank: int) -> None:
+    """Print a line on standard error, which is how far the benchmark has come."""
+    if rank == 0:
+        seeds, lost = arguments.seeds, 100 * (outcome.original - outcome.accuracy)
+        line = f"{outcome.task}, seed {outcome.seed + 1} of {seeds}: {outcome.method}, {lost:+.2f} points lost"
+        print(line, file=sys.stderr, flush=True)
+
+
+def _write(outcomes: Sequence[MethodOutcome], arguments: argparse.Namespace) -> None:
+    """Write all outcomes so far."""
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print a table for each task."""
     from mpi4py import MPI
@@ -153,14 +168,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in range(arguments.seeds):
             made = {"path": tempfile.mkdtemp()} if world.rank == 0 else None
             folder = Path(share(Intracomm(world), made)["path"])
-            outcomes += measure(task, seed, folder, arguments.epochs, world)
+            for outcome in measure(task, seed, folder, arguments.epochs, world):
+                outcomes.append(outcome)
+                _tell(outcome, arguments, world.rank)
             world.Barrier()
             if world.rank == 0:
                 shutil.rmtree(folder)
+                _write(outcomes, arguments)
         if world.rank == 0:
             print(f"\n{task}:", *table(outcomes, task), sep="\n", flush=True)
-    if arguments.json is not None and world.rank == 0:
-        arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

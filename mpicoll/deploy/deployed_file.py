@@ -170,8 +170,8 @@ def _layer(number: int, said: Any, arrays: dict[str, np.ndarray]) -> DeployedLay
         raise ValueError(f"{name}: weights or biases are not finite")
     if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
         raise ValueError(f"{name}: scales are not finite and above 0")
-    if bits == 8 and weight.size and weight.min() < -BITS[8]:
-        raise ValueError(f"{name}: a code is below -{BITS[8]}")
+    if bits in BITS and weight.min() < -BITS[bits]:
+        raise ValueError(f"{name}: a code is below -{BITS[bits]}")
     activation = _activation(name, said["activation"], bits, shape[0])
     return DeployedLayer(weight, bias, relu, image and tuple(image), bits, scales, activation)
 

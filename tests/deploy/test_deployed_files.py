@@ -150,6 +150,13 @@ def test_a_mask_that_does_not_fit_its_values_is_refused(tmp_path: Path) -> None:
         model_of(path, *read_tensors(path))
 
 
+def test_a_code_of_four_bits_that_is_never_written_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.safetensors"
+    changed(lambda said, arrays: filled(arrays, "0.weight", 0x88), path, "int4")
+    with pytest.raises(CheckpointFailed, match="a code is below -7"):
+        model_of(path, *read_tensors(path))
+
+
 @pytest.mark.parametrize("length", [0, 7, 8, 40, 300, -1])
 def test_files_cut_short_are_refused(length: int, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
