@@ -16,6 +16,7 @@ from . import (
     dispatch,
     dispatch_table,
     executor,
+    network_layers,
     optimizer_updates,
     quantized_layers,
     short_exchange,
@@ -27,7 +28,7 @@ from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
-WITH_KERNELS = (cast_codec, integer_codec, sign_codec, optimizer_updates, quantized_layers)
+WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mpicoll.models.layers import RandomKey
 from mpicoll.models.sequential import Model, ParameterStore
 
-MicroBatch = tuple[Any, Any]
-"""Features, (rows, features), and labels, (rows,) of int64; for user-defined models as their data set returns them."""
+
+class MicroBatch(NamedTuple):
+    """Samples that go through the model together.
+
+    Attributes
+    ----------
+    x, y
+        Features and targets, a row for each sample, as the data set returns them.
+    key
+        Key of random numbers; None for none.
+    """
+
+    x: Any
+    y: Any
+    key: RandomKey | None = None
 
 
 class GradientStore(ParameterStore, Protocol):
@@ -28,11 +42,12 @@ class StepExecutor(Protocol):
         """Seconds spent so far on messages within its methods, those of the strategy excluded."""
 
     def gradients(
-        self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
+        self, strategy: GradientStore, parts: Sequence[tuple[Any, ...]], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """Compute the gradients of all parts, times `scale`; return summed loss and hits of this rank.
 
-        Every rank that shares the model calls it with equally many parts; a part may have no rows.
+        Every rank that shares the model calls it with equally many parts, each a :class:`MicroBatch` or the pair of
+        its first two elements; a part may have no rows.
         """
 
     def loss(self, strategy: GradientStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
@@ -51,13 +66,14 @@ class SequentialMicroBatches:
         return sum(layer.waited for layer in self._model.layers)
 
     def gradients(
-        self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
+        self, strategy: GradientStore, parts: Sequence[tuple[Any, ...]], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """See :class:`StepExecutor`."""
         loss, correct = 0.0, 0
-        for number, (x, y) in enumerate(parts):
+        for number, part in enumerate(parts):
+            x, y, key = MicroBatch(*part)
             strategy.begin(scale, last=number == len(parts) - 1, compress=compress)
-            found = self._model.loss_and_gradient(strategy, x, y, add=number > 0)
+            found = self._model.loss_and_gradient(strategy, x, y, add=number > 0, key=key)
             loss, correct = loss + found[0], correct + found[1]
         return loss, correct
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from mpicoll import tracing
 from mpicoll.errors import DataError
-from mpicoll.models.layers import Shape
+from mpicoll.models.initial_parameters import StoredParameters
+from mpicoll.models.layers import RandomKey, Shape
 from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
 
 
@@ -91,6 +92,10 @@ class OwnModel(Model):
             raise DataError(f"model: initial({seed}) gives other shapes than before")
         return np.concatenate([array.reshape(-1) for array in arrays]).astype(self.dtype, copy=False)
 
+    def initial_parameters(self, seed: int) -> StoredParameters:
+        """Return the initial parameters, all of which the model makes at once."""
+        return StoredParameters(self.initial(seed))
+
     def arrays(self, storage: ParameterStore) -> list[np.ndarray]:
         """Return copies of all parameters. Collective for sharded parameters."""
         return [array.copy() for array in self._gather(storage)]
@@ -100,7 +105,9 @@ class OwnModel(Model):
         parameters = self._gather(storage)
         return self._forward(parameters, x, y)[:2] if len(x) else (0.0, 0)
 
-    def loss_and_gradient(self, storage: ParameterStore, x: Any, y: Any, *, add: bool = False) -> tuple[float, int]:
+    def loss_and_gradient(
+        self, storage: ParameterStore, x: Any, y: Any, *, add: bool = False, key: RandomKey | None = None
+    ) -> tuple[float, int]:
         """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
         parameters = self._gather(storage)
         if not len(x):

@@ -1,4 +1,4 @@
-"""Sequential models: layers followed by softmax cross entropy, over one flat vector of parameters.
+"""Sequential models: layers followed by a loss, over one flat vector of parameters.
 
 The vector contains the layers in order, in each the weights before the biases. A :class:`ParameterStore` holds it: the
 whole vector on every rank, or chunks that are gathered layer by layer. A model asks the store for the parameters of
@@ -16,8 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from mpicoll import tracing
-from mpicoll.kernels.network import softmax_cross_entropy
-from mpicoll.models.layers import Arrays, Convolution, Dense, Layer, Workspace
+from mpicoll.models.initial_parameters import DrawnParameters, InitialParameters
+from mpicoll.models.layers import Arrays, Layer, RandomKey, Workspace
+from mpicoll.models.tasks import LossFunction, classification
 from mpicoll.optim.optimizers import ParameterSpan
 
 
@@ -114,14 +115,16 @@ Tape = list[Workspace]
 
 
 class Model:
-    """Model: a sequence of layers, with softmax cross entropy as loss.
+    """Model: a sequence of layers, and a loss.
 
     Parameters
     ----------
     layers
-        The layers; the output of the last one are logits.
+        The layers; the loss is a function of the output of the last one.
     dtype
-        Type of parameters, gradients and features: float32 or float64.
+        Type of parameters and gradients, and of features that are not bytes: float32 or float64.
+    loss_function
+        Loss and its derivative; softmax cross entropy by default.
 
     Attributes
     ----------
@@ -133,8 +136,13 @@ class Model:
         Offsets of the arrays in the vector.
     """
 
-    def __init__(self, layers: Sequence[Layer], dtype: np.dtype | type | str) -> None:
-        self.layers = tuple(layers)
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        dtype: np.dtype | type | str,
+        loss_function: LossFunction = classification,
+    ) -> None:
+        self.layers, self.loss_function = tuple(layers), loss_function
         self.dtype = np.dtype(dtype)
         self.shapes = [shape for layer in self.layers for shape in layer.shapes]
         self.layout = ParameterLayout(self.layers)
@@ -145,18 +153,29 @@ class Model:
         """Return a new tape."""
         return [Workspace() for _ in self.layers]
 
+    def initial_parameters(self, seed: int) -> InitialParameters:
+        """Return the source of initial parameters, which `seed` determines."""
+        bounds = [span.start for spans in self.layout.spans for span in spans]
+        initials = [initial for layer in self.layers for initial in layer.initials]
+        return DrawnParameters([*bounds, self.parameter_count], initials, seed)
+
     def initial(self, seed: int) -> np.ndarray:
-        """Return initial parameters, ``(parameter_count,)`` of dtype, determined by `seed`."""
-        random, flat = np.random.default_rng(seed), np.zeros(self.parameter_count, self.dtype)
-        storage = FlatParameters(self.layout, flat)
-        for number, layer in enumerate(self.layers):
-            layer.initial(random, storage.parameters(number))
+        """Return all initial parameters, ``(parameter_count,)`` of dtype, determined by `seed`."""
+        flat = np.empty(self.parameter_count, self.dtype)
+        self.initial_parameters(seed).fill(0, flat)
         return flat
 
-    def forward(self, storage: ParameterStore, x: np.ndarray, tape: Tape) -> np.ndarray:
-        """Return the logits, (rows, classes), of `x`, (rows, features)."""
+    def forward(self, storage: ParameterStore, x: np.ndarray, tape: Tape, key: RandomKey | None = None) -> np.ndarray:
+        """Return the output, (rows, ...), of `x`, (rows, ...).
+
+        Parameters
+        ----------
+        key
+            Key of random numbers, in training; None in an evaluation.
+        """
         with tracing.span("forward"):
             for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
+                room.key = key
                 x = layer.forward(storage.parameters(number), x, room)
                 storage.release(number)
         return x
@@ -185,39 +204,20 @@ class Model:
         return delta if below else None
 
     def loss(self, storage: ParameterStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """Return summed loss and number of hits; `y`: (rows,) of int64, in 0 .. classes - 1."""
-        return softmax_cross_entropy(self.forward(storage, x, self._tape), y)
+        """Return summed loss and number of hits; `y` are the targets that the loss takes."""
+        return self.loss_function(self.forward(storage, x, self._tape), y)
 
     def loss_and_gradient(
-        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False
+        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False, key: RandomKey | None = None
     ) -> tuple[float, int]:
-        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
-        logits = self.forward(storage, x, self._tape)
-        result = softmax_cross_entropy(logits, y)
-        self.backward(storage, logits, self._tape, add=add)
+        """Return summed loss and number of hits; write, or add, the sum of the samples' gradients.
+
+        Parameters
+        ----------
+        key
+            Key of random numbers; without one there are none, as in an evaluation.
+        """
+        out = self.forward(storage, x, self._tape, key)
+        result = self.loss_function(out, y)
+        self.backward(storage, out, self._tape, add=add)
         return result
-
-
-def perceptron(widths: Sequence[int], dtype: np.dtype | type | str) -> Model:
-    """Return dense layers with ReLU between them.
-
-    Parameters
-    ----------
-    widths
-        Number of features, widths of hidden layers, number of classes; without hidden layers, logistic regression.
-    """
-    last = len(widths) - 2
-    shapes = itertools.pairwise(widths)
-    return Model([Dense(inputs, out, relu=depth < last) for depth, (inputs, out) in enumerate(shapes)], dtype)
-
-
-def convolutional(image: tuple[int, int, int], filters: int, classes: int, dtype: np.dtype | type | str) -> Model:
-    """Return a model of a 3 x 3 convolution with ReLU and pooling, and a dense layer.
-
-    Parameters
-    ----------
-    image
-        Height, width and channels of a sample.
-    """
-    first = Convolution(image, filters)
-    return Model([first, Dense(first.output[0], classes, relu=False)], dtype)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpicoll.models.sequential import perceptron
+from mpicoll.models.builders import perceptron
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.train.asynchronous import replica as replicas
 from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mpicoll.models.sequential import FlatParameters, Model, convolutional, perceptron
+from mpicoll.models.builders import convolutional, perceptron
+from mpicoll.models.sequential import FlatParameters, Model
 from mpicoll.optim.optimizers import ParameterSpan
 
 MODELS = {
