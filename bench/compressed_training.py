@@ -99,7 +99,7 @@ def clouds() -> Dataset:
     x = (centres[cloud] + random.standard_normal((len(cloud), _FEATURES))).astype(np.float32)
     y = (cloud % _CLASSES).astype(np.int64)
     parts = ArraySamples(x[:_TRAIN], y[:_TRAIN], 1.0), ArraySamples(x[_TRAIN:], y[_TRAIN:], 1.0)
-    return stored(parts, _FEATURES, _CLASSES, "float32")
+    return stored(parts, _FEATURES, "float32", classes=_CLASSES)
 
 
 def _config(task: str, variant: Variant, seed: int, arguments: argparse.Namespace) -> TrainConfig:
@@ -121,8 +121,10 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Compres
     task, variant, config = run
     from mpicoll.data.datasets import load
     from mpicoll.parallel.mesh import make_mesh
-    from mpicoll.train.assembly import build_model, compile_kernels, make_loop
+    from mpicoll.train.assembly import make_loop
     from mpicoll.train.clock import Clock
+    from mpicoll.train.model_choice import build_model
+    from mpicoll.train.warm_kernels import compile_kernels
 
     dataset = clouds() if task == "clouds" else load(config, comm)
     model = build_model(config, dataset)
@@ -133,6 +135,7 @@ def train(run: tuple[str, Variant, TrainConfig], comm: MPI.Intracomm) -> Compres
     tested = loop.evaluate()
     loop.check_replicas()
     assert tested is not None
+    assert tested[1] is not None
     facts = loop.facts()
     steps = loop.step_plan.total_steps
     seconds = loop.clock.mean(comm).stepping / steps

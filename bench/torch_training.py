@@ -69,7 +69,7 @@ def _model(config: TrainConfig, dataset: Dataset) -> Any:
     import torch
 
     from mpicoll.models.sequential import FlatParameters
-    from mpicoll.train.assembly import build_model
+    from mpicoll.train.model_choice import build_model
 
     ours = build_model(config, dataset)
     storage, layers = FlatParameters(ours.layout, ours.initial(config.seed)), []

@@ -77,8 +77,10 @@ def train_ours(task: str, strategy: str, config: TrainConfig, comm: MPI.Intracom
     from mpicoll import Intracomm
     from mpicoll.data.datasets import load
     from mpicoll.parallel.mesh import make_mesh
-    from mpicoll.train.assembly import build_model, compile_kernels, make_loop
+    from mpicoll.train.assembly import make_loop
     from mpicoll.train.clock import Clock
+    from mpicoll.train.model_choice import build_model
+    from mpicoll.train.warm_kernels import compile_kernels
 
     comm = Intracomm(comm, algorithm=config.algorithm)
     dataset = load(config, comm)

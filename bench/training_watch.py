@@ -30,5 +30,5 @@ class Watch(LoopCallback):
     def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
         """Note when the goal is reached."""
         tested = loop.evaluate()
-        if tested is not None and tested[1] >= GOAL and self.seconds_to_goal is None:
+        if tested is not None and (tested[1] or 0.0) >= GOAL and self.seconds_to_goal is None:
             self.seconds_to_goal = self.seconds(loop)

@@ -92,6 +92,10 @@ class DataError(TrainingError, ValueError):
     """A data set that is missing, damaged, or does not fit the model."""
 
 
+class ModelTooLarge(TrainingError, MemoryError):
+    """A rank may not use as much memory as its part of the model's state needs; the message says how much that is."""
+
+
 class NonFiniteLoss(TrainingError, ArithmeticError):
     """The loss has become infinite or NaN."""
 

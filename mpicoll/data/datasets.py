@@ -14,12 +14,13 @@ from mpi4py import MPI
 
 from mpicoll.consensus import all_succeed, share
 from mpicoll.data import sample_files
-from mpicoll.data.synthetic import SyntheticSamples
+from mpicoll.data.sample_checks import check_arrays
+from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
+from mpicoll.data.text_samples import BYTES, load_text
 from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
-from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
+from mpicoll.train.config import Synthetic, TrainConfig, is_text, parse_synthetic
 
-_MAX_CLASSES = 65536
 _BCAST_BYTES = 1 << 28
 _SPLIT = 0x5F3759DF
 """Part of the split's seed, which makes its random stream differ from those of the epochs."""
@@ -52,18 +53,21 @@ class StoredSamples:
     features
         Number of features of a sample.
     dtype
-        Element type of the features, float32 or float64.
+        Element type of the features, and of targets: float32 or float64.
+    targets
+        Number of targets of a sample; 0 for a label, which is of int64.
     """
 
-    def __init__(self, source: Fillable, features: int, dtype: str) -> None:
+    def __init__(self, source: Fillable, features: int, dtype: str, targets: int = 0) -> None:
         self._source, self.count = source, source.count
-        self._x, self._y = np.empty((0, features), dtype), np.empty(0, np.int64)
+        self._x = np.empty((0, features), dtype)
+        self._y = np.empty((0, targets), dtype) if targets else np.empty(0, np.int64)
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See :class:`Samples`."""
         if len(indices) > len(self._y):
             self._x = np.empty((len(indices), self._x.shape[1]), self._x.dtype)
-            self._y = np.empty(len(indices), np.int64)
+            self._y = np.empty((len(indices), *self._y.shape[1:]), self._y.dtype)
         x, y = self._x[: len(indices)], self._y[: len(indices)]
         self._source.fill(indices, x, y)
         return x, y
@@ -81,7 +85,7 @@ class Fillable(Protocol):
         ----------
         indices : (rows,) of an integer type
         x : (rows, features) of float32 or float64, overwritten
-        y : (rows,) of int64, overwritten
+        y : (rows,) of int64, or (rows, targets) of the features' dtype, overwritten
         """
 
 
@@ -92,8 +96,8 @@ class ArraySamples:
     ----------
     x : (count, ...) of numbers
         Features.
-    y : (count,) of integers
-        Labels.
+    y : (count,) of integers, or (count, targets) of numbers
+        Labels, or targets of a regression.
     scale
         Factor on the features.
     rows
@@ -108,7 +112,7 @@ class ArraySamples:
         """See :class:`Fillable`."""
         rows = indices if self._rows is None else self._rows[indices]
         np.multiply(self._x[rows].reshape(x.shape), x.dtype.type(self._scale), out=x, casting="unsafe")
-        y[:] = self._y[rows]
+        y[...] = self._y[rows]
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Dataset:
     Attributes
     ----------
     feature_count, class_count
-        Number of features of a sample, and number of classes; 0 for user-defined data.
+        Number of features of a sample, and number of classes, or of targets of a regression; 0 for user-defined data.
     image_shape
         Height, width and channels of a sample; None if samples are not images.
     """
@@ -143,11 +147,14 @@ def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
     """
     if config.dataset.startswith("synthetic:"):
         return _synthetic(parse_synthetic(config.dataset), config)
+    if is_text(config.dataset):
+        parts = load_text(config, comm)
+        return Dataset(*parts, config.context, BYTES, None)
     if config.labels is not None:
         arrays = _map_everywhere(config, comm)
         scale = _scale(arrays["x"])
     else:
-        arrays, scale = _read_and_broadcast(config.dataset, comm)
+        arrays, scale = _read_and_broadcast(config, comm)
     return _from_arrays(arrays, scale, config)
 
 
@@ -174,10 +181,10 @@ def check_same_data(comm: MPI.Intracomm, facts: object) -> None:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def _read(dataset: str) -> tuple[dict[str, np.ndarray], float]:
+def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
     """Read a data set that fits into memory; return its checked arrays and the features' scale."""
     if dataset == "digits":
-        return _check_arrays(_read_digits()), 1 / 16
+        return check_arrays(_read_digits(), reals=reals), 1 / 16
     path = Path(dataset).expanduser()
     if dataset.endswith(".npz"):
         arrays = sample_files.read_npz(path)
@@ -185,7 +192,7 @@ def _read(dataset: str) -> tuple[dict[str, np.ndarray], float]:
         arrays = sample_files.read_idx_folder(path)
     else:
         raise DataError(f"--dataset {dataset}: neither digits, synthetic:N, a folder, nor a file .npz or .npy")
-    arrays = _check_arrays(arrays)
+    arrays = check_arrays(arrays, reals=reals)
     return arrays, _scale(next(iter(arrays.values())))
 
 
@@ -209,35 +216,10 @@ def _scale(x: np.ndarray) -> float:
     return 1 / 255 if x.dtype == np.uint8 else 1.0
 
 
-def _check_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Check that features and labels fit together; return them with labels of shape ``(n,)``."""
-    for x_name, y_name in (("x", "y"), ("x_train", "y_train"), ("x_test", "y_test")):
-        if x_name in arrays:
-            arrays[y_name] = _check_pair(arrays[x_name], arrays[y_name], x_name, y_name)
-    if "x_test" in arrays and arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
-        raise DataError(f"x_test: {arrays['x_test'].shape} does not fit x_train {arrays['x_train'].shape}")
-    return arrays
-
-
-def _check_pair(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> np.ndarray:
-    if not 2 <= x.ndim <= 4 or 0 in x.shape:
-        raise DataError(f"{x_name}: shape {x.shape} is not (samples, features) or (samples, height, width[, channels])")
-    if y.shape not in ((len(x),), (len(x), 1)):
-        raise DataError(f"{y_name}: shape {y.shape} does not give one label to each of {len(x)} samples")
-    if y.dtype.kind not in "iu":
-        raise DataError(f"{y_name}: labels are integers, not {y.dtype}")
-    y = y.reshape(-1)
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= _MAX_CLASSES:
-        wrong = low if low < 0 else high
-        raise DataError(f"{y_name}: label {wrong} is not in 0..{_MAX_CLASSES - 1}")
-    return y
-
-
-def _read_and_broadcast(dataset: str, comm: MPI.Intracomm) -> tuple[dict[str, np.ndarray], float]:
+def _read_and_broadcast(config: TrainConfig, comm: MPI.Intracomm) -> tuple[dict[str, np.ndarray], float]:
     arrays: dict[str, np.ndarray] = {}
     scale = 1.0
-    found = all_succeed(comm, lambda: _read(dataset) if comm.Get_rank() == 0 else None)
+    found = all_succeed(comm, lambda: _read(config.dataset, reals=_reals(config)) if comm.Get_rank() == 0 else None)
     record = None
     if found is not None:
         arrays, scale = found
@@ -258,7 +240,7 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
     def read() -> dict[str, np.ndarray]:
         x = sample_files.map_npy(Path(config.dataset).expanduser())
         y = sample_files.map_npy(Path(config.labels or "").expanduser())
-        return _check_arrays({"x": x, "y": y})
+        return check_arrays({"x": x, "y": y}, reals=_reals(config))
 
     arrays: dict[str, np.ndarray] = all_succeed(comm, read)
     facts = repr([(a.shape, a.dtype.str) for a in arrays.values()]).encode() + arrays["y"].tobytes()
@@ -272,7 +254,9 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], scale: float, config: TrainConfig) -> Dataset:
-    classes = 1 + max(int(array.max()) for name, array in arrays.items() if name.startswith("y"))
+    targets = next(array for name, array in arrays.items() if name.startswith("y"))
+    outputs = targets.shape[1] if targets.ndim > 1 else 0
+    classes = 0 if outputs else 1 + max(int(array.max()) for name, array in arrays.items() if name.startswith("y"))
     train: Fillable
     test: Fillable
     if "x" in arrays:
@@ -285,15 +269,22 @@ def _from_arrays(arrays: dict[str, np.ndarray], scale: float, config: TrainConfi
         x = arrays["x_train"]
         train = ArraySamples(x, arrays["y_train"], scale)
         test = ArraySamples(arrays["x_test"], arrays["y_test"], scale)
-    return stored((train, test), math.prod(x.shape[1:]), max(2, classes), config.dtype, _image_shape(x.shape[1:]))
+    kinds = {"targets": outputs} if outputs else {"classes": max(2, classes)}
+    return stored((train, test), math.prod(x.shape[1:]), config.dtype, _image_shape(x.shape[1:]), **kinds)
 
 
 def stored(
-    parts: tuple[Fillable, Fillable], features: int, classes: int, dtype: str, image_shape: ImageShape | None = None
+    parts: tuple[Fillable, Fillable],
+    features: int,
+    dtype: str,
+    image_shape: ImageShape | None = None,
+    *,
+    classes: int = 0,
+    targets: int = 0,
 ) -> Dataset:
-    """Return a data set of training and test samples with features of `dtype`."""
-    train, test = (StoredSamples(part, features, dtype) for part in parts)
-    return Dataset(train, test, features, classes, image_shape)
+    """Return a data set of training and test samples with features of `dtype`, and with either classes or targets."""
+    train, test = (StoredSamples(part, features, dtype, targets) for part in parts)
+    return Dataset(train, test, features, classes or targets, image_shape)
 
 
 def _test_count(count: int, config: TrainConfig) -> int:
@@ -314,6 +305,12 @@ def _image_shape(shape: tuple[int, ...]) -> ImageShape | None:
 
 def _synthetic(spec: Synthetic, config: TrainConfig) -> Dataset:
     held_out = _test_count(spec.count, config)
-    make: Any = SyntheticSamples.maker(spec, config.seed)
+    make: Any = (SyntheticTargets if _reals(config) else SyntheticSamples).maker(spec, config.seed)
     parts = make(0, spec.count - held_out), make(spec.count - held_out, held_out)
-    return stored(parts, spec.features, spec.classes, config.dtype, _image_shape((spec.features,)))
+    kind = "targets" if _reals(config) else "classes"
+    return stored(parts, spec.features, config.dtype, _image_shape((spec.features,)), **{kind: spec.classes})
+
+
+def _reals(config: TrainConfig) -> bool:
+    """Return True if targets are real numbers."""
+    return config.task == "regression"

@@ -27,6 +27,12 @@ def mix(keys: np.ndarray) -> np.ndarray:
     return keys ^ (keys >> np.uint64(31))
 
 
+def _noise(bits: np.ndarray) -> np.ndarray:
+    """Return numbers that are close to normal with variance 1, from 64 bits each; (rows, columns)."""
+    noise = bits.view(np.uint16).reshape(*bits.shape, 4).sum(axis=2, dtype=np.int64)
+    return (noise - _NOISE_MEAN) / _NOISE_DEVIATION
+
+
 class SyntheticSamples:
     """Clusters of samples around a centre for each class; a :class:`~mpicoll.data.datasets.Fillable`.
 
@@ -51,8 +57,37 @@ class SyntheticSamples:
 
     def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         """See :class:`mpicoll.data.datasets.Fillable`."""
-        keys = mix(self._key + (indices.astype(np.uint64) + np.uint64(self._first)) * _GOLDEN)
+        keys = self.keys(indices)
         y[:] = keys % np.uint64(len(self._centres))
         bits = mix(keys[:, None] + self._columns)
-        noise = bits.view(np.uint16).reshape(*bits.shape, 4).sum(axis=2, dtype=np.int64)
-        x[:] = self._centres[y] + (noise - _NOISE_MEAN) / _NOISE_DEVIATION
+        x[:] = self._centres[y] + _noise(bits)
+
+    def keys(self, indices: np.ndarray) -> np.ndarray:
+        """Return 64 bits for each of the samples `indices`."""
+        return mix(self._key + (indices.astype(np.uint64) + np.uint64(self._first)) * _GOLDEN)
+
+
+class SyntheticTargets:
+    """Samples of a regression: a linear function of the features, with noise; a `Fillable`.
+
+    Features are those of :class:`SyntheticSamples` with as many classes as there are targets. The weights of each
+    target are normal with variance 1 / features; the noise has variance 0.01.
+    """
+
+    def __init__(self, samples: SyntheticSamples, weights: np.ndarray) -> None:
+        self.count, self._samples, self._weights = samples.count, samples, weights
+
+    @classmethod
+    def maker(cls, spec: Synthetic, seed: int) -> Callable[[int, int], SyntheticTargets]:
+        """Return a function of `first` and `count` that returns sets of samples with the same weights."""
+        make = SyntheticSamples.maker(spec, seed)
+        weights = np.random.default_rng((seed, spec.classes, 1)).standard_normal((spec.features, spec.classes))
+        weights /= np.sqrt(spec.features)
+        return lambda first, count: cls(make(first, count), weights)
+
+    def fill(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+        """See :class:`mpicoll.data.datasets.Fillable`."""
+        labels = np.empty(len(indices), np.int64)
+        self._samples.fill(indices, x, labels)
+        bits = mix(self._samples.keys(indices)[:, None] + np.arange(1, y.shape[1] + 1, dtype=np.uint64))
+        y[...] = x @ self._weights + 0.1 * _noise(bits)

@@ -6,6 +6,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import UsageError
+from mpicoll.models.initial_parameters import InitialParameters
+from mpicoll.models.layers import Shape
 from mpicoll.models.sequential import FlatParameters, Model
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.pipeline import stage_bounds
@@ -23,14 +25,14 @@ class ModelShard:
     mesh
         This rank's place in the mesh.
     inputs
-        Number of features of a sample.
+        Shape of a sample's features.
 
     Attributes
     ----------
     model : Model
         This rank's layers.
-    inputs : int
-        Number of input features of the first of them.
+    inputs : tuple of int
+        Shape of a sample's input of the first of them.
 
     Raises
     ------
@@ -38,17 +40,19 @@ class ModelShard:
         On every rank, if there are too few layers, or layers that are too narrow.
     """
 
-    def __init__(self, whole: Model, mesh: Mesh, inputs: int) -> None:
+    def __init__(self, whole: Model, mesh: Mesh, inputs: Shape) -> None:
         self._whole, self._mesh = whole, mesh
         first, stop = 0, len(whole.layers)
         divided = divide(whole.layers, mesh.tensor)
         if mesh.pipeline is not None:
             first, stop = self._stage(mesh.pipeline)
-            inputs = divided[first - 1].layer.output[0] if first else inputs
+            inputs = divided[first - 1].layer.output if first else inputs
         self._first, self._divided = first, divided[first:stop]
         self.inputs = inputs
         divided_any = mesh.tensor is not None or mesh.pipeline is not None
-        self.model = Model([layer for layer, *_ in self._divided], whole.dtype) if divided_any else whole
+        self.model = (
+            Model([layer for layer, *_ in self._divided], whole.dtype, whole.loss_function) if divided_any else whole
+        )
         counted = mesh.tensor is None or mesh.tensor.Get_rank() == 0
         arrays = zip(self.model.layout.spans, self._divided, strict=True)
         self._counted = [
@@ -75,6 +79,27 @@ class ModelShard:
                 into[...] = array[index]
         return own
 
+    def initial(self, whole: InitialParameters) -> InitialParameters:
+        """Return the initial parameters of this rank's part, from those of the whole model."""
+        return _PartOfParameters(self, whole)
+
+    def fill(self, whole: InitialParameters, start: int, into: np.ndarray) -> None:
+        """Write elements of this rank's part, from number `start` on, of the initial parameters `whole`."""
+        if self._mesh.tensor is None:
+            whole.fill(self._whole.layout.bounds[self._first] + start, into)
+            return
+        stop = start + len(into)
+        for number, (_, cuts, _) in enumerate(self._divided):
+            there = self._whole.layout.spans[self._first + number]
+            shapes = self._whole.layers[self._first + number].shapes
+            for here, span, shape, index in zip(self.model.layout.spans[number], there, shapes, cuts, strict=True):
+                first, last = max(here.start, start), min(here.stop, stop)
+                if first < last:  # one array at a time is whole in memory
+                    array = np.empty(span.stop - span.start, into.dtype)
+                    whole.fill(span.start, array)
+                    own = array.reshape(shape)[index].reshape(-1)
+                    into[first - start : last - start] = own[first - here.start : last - here.start]
+
     def total_squares(self, own: Gradients) -> float:
         """Return the sum of squares over the whole model: :data:`~mpicoll.parallel.strategy.Squares`."""
         sums = np.array([sum(self._squares(piece, start) for start, piece in own)], np.float64)
@@ -87,3 +112,13 @@ class ModelShard:
         stop = start + piece.size
         cut = [(max(a, start) - start, min(b, stop) - start) for a, b in self._counted if a < stop and b > start]
         return sum(sum_of_squares(piece[a:b]) for a, b in cut)
+
+
+class _PartOfParameters:
+    """Initial parameters of a model shard; an :class:`~mpicoll.models.initial_parameters.InitialParameters`."""
+
+    def __init__(self, shard: ModelShard, whole: InitialParameters) -> None:
+        self._shard, self._whole = shard, whole
+
+    def fill(self, start: int, into: np.ndarray) -> None:
+        self._shard.fill(self._whole, start, into)

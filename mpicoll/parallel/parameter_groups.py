@@ -50,7 +50,8 @@ def cut(bounds: Sequence[int], least: int, size: int) -> list[ParameterGroup]:
     units, first = [], 0
     for after in range(1, len(bounds)):
         count = bounds[after] - bounds[first]
-        if count >= least or after == len(bounds) - 1:
+        # Layers without parameters at the end belong to the unit before them.
+        if (count >= least and bounds[after] < bounds[-1]) or after == len(bounds) - 1:
             units.append(ParameterGroup(range(first, after), bounds[first], bounds[after], -(-count // size)))
             first = after
     return units

@@ -25,15 +25,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.errors import CollectiveTimeout
-from mpicoll.kernels.network import softmax_cross_entropy
-from mpicoll.models.layers import Workspace
+from mpicoll.models.layers import Shape, Workspace
 from mpicoll.models.micro_batches import GradientStore, MicroBatch
 from mpicoll.models.sequential import Model
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, polls_before_yield, wait_until
@@ -149,7 +148,7 @@ class PipelineStage:
     model
         This stage's layers.
     inputs
-        Number of input features of the first of them.
+        Shape of a sample's input of the first of them.
     comm
         A communicator with one rank for each stage, in their order.
     schedule
@@ -163,7 +162,7 @@ class PipelineStage:
         By the methods, if a message does not arrive in time; it names both stages. The stage cannot be used afterwards.
     """
 
-    def __init__(self, model: Model, inputs: int, comm: MPI.Intracomm, schedule: str, timeout: float) -> None:
+    def __init__(self, model: Model, inputs: Shape, comm: MPI.Intracomm, schedule: str, timeout: float) -> None:
         self._model, self._inputs, self._schedule = model, inputs, schedule
         self._stage, self._stages = comm.Get_rank(), comm.Get_size()
         self._link, self._slots = _Link(comm, timeout), [_Slot(model)]
@@ -179,7 +178,7 @@ class PipelineStage:
         return len(self._slots)
 
     def gradients(
-        self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
+        self, strategy: GradientStore, parts: Sequence[tuple[Any, ...]], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """See :class:`~mpicoll.models.micro_batches.StepExecutor`; each part is a micro-batch."""
         last = len(parts) - 1
@@ -187,37 +186,36 @@ class PipelineStage:
         self._slots += [_Slot(self._model) for _ in range(rooms - len(self._slots))]
         loss, correct = 0.0, 0
         for forward, number in turns(self._schedule, self._stage, self._stages, len(parts)):
-            slot, (x, y) = self._slots[number % rooms], parts[number]
+            slot, part = self._slots[number % rooms], MicroBatch(*parts[number])
             if forward:
-                found = self._forward(strategy, slot, x, y, number)
+                found = self._forward(strategy, slot, part, number)
                 loss, correct = loss + found[0], correct + found[1]
             else:
                 strategy.begin(scale, last=number == last, compress=compress)
-                self._backward(strategy, slot, len(x), number)
+                self._backward(strategy, slot, len(part.x), number)
         for slot in self._slots:
             self._link.finish(slot.sent)
         return loss, correct
 
     def loss(self, strategy: GradientStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """See :class:`~mpicoll.models.micro_batches.StepExecutor`."""
-        found = self._forward(strategy, self._slots[0], x, y, 0)
+        found = self._forward(strategy, self._slots[0], MicroBatch(x, y), 0)
         self._link.finish(self._slots[0].sent)
         return found
 
-    def _forward(
-        self, strategy: GradientStore, slot: _Slot, x: np.ndarray, y: np.ndarray, number: int
-    ) -> tuple[float, int]:
+    def _forward(self, strategy: GradientStore, slot: _Slot, part: MicroBatch, number: int) -> tuple[float, int]:
+        x: np.ndarray = part.x
         self._link.finish(slot.sent)
         what = f"the activations of micro-batch {number}"
         if self._stage > 0:
-            room = slot.received.rows("x", len(x), (self._inputs,), self._model.dtype)
+            room = slot.received.rows("x", len(x), self._inputs, self._model.dtype)
             x = self._link.receive(room, self._stage - 1, _FORWARD, what)
-        out = self._model.forward(strategy, x, slot.tape)
+        out = self._model.forward(strategy, x, slot.tape, part.key)
         if self._stage < self._stages - 1:
             slot.sent.append(self._link.send(out, self._stage + 1, _FORWARD, what))
             return 0.0, 0
         slot.delta = out
-        return softmax_cross_entropy(out, y)
+        return self._model.loss_function(out, part.y)
 
     def _backward(self, strategy: GradientStore, slot: _Slot, rows: int, number: int) -> None:
         what, first = f"the gradients of micro-batch {number}", self._stage == 0

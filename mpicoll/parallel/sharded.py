@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import Tensors, Whole
+from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.parameter_groups import ParameterGroups
@@ -56,8 +57,8 @@ class Sharded:
 
     Parameters
     ----------
-    parameters : (model.parameter_count,) of model.dtype
-        Initial parameters, equal on all ranks of `comm`; copied.
+    initial
+        Initial parameters, equal on all ranks of `comm`, of which this rank asks for those that it holds.
     config
         Options; `shard` is not ``"none"``.
     overlap
@@ -70,7 +71,7 @@ class Sharded:
     def __init__(
         self,
         model: Model,
-        parameters: np.ndarray,
+        initial: InitialParameters,
         comm: MPI.Intracomm,
         config: TrainConfig,
         *,
@@ -81,7 +82,7 @@ class Sharded:
         self._division = division = ParameterGroups(model, comm, config.bucket_bytes)
         chunked = config.shard == "parameters"
         self._parameters: Parameters = (
-            ChunkedParameters(division, parameters, ahead=overlap) if chunked else WholeParameters(division, parameters)
+            ChunkedParameters(division, initial, ahead=overlap) if chunked else WholeParameters(division, initial)
         )
         self._gradients: Gradients = (
             WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)

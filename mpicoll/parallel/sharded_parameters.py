@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import Piece, Whole
+from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.prefetch import GroupPrefetch
@@ -87,9 +88,9 @@ def pieces(division: ParameterGroups, chunks: list[np.ndarray]) -> list[Piece]:
 class WholeParameters:
     """Parameters held whole on every rank; an Allgatherv distributes updated chunks. Implements :class:`Parameters`."""
 
-    def __init__(self, division: ParameterGroups, initial: np.ndarray) -> None:
+    def __init__(self, division: ParameterGroups, initial: InitialParameters) -> None:
         self._division, self._vector = division, division.zeros(division.count)
-        self._vector[:] = initial
+        initial.fill(0, self._vector)
         self._units = [self._vector[unit.start : unit.stop] for unit in division.units]
         self.own = [self._vector[own] for own in division.own]
 
@@ -187,12 +188,12 @@ class ChunkedParameters:
     With `ahead` the next unit is gathered into a second buffer while one is used.
     """
 
-    def __init__(self, division: ParameterGroups, initial: np.ndarray, *, ahead: bool) -> None:
+    def __init__(self, division: ParameterGroups, initial: InitialParameters, *, ahead: bool) -> None:
         self._division = division
         self._blocks = [division.zeros(unit.block) for unit in division.units]
         self.own = [block[: own.stop - own.start] for own, block in zip(division.own, self._blocks, strict=True)]
         for own, chunk in zip(division.own, self.own, strict=True):
-            chunk[:] = initial[own]
+            initial.fill(own.start, chunk)
         self._gathering = GroupPrefetch(division, self._blocks, min(2 if ahead else 1, len(self._blocks)))
         self._ahead, self._last_layer, self._previous = ahead, len(division.layout.bounds) - 2, 0
 

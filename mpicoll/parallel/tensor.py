@@ -57,11 +57,8 @@ class _Shared:
         self._dense, self._comm, self.waited = dense, comm, 0.0
         self.shapes: tuple[Shape, ...] = dense.shapes
         self.decays: tuple[bool, ...] = dense.decays
+        self.initials = dense.initials
         self.output: Shape = dense.output
-
-    def initial(self, random: np.random.Generator, arrays: Arrays) -> None:
-        """Raise NotImplementedError: the parameters are parts of those of the whole layer."""
-        raise NotImplementedError("the initial parameters of a divided layer are parts of those of the whole layer")
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`~mpicoll.models.layers.Layer`."""

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ErrorFeedback, Intracomm
+from mpicoll import Intracomm
 from mpicoll.checkpoint import Checkpoint
-from mpicoll.consensus import wait_politely
 from mpicoll.data.datasets import Dataset
-from mpicoll.errors import DataError, UnknownAlgorithm, UsageError
+from mpicoll.errors import UnknownAlgorithm, UsageError
+from mpicoll.models.initial_parameters import InitialParameters, StoredParameters
 from mpicoll.models.micro_batches import SequentialMicroBatches, StepExecutor
-from mpicoll.models.sequential import FlatParameters, Model, convolutional, perceptron
-from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.models.sequential import Model
 from mpicoll.parallel.local_sgd import LocalSteps
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.model_shard import ModelShard
@@ -34,6 +33,7 @@ from mpicoll.train.coordination import Coordination
 from mpicoll.train.load_balance import LoadBalance
 from mpicoll.train.lockstep import Lockstep
 from mpicoll.train.loop import Loop
+from mpicoll.train.memory_check import check_memory
 from mpicoll.train.metrics import EpochRecord
 from mpicoll.train.step_plan import StepPlan
 
@@ -76,11 +76,13 @@ def make_loop(
     CheckpointFailed
         On every rank: the checkpoint is damaged, or of another model.
     """
-    whole = model.initial(config.seed)
-    mesh.world.Bcast(whole)
-    plan, portion = StepPlan(config, dataset.train.count), ModelShard(model, mesh, dataset.feature_count)
+    plan, portion = StepPlan(config, dataset.train.count), ModelShard(model, mesh, (dataset.feature_count,))
+    check_memory(config, portion.model, mesh)
+    initial = model.initial_parameters(config.seed)
+    if isinstance(initial, StoredParameters):  # a model of the user's own may not give all ranks the same ones
+        mesh.world.Bcast(initial.vector)
     make = _asynchronous if config.is_asynchronous else _synchronous
-    strategy, coordination = make(config, mesh, portion, whole, plan, clock, found)
+    strategy, coordination = make(config, mesh, portion, portion.initial(initial), plan, clock, found)
     epochs = [EpochRecord(**record) for record in found.facts["epochs"]] if found is not None else []
     # An epoch that --steps cut short is reported again when it is complete.
     whole_epochs = coordination.first // coordination.shares_per_step // plan.steps_per_epoch
@@ -89,10 +91,10 @@ def make_loop(
 
 
 def _synchronous(
-    config: TrainConfig, mesh: Mesh, portion: ModelShard, whole: np.ndarray, plan: StepPlan, clock: Clock,
+    config: TrainConfig, mesh: Mesh, portion: ModelShard, initial: InitialParameters, plan: StepPlan, clock: Clock,
     found: Checkpoint | None,
 ) -> tuple[Strategy, Coordination]:  # fmt: skip
-    strategy = _make_strategy(config, mesh, portion, portion.cut(whole))
+    strategy = _make_strategy(config, mesh, portion, initial)
     places = mesh.world.Get_size() // mesh.replicas
     balance = LoadBalance(mesh.replicas, places, config.step_batch) if config.balance == "auto" else None
     lockstep = Lockstep(mesh, plan, strategy, clock, balance)
@@ -102,9 +104,10 @@ def _synchronous(
 
 
 def _asynchronous(
-    config: TrainConfig, mesh: Mesh, portion: ModelShard, whole: np.ndarray, plan: StepPlan, clock: Clock,
+    config: TrainConfig, mesh: Mesh, portion: ModelShard, initial: InitialParameters, plan: StepPlan, clock: Clock,
     found: Checkpoint | None,
 ) -> tuple[Strategy, Coordination]:  # fmt: skip
+    whole = _all_of(initial, portion.model)
     resumed = read_state(config, mesh.world, found)
     if resumed.state is not None:
         whole[:] = resumed.state["parameters"]
@@ -120,35 +123,30 @@ def _make_engine(config: TrainConfig, mesh: Mesh, portion: ModelShard) -> StepEx
     return delayed(SequentialMicroBatches(portion.model), config, mesh.world.Get_rank(), parts)
 
 
-def _make_strategy(config: TrainConfig, mesh: Mesh, portion: ModelShard, parameters: np.ndarray) -> SynchronousStrategy:
+def _all_of(initial: InitialParameters, model: Model) -> np.ndarray:
+    vector = np.empty(model.parameter_count, model.dtype)
+    initial.fill(0, vector)
+    return vector
+
+
+def _make_strategy(
+    config: TrainConfig, mesh: Mesh, portion: ModelShard, initial: InitialParameters
+) -> SynchronousStrategy:
     comm = Intracomm(MPI.COMM_SELF) if config.algorithm == NOOP else mesh.data
     if config.mode == "local":
-        return LocalSteps(portion.model, parameters, comm, config, squares=portion.total_squares)
+        return LocalSteps(portion.model, _all_of(initial, portion.model), comm, config, squares=portion.total_squares)
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
     if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
         overlap = config.overlap != "off"
-    made = Replicated if config.shard == "none" else Sharded
-    return made(portion.model, parameters, comm, config, overlap=overlap, squares=portion.total_squares)
+    if config.shard != "none":
+        return Sharded(portion.model, initial, comm, config, overlap=overlap, squares=portion.total_squares)
+    parameters = _all_of(initial, portion.model)
+    return Replicated(portion.model, parameters, comm, config, overlap=overlap, squares=portion.total_squares)
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:
     """Return True if messages between some of these ranks use a network; the same on all of them."""
     return isinstance(comm, Intracomm) and (comm.channel.apart or comm.channel.cluster is not None)
-
-
-def build_model(config: TrainConfig, dataset: Dataset) -> Model:
-    """Return the model that `config` names, with the data set's numbers of features and classes.
-
-    Raises
-    ------
-    DataError
-        If the model needs images and the samples are not images.
-    """
-    if config.model != "conv":
-        return perceptron((dataset.feature_count, *config.hidden, dataset.class_count), config.dtype)
-    if dataset.image_shape is None or min(dataset.image_shape[:2]) < 2:
-        raise DataError(f"--model conv needs images of at least 2 x 2, {config.dataset} has none")
-    return convolutional(dataset.image_shape, config.filters, dataset.class_count, config.dtype)
 
 
 def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
@@ -164,34 +162,3 @@ def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
         return Intracomm(world, algorithm=algorithm, timeout=config.timeout)
     except UnknownAlgorithm as error:
         raise UsageError(f"--{error}") from None
-
-
-def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, config: TrainConfig) -> None:
-    """Load the model's kernels on every rank, before the first step: a kernel not yet compiled takes seconds.
-
-    Of the ranks of a node one compiles it and the others wait for the entry on disk; see
-    :mod:`mpicoll.kernels.decorators`.
-    """
-    _touch_kernels(model, dataset, config)
-    wait_politely(comm)
-    _touch_collectives(model, comm)
-
-
-def _touch_collectives(model: Model, comm: MPI.Intracomm) -> None:
-    """Load the kernels of collectives, which would otherwise count as communication in the first step."""
-    shares = np.zeros((comm.Get_size(), 64), model.dtype)
-    comm.Allreduce(MPI.IN_PLACE, shares)
-    comm.Reduce_scatter_block(shares, np.empty(64, model.dtype))
-    comm.Allgather(shares[0].copy(), shares)
-
-
-def _touch_kernels(model: Model, dataset: Dataset, config: TrainConfig) -> None:
-    parameters = model.initial(0)
-    gradient = np.zeros_like(parameters)
-    if dataset.feature_count:  # a model of the user's own has no kernels of ours
-        x, y = np.zeros((1, dataset.feature_count), model.dtype), np.zeros(1, np.int64)
-        model.loss_and_gradient(FlatParameters(model.layout, parameters, gradient), x, y)
-    OPTIMIZERS[config.optimizer](parameters).apply(gradient, 0.0)
-    if config.compression is not None:
-        feedback = ErrorFeedback(config.compression)
-        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)

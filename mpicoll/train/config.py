@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from mpicoll.errors import UsageError
 
-MODELS = ("mlp", "logistic", "conv")
+MODELS = ("mlp", "logistic", "conv", "alexnet", "transformer")
+OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""Form of the name of a function that returns a model: ``package.module:factory``."""
+TASKS = ("classification", "regression", "language_modeling")
+SYNTHETIC_TEXT = "synthetic_text"
 SCHEDULES = ("cosine", "constant", "step")
 DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
@@ -50,8 +54,17 @@ class TrainConfig:
     ----------
     batch
         Samples in a batch, over all ranks.
+    model
+        One of `MODELS`, or ``package.module:factory``.
+    task
+        Kind of prediction and loss, one of `TASKS`.
     hidden, filters
-        Widths of the hidden layers of mlp, and number of filters of conv; empty and 0 for other models.
+        Widths of the hidden layers of mlp, and number of filters of conv, or of the first convolution of alexnet; empty
+        and 0 for other models.
+    layers, heads, width, context
+        Blocks, heads, elements of a position, and positions of transformer; 0 for other models.
+    dropout
+        Probability of dropout in alexnet and transformer; 0 for other models.
     steps
         Number of steps after which the run stops; None for all epochs.
     warmup
@@ -111,6 +124,12 @@ class TrainConfig:
     model: str = "mlp"
     hidden: tuple[int, ...] = (256, 128)
     filters: int = 0
+    task: str = "classification"
+    layers: int = 0
+    heads: int = 0
+    width: int = 0
+    context: int = 0
+    dropout: float = 0.0
     dtype: str = "float32"
     epochs: int = 40
     steps: int | None = None
@@ -186,6 +205,11 @@ class TrainConfig:
         return {name: value for name, value in given.items() if value is not None}
 
     @property
+    def counts_hits(self) -> bool:
+        """True if predictions are correct or not, so that there is an accuracy."""
+        return self.task == "classification"
+
+    @property
     def is_asynchronous(self) -> bool:
         """True if workers take steps without waiting for each other."""
         return self.mode in ASYNCHRONOUS
@@ -211,3 +235,22 @@ def parse_synthetic(text: str) -> Synthetic:
     if found.count < 2 or found.features < 1 or found.classes < 2:
         raise UsageError(f"--dataset {text} needs at least 2 samples, 1 feature and 2 classes")
     return found
+
+
+def is_text(dataset: str) -> bool:
+    """Return True if `dataset` is ``text:PATH`` or ``synthetic_text[:N]``."""
+    return dataset.startswith("text:") or dataset.partition(":")[0] == SYNTHETIC_TEXT
+
+
+def parse_synthetic_text(text: str) -> int:
+    """Parse ``synthetic_text[:N]``; return N, the number of bytes, 100000 by default.
+
+    Raises
+    ------
+    UsageError
+        If `text` has another form, or the number is out of range.
+    """
+    match = re.fullmatch(rf"{SYNTHETIC_TEXT}(?::(\d{{1,9}}))?", text)
+    if match is None or (match[1] is not None and int(match[1]) < 2):
+        raise UsageError(f"--dataset {text} is not of the form {SYNTHETIC_TEXT}[:N] with N of at least 2 bytes")
+    return int(match[1] or 100_000)

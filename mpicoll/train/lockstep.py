@@ -38,7 +38,8 @@ class Lockstep:
     ) -> None:
         self.mesh, self.step_plan, self.strategy = mesh, step_plan, strategy
         self._balance = step_plan.balance = balance
-        self.metrics = Metrics(mesh.world, () if balance is None else (balance.add,))
+        observers = () if balance is None else (balance.add,)
+        self.metrics = Metrics(mesh.world, observers, counts_hits=step_plan.config.counts_hits)
         self.first = self.done = self._seen = 0
         self.stopped = False
         self.anew: str | None = None

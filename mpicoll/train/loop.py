@@ -22,7 +22,7 @@ from mpicoll.train.asynchronous.placed_momentum import is_fed_back
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.coordination import Coordination, LeftBehind, Share, ShareResult
-from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means
+from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity
 from mpicoll.train.process_facts import process_age
 from mpicoll.train.run_report import complain
 from mpicoll.train.step_plan import BatchReader, shares_for_evaluation
@@ -173,7 +173,7 @@ class Loop:
         tracing.at_step(step)
         with clock.spent_on("data"):
             indices, count = self.step_plan.samples(step, share.parts, share.part)
-            parts = self._reader.parts(indices)
+            parts = self._reader.parts(indices, step)
         with self._computing():
             strategy.fetch()
             compress = step >= self._config.warmup_dense
@@ -213,15 +213,18 @@ class Loop:
         due = is_newest and ((epoch + 1) % self._config.evaluate_every == 0 or steps == plan.total_steps)
         loss, accuracy = (self.evaluate() if due else None) or (None, None)
         means, seconds = epoch_means(plan, self.records, epoch), time.perf_counter() - self._began
-        self.epochs.append(EpochRecord(epoch, steps, *means, loss, accuracy, seconds, pace))
+        perplexities = perplexity(means[0], self._config), perplexity(loss, self._config)
+        self.epochs.append(EpochRecord(epoch, steps, *means, loss, accuracy, seconds, pace, *perplexities))
         for callback in self._callbacks:
             callback.on_epoch(self, self.epochs[-1])
         if self.coordination.together:
             with self.clock.spent_on("evaluation"):
                 self.check_replicas()
 
-    def evaluate(self) -> tuple[float, float] | None:
+    def evaluate(self) -> tuple[float, float | None] | None:
         """Return mean loss and accuracy over the test samples; None without samples, or if replicas differ.
+
+        The accuracy is None for tasks without one.
 
         Collective if all ranks are at the same step; otherwise this rank alone evaluates its strategy's parameters.
 
@@ -237,7 +240,7 @@ class Loop:
             loss, correct = (self._test_sums(samples) / samples.count).tolist()
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss over the test samples became {loss} after {len(self.records)} steps")
-        return loss, correct
+        return loss, correct if self._config.counts_hits else None
 
     def _test_sums(self, samples: Samples) -> np.ndarray:
         mesh, together, sums = self._mesh, self.coordination.together, np.zeros(2)

@@ -14,11 +14,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import NonFiniteLoss
+from mpicoll.train.config import TrainConfig
 from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.straggler_detection import StragglerDetector
 
 MOST_STEPS = 8
 """Largest number of steps whose sums are in one Allreduce; each step keeps sums of its own."""
+_MAX_EXPONENT = 700.0
 _PATIENCE_SECONDS = 0.5
 """Approximate seconds between sums of slow steps, and so the delay of a request to stop."""
 
@@ -34,18 +36,19 @@ class StepRecord(NamedTuple):
         Learning rate of the step.
     loss, accuracy
         Means over the samples of the step, of all its ranks; in asynchronous training, until training ends, over those
-        of one worker. Accuracy is the fraction of correct predictions, 0 to 1.
+        of one worker. Accuracy is the fraction of correct predictions, 0 to 1; None for tasks without such a count.
     """
 
     step: int
     epoch: int
     learning_rate: float
     loss: float
-    accuracy: float
+    accuracy: float | None
 
     def scalars(self) -> dict[str, float]:
         """Return the values to plot by step, by name."""
-        return {"loss/batch": self.loss, "accuracy/batch": self.accuracy, "learning_rate": self.learning_rate}
+        accuracy = {} if self.accuracy is None else {"accuracy/batch": self.accuracy}
+        return {"loss/batch": self.loss, **accuracy, "learning_rate": self.learning_rate}
 
 
 class EpochRecord(NamedTuple):
@@ -60,12 +63,15 @@ class EpochRecord(NamedTuple):
     train_loss, train_accuracy
         Means over the epoch's samples, each computed in its own step; None if this rank knows none of the steps.
     test_loss, test_accuracy
-        Means over the test samples after the epoch; None if they were not evaluated.
+        Means over the test samples after the epoch; None if they were not evaluated. Both accuracies are None for
+        tasks whose predictions are not correct or wrong; the loss of language modelling is in nats per byte.
     seconds
         Wall seconds on rank 0 since training began or resumed, everything included.
     samples_per_second
         Training samples of all ranks per second of the epoch's training steps, as seen by rank 0; in asynchronous
         training, per second since training began.
+    train_perplexity, test_perplexity
+        Exponentials of the losses, for language modelling; None for other tasks.
     """
 
     epoch: int
@@ -76,6 +82,8 @@ class EpochRecord(NamedTuple):
     test_accuracy: float | None
     seconds: float
     samples_per_second: float
+    train_perplexity: float | None = None
+    test_perplexity: float | None = None
 
 
 class Metrics:
@@ -98,7 +106,10 @@ class Metrics:
         Seconds that each rank computed; the same on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, observers: Sequence[Callable[[np.ndarray], None]] = ()) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, observers: Sequence[Callable[[np.ndarray], None]] = (), *, counts_hits: bool = True
+    ) -> None:
+        self._counts_hits = counts_hits
         self.records: list[StepRecord] = []
         self.stop = False
         self._comm, self._wants_to_stop = comm, False
@@ -161,7 +172,8 @@ class Metrics:
         for (step, epoch, rate, count), (loss, correct) in zip(self._open, found, strict=True):
             if not math.isfinite(loss):
                 raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
-            self.records.append(StepRecord(step, epoch, rate, loss / count, correct / count))
+            accuracy = correct / count if self._counts_hits else None
+            self.records.append(StepRecord(step, epoch, rate, loss / count, accuracy))
         self._open.clear()
 
 
@@ -181,5 +193,14 @@ def epoch_means(plan: StepPlan, records: Sequence[StepRecord], epoch: int) -> tu
         return None, None
     counts = [plan.batch_count(record.step) for record in found]
     loss = sum(record.loss * count for record, count in zip(found, counts, strict=True)) / sum(counts)
-    accuracy = sum(record.accuracy * count for record, count in zip(found, counts, strict=True)) / sum(counts)
-    return loss, accuracy
+    if found[0].accuracy is None:
+        return loss, None
+    hits = sum((record.accuracy or 0.0) * count for record, count in zip(found, counts, strict=True))
+    return loss, hits / sum(counts)
+
+
+def perplexity(loss: float | None, config: TrainConfig) -> float | None:
+    """Return the exponential of a loss in nats per byte, for language modelling; None for other tasks."""
+    if loss is None or config.task != "language_modeling":
+        return None
+    return math.exp(min(loss, _MAX_EXPONENT))

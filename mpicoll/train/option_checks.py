@@ -13,12 +13,10 @@ from mpicoll.train.config import (
     NOOP,
     PIPELINE_SCHEDULES,
     TrainConfig,
-    parse_synthetic,
 )
+from mpicoll.train.model_checks import check_data, check_model, check_tensor_and_pipeline
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
-HIDDEN = (256, 128)
-FILTERS = 16
 _MICROBATCHES = 4
 DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 _OF_MODES = {
@@ -33,7 +31,8 @@ _OF_MODES = {
 }
 """Options that one mode alone has, and this mode."""
 LATER = (
-    "mode", "shard", "lr", "base_batch", "hidden", "filters", "microbatches", "pipeline_schedule", "resume", "slow",
+    "mode", "shard", "lr", "base_batch", "optimizer", "dataset", "task", "hidden", "filters", "layers", "heads",
+    "width", "context", "dropout", "microbatches", "pipeline_schedule", "resume", "slow",
     *_OF_MODES,
 )  # fmt: skip
 """Options whose defaults depend on other options."""
@@ -48,8 +47,9 @@ def complete(options: dict[str, Any]) -> None:
         If options contradict each other.
     """
     _expand_strategy(options)
-    _check_model(options)
-    _check_data(options)
+    check_model(options)
+    check_data(options)
+    check_tensor_and_pipeline(options)
     _check_compression(options)
     _check_sharing(options)
     _check_mode(options)
@@ -70,7 +70,10 @@ def _expand_strategy(options: dict[str, Any]) -> None:
 
 
 def _check_optimizer(options: dict[str, Any]) -> None:
-    name, mode = options["optimizer"], options["mode"]
+    mode = options["mode"]
+    adapts = options["model"] == "transformer" and mode in ("sync", "local")
+    name: str = options["optimizer"] or ("adamw" if adapts else "momentum")
+    options["optimizer"] = name
     if options["lr"] is None:
         options["lr"] = LEARNING_RATES[name]
     if mode == "gossip" and name != "momentum":
@@ -100,26 +103,6 @@ def _check_whole_arrays(options: dict[str, Any]) -> None:
         raise UsageError(f"--optimizer {name} is not for --strategy {strategy}, where ranks hold parts of arrays")
     if options["tensor"] > 1:
         raise UsageError(f"--optimizer {name} is not for --tensor, where ranks hold parts of arrays")
-
-
-def _check_model(options: dict[str, Any]) -> None:
-    model = options["model"]
-    if options["hidden"] is not None and model != "mlp":
-        raise UsageError(f"--hidden is for --model mlp, not {model}")
-    if options["filters"] is not None and model != "conv":
-        raise UsageError(f"--filters is for --model conv, not {model}")
-    options["hidden"] = options["hidden"] or (HIDDEN if model == "mlp" else ())
-    options["filters"] = options["filters"] or (FILTERS if model == "conv" else 0)
-
-
-def _check_data(options: dict[str, Any]) -> None:
-    dataset, labels = options["dataset"], options["labels"]
-    if dataset.endswith(".npy") and labels is None:
-        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
-    if labels is not None and not dataset.endswith(".npy"):
-        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
-    if dataset.startswith("synthetic"):
-        parse_synthetic(dataset)
 
 
 def _check_compression(options: dict[str, Any]) -> None:
@@ -154,11 +137,6 @@ def _check_sharing(options: dict[str, Any]) -> None:
     options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
     if options["microbatches"] is None:
         options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
-    if options["model"] != "mlp" and options["tensor"] * pipeline > 1:
-        raise UsageError(f"--tensor and --pipeline are for --model mlp, not {options['model']}")
-    if pipeline > 1 and pipeline > len(options["hidden"]) + 1:
-        layers = len(options["hidden"]) + 1
-        raise UsageError(f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {layers} layers")
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:

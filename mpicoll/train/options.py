@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -14,9 +13,7 @@ from mpicoll.train.config import (
     AVERAGINGS,
     BALANCES,
     BASE_BATCH,
-    DTYPES,
     FEEDBACK,
-    MODELS,
     MODES,
     OPTIMIZERS,
     PIPELINE_SCHEDULES,
@@ -27,10 +24,10 @@ from mpicoll.train.config import (
     SILENCES,
     TrainConfig,
 )
-from mpicoll.train.option_checks import DEFAULTS, FILTERS, HIDDEN, LATER, complete
+from mpicoll.train.model_options import DATASETS, add_data, add_model
+from mpicoll.train.option_checks import DEFAULTS, LATER, complete
+from mpicoll.train.option_types import integer, nbytes, real
 from mpicoll.train.strategies import STRATEGIES
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 _OF_OPTIMIZERS = {
     "beta1": "adam, adamw and lamb: decay of the mean of gradients (default: 0.9)",
@@ -43,20 +40,15 @@ Train a model with data-parallel stochastic gradient descent: every rank takes i
 summed by mpicoll, and all ranks hold the same model, bit for bit. The loss curve is the same on any number of ranks, up
 to rounding. Some strategies differ from this, see --strategy."""
 
-_EPILOG = """\
-data sets (files are read as data only, never unpickled):
-  digits               8 x 8 images of digits, from scikit-learn
-  DIRECTORY            the four IDX files of MNIST and its relatives, gzipped or not
-  FILE.npz             arrays x_train, y_train, x_test, y_test; or x and y, which are split
-  FILE.npy             samples by row, mapped into memory; needs --labels
-  synthetic:N[xF][xC]  N samples, F features (64), C classes (10), computed when they are used
-  Unsigned bytes are divided by 255; other numbers are not changed.
+_EPILOG = f"""\
+{DATASETS}
 
 examples:
   mpirun -n 8 python -m mpicoll.train
   mpirun -n 8 python -m mpicoll.train --model conv --epochs 10 --json result.json
   mpirun -n 8 python -m mpicoll.train --dataset synthetic:100000x784x10 --hidden 512,256 --batch 1024
   mpirun -n 8 python -m mpicoll.train --dataset ~/mnist --algorithm ring --epochs 5
+  mpirun -n 8 python -m mpicoll.train --model transformer --dataset text:book.txt --clip 1
   mpirun -n 8 python -m mpicoll.train --compression sign --warmup-dense 100
   mpirun -n 8 python -m mpicoll.train --strategy parameter_server --servers 2 --staleness 4 --compression int8
   mpirun -n 8 python -m mpicoll.train --dataset x.npy --labels y.npy --model logistic"""
@@ -71,103 +63,45 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def _integer(least: int) -> Any:
-    def convert(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return convert
-
-
-def _real(least: float, below: float = math.inf, *, open_start: bool = False) -> Any:
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (least <= value < below) or (open_start and value == least):
-            start = "above" if open_start else "of at least"
-            end = "" if below == math.inf else f" and below {below:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {start} {least:g}{end}")
-        return value
-
-    return convert
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of widths such as 64 or 128,64")
-    return tuple(int(width) for width in text.split(","))
-
-
-def _nbytes(text: str) -> int:
-    match = re.fullmatch(r"([1-9]\d{0,12})([kmg]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 65536, 64K or 4M")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("data")
-    group.add_argument("--dataset", metavar="NAME", help="data set, see below (default: %(default)s)")
-    group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy, integers from 0")
-    group.add_argument(
-        "--test-fraction", type=_real(0, 1), metavar="X", help="fraction that is held out for testing, chosen by "
-        "--seed, if the data set has no test part of its own (default: %(default)s)"
-    )  # fmt: skip
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", choices=MODELS, help="multilayer perceptron, logistic regression, or 3 x 3 "
-                       "convolution, ReLU, pooling and a dense layer (default: %(default)s)")  # fmt: skip
-    group.add_argument("--hidden", type=_widths, default=None, metavar="N[,N...]",
-                       help=f"widths of the hidden layers of mlp (default: {','.join(map(str, HIDDEN))})")  # fmt: skip
-    group.add_argument("--filters", type=_integer(1), default=None, metavar="N",
-                       help=f"filters of conv (default: {FILTERS})")  # fmt: skip
-    group.add_argument("--dtype", choices=DTYPES, help="type of parameters and gradients (default: %(default)s)")
-
-
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--epochs", type=_integer(1), metavar="N", help="passes over the data (default: %(default)s)")
-    group.add_argument("--steps", type=_integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner")
-    group.add_argument("--batch", type=_integer(1), metavar="N",
+    group.add_argument("--epochs", type=integer(1), metavar="N", help="passes over the data (default: %(default)s)")
+    group.add_argument("--steps", type=integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner")
+    group.add_argument("--batch", type=integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
                        "sgd to adam, gossip has momentum; not lars and lamb: sharded strategies and --tensor "
-                       "(default: %(default)s)")  # fmt: skip
-    group.add_argument("--lr", type=_real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
+                       "(default: momentum; adamw for --model transformer without asynchrony)")  # fmt: skip
+    group.add_argument("--lr", type=real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
                        "and momentum, 0.01 for adagrad and lamb, 0.001 for adam and adamw, 1 for lars)")  # fmt: skip
     group.add_argument("--scale-lr", choices=SCALINGS, help="multiply --lr by the samples of a step over --base-batch, "
                        "or by the square root of that (default: %(default)s)")  # fmt: skip
-    group.add_argument("--base-batch", type=_integer(1), metavar="N",
+    group.add_argument("--base-batch", type=integer(1), metavar="N",
                        help=f"samples of a step for which --lr is meant (default: {BASE_BATCH})")  # fmt: skip
     for name, text in _OF_OPTIMIZERS.items():
-        in_range = _real(0, open_start=True) if name in ("epsilon", "trust") else _real(0, 1)
+        in_range = real(0, open_start=True) if name in ("epsilon", "trust") else real(0, 1)
         group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
     group.add_argument(
         "--momentum",
-        type=_real(0, 1),
+        type=real(0, 1),
         metavar="X",
         help="decay of --optimizer momentum and lars (default: %(default)s)",
     )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
-    group.add_argument("--weight-decay", type=_real(0), metavar="X",
+    group.add_argument("--weight-decay", type=real(0), metavar="X",
                        help="L2 penalty, added to the gradient of weights but not of biases "
                        "(default: %(default)s)")  # fmt: skip
-    group.add_argument("--warmup", type=_integer(0), metavar="STEPS",
+    group.add_argument("--warmup", type=integer(0), metavar="STEPS",
                        help="steps over which the learning rate rises from 0 (default: %(default)s)")  # fmt: skip
     group.add_argument("--schedule", choices=SCHEDULES, help="learning rate after the warmup: cosine decay to 0, "
                        "constant, or decay to a tenth at one half and again at three quarters of the run "
                        "(default: %(default)s)")  # fmt: skip
-    group.add_argument("--accumulate", type=_integer(1), metavar="N", help="batches in a step: gradients are summed "
+    group.add_argument("--accumulate", type=integer(1), metavar="N", help="batches in a step: gradients are summed "
                        "over the ranks after the last one only (default: %(default)s)")  # fmt: skip
-    group.add_argument("--clip", type=_real(0, open_start=True), metavar="X",
+    group.add_argument("--clip", type=real(0, open_start=True), metavar="X",
                        help="largest L2 norm of all gradients together; larger ones are scaled down "
                        "(default: none)")  # fmt: skip
-    group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of initial weights, of the order of "
+    group.add_argument("--seed", type=integer(0), metavar="N", help="seed of initial weights, of the order of "
                        "samples and of the split (default: %(default)s)")  # fmt: skip
 
 
@@ -178,26 +112,26 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--algorithm", metavar="NAME", help="algorithm of collectives: auto, native (the MPI library), "
                        "ring, ... (see python -m mpicoll algorithms); noop: gradients are not summed, which shows the "
                        "cost of communication (default: %(default)s)")  # fmt: skip
-    group.add_argument("--bucket-bytes", type=_nbytes, metavar="BYTES",
+    group.add_argument("--bucket-bytes", type=nbytes, metavar="BYTES",
                        help="largest number of bytes of one Allreduce, such as 64K or 4M; with a sharded strategy, "
                        "smallest number of bytes of a parameter group (default: 4M)")  # fmt: skip
     group.add_argument("--compression", metavar="SPEC", help="compressor of float32 gradients: fp16, int8, "
                        "int4:block=128, sign, ... (default: none)")  # fmt: skip
     group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether the error of compression is added "
                        "to the next step; auto: if the compressor needs it (default: %(default)s)")  # fmt: skip
-    group.add_argument("--warmup-dense", type=_integer(0), metavar="STEPS",
+    group.add_argument("--warmup-dense", type=integer(0), metavar="STEPS",
                        help="steps before compression begins (default: %(default)s)")  # fmt: skip
-    group.add_argument("--timeout", type=_real(0, open_start=True), metavar="SECONDS",
+    group.add_argument("--timeout", type=real(0, open_start=True), metavar="SECONDS",
                        help="longest time that a collective waits for a rank (default: %(default)s)")  # fmt: skip
 
 
 def _add_sharing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model parallelism and overlap")
-    group.add_argument("--tensor", type=_integer(1), metavar="N",
+    group.add_argument("--tensor", type=integer(1), metavar="N",
                        help="tensor parallelism: ranks that share each layer (default: %(default)s)")  # fmt: skip
-    group.add_argument("--pipeline", type=_integer(1), metavar="N", help="pipeline parallelism: stages, each with "
+    group.add_argument("--pipeline", type=integer(1), metavar="N", help="pipeline parallelism: stages, each with "
                        "some of the layers (default: %(default)s)")  # fmt: skip
-    group.add_argument("--microbatches", type=_integer(1), metavar="N",
+    group.add_argument("--microbatches", type=integer(1), metavar="N",
                        help="micro-batches of a rank's samples in a pipeline (default: 4 with one)")  # fmt: skip
     group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="alternate forward and backward "
                        "passes, or all forward passes first, which needs more memory (default: 1f1b)")  # fmt: skip
@@ -218,16 +152,16 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
                        "p2p (peer_to_peer), gossip")  # fmt: skip
     group.add_argument("--shard", choices=SHARDINGS, help="older names of strategies: none (replicated), optimizer "
                        "(sharded_optimizer), gradients (sharded_gradients), parameters (sharded)")  # fmt: skip
-    group.add_argument("--sync-every", type=_integer(1), metavar="STEPS",
+    group.add_argument("--sync-every", type=integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
     group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean, or move "
                        "replicas and a common centre towards each other (default: periodic)")  # fmt: skip
     group = parser.add_argument_group("strategy parameter_server")
-    group.add_argument("--servers", type=_integer(1), metavar="N", help="the last N ranks are servers, each of a "
+    group.add_argument("--servers", type=integer(1), metavar="N", help="the last N ranks are servers, each of a "
                        "part of the parameters (default: 1)")  # fmt: skip
-    group.add_argument("--staleness", type=_integer(0), metavar="STEPS", help="largest number of steps that a worker "
+    group.add_argument("--staleness", type=integer(0), metavar="STEPS", help="largest number of steps that a worker "
                        "may be ahead of the slowest one; 0: synchronous steps (default: no limit)")  # fmt: skip
-    group.add_argument("--backup", type=_integer(1), metavar="N", help="with --staleness 0: number of backup workers; "
+    group.add_argument("--backup", type=integer(1), metavar="N", help="with --staleness 0: number of backup workers; "
                        "the last N gradients of each step are left out (default: 0)")  # fmt: skip
     group.add_argument("--damping", action="store_true", help="lower the learning rate of stale gradients")
     group.add_argument("--push", choices=PUSHES, help="gradients go to mailboxes of the server, which applies "
@@ -248,16 +182,16 @@ def _add_experiments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("experiments: artificial stragglers")
     group.add_argument("--slow", type=_slow, metavar="RANK:FACTOR", help="multiply a rank's time of computation by "
                        "FACTOR; several ranks: 1:2,3:5")  # fmt: skip
-    group.add_argument("--jitter", type=_real(0), metavar="SECONDS", help="mean of an exponentially distributed delay "
+    group.add_argument("--jitter", type=real(0), metavar="SECONDS", help="mean of an exponentially distributed delay "
                        "of every rank in each step (default: 0)")  # fmt: skip
-    group.add_argument("--step-seconds", type=_real(0), metavar="SECONDS", help="shortest time of the gradients of a "
+    group.add_argument("--step-seconds", type=real(0), metavar="SECONDS", help="shortest time of the gradients of a "
                        "step, as if the model were larger (default: 0)")  # fmt: skip
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--checkpoint", metavar="FOLDER", help="folder of checkpoints, of which the last two are kept")
-    group.add_argument("--checkpoint-every", type=_integer(1), metavar="STEPS",
+    group.add_argument("--checkpoint-every", type=integer(1), metavar="STEPS",
                        help="steps between checkpoints (default: one after every epoch)")  # fmt: skip
     group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
@@ -274,9 +208,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--run", metavar="NAME", help="name of that folder (default: date and time)")
     group.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy, throughput and time by phase")
     group.add_argument("--trace", metavar="FILE.json", help="write a timeline of all ranks, for ui.perfetto.dev")
-    group.add_argument("--trace-steps", type=_integer(1), metavar="N", help="number of steps in the timeline, the last "
+    group.add_argument("--trace-steps", type=integer(1), metavar="N", help="number of steps in the timeline, the last "
                        "ones; memory is bounded in any case (default: %(default)s)")  # fmt: skip
-    group.add_argument("--evaluate-every", type=_integer(1), metavar="EPOCHS",
+    group.add_argument("--evaluate-every", type=integer(1), metavar="EPOCHS",
                        help="epochs between evaluations of the test part, which is always evaluated at the end "
                        "(default: %(default)s)")  # fmt: skip
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
@@ -295,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    groups = (_add_data, _add_model, _add_training, _add_communication, _add_strategies, _add_sharing, _add_checkpoints,
+    groups = (add_data, add_model, _add_training, _add_communication, _add_strategies, _add_sharing, _add_checkpoints,
               _add_output, _add_experiments)  # fmt: skip
     for add in groups:
         add(parser)

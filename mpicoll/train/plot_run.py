@@ -37,7 +37,9 @@ def draw(path: str, result: dict[str, Any], records: Sequence[StepRecord]) -> No
     FigureCanvasAgg(figure)
     (loss, accuracy), (pace, time) = figure.subplots(2, 2)
     steps, epochs = [record.step + 1 for record in records], result["epochs"]
-    for axes, name in ((loss, "loss"), (accuracy, "accuracy")):
+    has_accuracy = any(record.accuracy is not None for record in records)
+    accuracy.set_visible(has_accuracy)
+    for axes, name in ((loss, "loss"), (accuracy, "accuracy"))[: 1 + has_accuracy]:
         axes.plot(steps, [getattr(record, name) for record in records], linewidth=0.6, alpha=0.5, label="batch")
         _by_epoch(axes, epochs, f"train_{name}", "training")
         _by_epoch(axes, epochs, f"test_{name}", "test")

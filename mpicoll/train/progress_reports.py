@@ -8,7 +8,7 @@ import time
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.metrics import EpochRecord, StepRecord
-from mpicoll.train.run_report import Progress
+from mpicoll.train.run_report import Progress, described_loss
 from mpicoll.train.tensorboard import EventLog
 
 _FLUSH_SECONDS = 2.0
@@ -53,7 +53,8 @@ class ProgressBar(ProgressReport):
         """Change the figures beside the bar."""
         coordination = loop.coordination
         share, pace = loop.clock.communication_share, coordination.samples_per_second
-        self._bar.show(records[-1], pace, share, coordination.lagging())
+        loss = described_loss(records[-1].loss, loop.step_plan.config)
+        self._bar.show(records[-1], loss, pace, share, coordination.lagging())
 
     def close(self) -> None:
         """Leave the bar's last state on the screen."""
@@ -78,8 +79,13 @@ class Scalars(ProgressReport):
 
     def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
         """Write loss and accuracy over the test samples."""
-        if record.test_loss is not None and record.test_accuracy is not None:
-            self._events.add(record.steps - 1, {"loss/test": record.test_loss, "accuracy/test": record.test_accuracy})
+        tested = {
+            "loss/test": record.test_loss,
+            "accuracy/test": record.test_accuracy,
+            "perplexity/test": record.test_perplexity,
+        }
+        if record.test_loss is not None:
+            self._events.add(record.steps - 1, {name: value for name, value in tested.items() if value is not None})
 
     def close(self) -> None:
         """Close the files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -53,14 +54,16 @@ class Progress:
         if self._bar is not None:
             self._bar.update(steps)
 
-    def show(self, record: StepRecord, samples_per_second: float, share: float, lagging: int | None) -> None:
+    def show(self, record: StepRecord, loss: str, samples_per_second: float, share: float, lagging: int | None) -> None:
         """Set the figures beside the bar, which appear with its next update."""
         if self._bar is not None:
-            accuracy = f", accuracy {record.accuracy:.1%}" if record.accuracy else ""  # a regression counts no hits
+            accuracy = (
+                f", accuracy {record.accuracy:.1%}" if record.accuracy else ""
+            )  # a model of the user's own may count no hits
             slow = "" if lagging is None else f", rank {lagging} is slow"
             self._bar.set_description(f"epoch {record.epoch + 1}", refresh=False)
             self._bar.set_postfix_str(
-                f"loss {record.loss:.4f}{accuracy}, {_thousands(samples_per_second)} samples/s, "
+                f"{loss}{accuracy}, {_thousands(samples_per_second)} samples/s, "
                 f"communication {share:.0%}{slow}", refresh=False,
             )  # fmt: skip
 
@@ -68,6 +71,13 @@ class Progress:
         """Leave the bar's last state on the screen."""
         if self._bar is not None:
             self._bar.close()
+
+
+def described_loss(loss: float, config: TrainConfig) -> str:
+    """Return a loss for messages; that of language modelling in nats per byte, with the perplexity."""
+    if config.task != "language_modeling":
+        return f"loss {loss:.4f}"
+    return f"loss {loss:.4f} nats/byte (perplexity {math.exp(min(loss, 700.0)):.2f})"
 
 
 def _thousands(value: float) -> str:
@@ -95,12 +105,14 @@ def _counted(count: int, what: str) -> str:
 def _reached(result: dict[str, Any]) -> str:
     if result["config"]["algorithm"] == NOOP:
         return "not a trained model, since gradients were not exchanged (--algorithm noop),"
-    accuracy = result["test_accuracy"]
+    accuracy, test_loss, perplexity = result["test_accuracy"], result["test_loss"], result["test_perplexity"]
     counts_hits = accuracy or any(epoch["train_accuracy"] for epoch in result["epochs"])
-    if accuracy is None:
+    if test_loss is None:
         tested = "no test samples"
+    elif perplexity is not None:
+        tested = f"test loss {test_loss:.4f} nats/byte, perplexity {perplexity:.2f}"
     else:
-        tested = f"test accuracy {accuracy:.2%}" if counts_hits else f"test loss {result['test_loss']:.4f}"
+        tested = f"test accuracy {accuracy:.2%}" if counts_hits else f"test loss {test_loss:.4f}"
     loss = result["train_loss"]
     return tested if loss is None else f"{tested}, train loss {loss:.4f}"
 
@@ -189,11 +201,14 @@ def write_json(path: str, result: dict[str, Any]) -> None:
         stream.write("\n")
 
 
-def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float]]) -> None:
-    """Write step, epoch, learning rate, loss and accuracy as comma-separated values that read back exactly."""
+def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float | None]]) -> None:
+    """Write step, epoch, learning rate, loss and accuracy as comma-separated values that read back exactly.
+
+    An accuracy of None is left empty.
+    """
     with Replacing(path) as stream:
         stream.write("step,epoch,learning_rate,loss,accuracy\n")
-        stream.writelines(",".join(map(repr, row)) + "\n" for row in rows)
+        stream.writelines(",".join("" if value is None else repr(value) for value in row) + "\n" for row in rows)
 
 
 class Replacing:

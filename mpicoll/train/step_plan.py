@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from mpicoll.data.datasets import Dataset, Samples
 from mpicoll.data.sampler import batch_of, epoch_order, part, steps_per_epoch
+from mpicoll.models.layers import RandomKey
 from mpicoll.models.micro_batches import MicroBatch
 from mpicoll.optim.learning_rate import learning_rate, scaled
 from mpicoll.train.config import TrainConfig
@@ -22,6 +24,8 @@ class StepPlan:
 
     Attributes
     ----------
+    config
+        Options of the run.
     steps_per_epoch
         Steps of an epoch; the last one may take fewer samples.
     total_steps
@@ -37,7 +41,7 @@ class StepPlan:
     balance: LoadBalance | None = None
 
     def __init__(self, config: TrainConfig, count: int) -> None:
-        self._config, self._count = config, count
+        self.config, self._count = config, count
         self.steps_per_epoch = steps_per_epoch(count, config.step_batch)
         steps = config.epochs * self.steps_per_epoch
         self.total_steps = steps if config.steps is None else min(steps, config.steps)
@@ -53,19 +57,19 @@ class StepPlan:
         """Return indices of the samples of part `rank` of `size` parts of a step, and the step's number of samples."""
         epoch, number = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, epoch_order(self._count, self._config.seed, epoch)
-        whole = batch_of(self._order, number, self._config.step_batch)
+            self._epoch, self._order = epoch, epoch_order(self._count, self.config.seed, epoch)
+        whole = batch_of(self._order, number, self.config.step_batch)
         start, stop = self.balance.part(len(whole), rank) if self.balance is not None else part(len(whole), size, rank)
         return whole[start:stop], len(whole)
 
     def batch_count(self, step: int) -> int:
         """Return the number of samples of a step, over all ranks."""
-        batch = self._config.step_batch
+        batch = self.config.step_batch
         return min(self._count - step % self.steps_per_epoch * batch, batch)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        config = self._config
+        config = self.config
         return learning_rate(step, self.total_steps, self.peak, config.warmup, config.schedule)
 
 
@@ -74,15 +78,17 @@ class BatchReader:
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._train, self._parts = dataset.train, config.accumulate * config.microbatches
+        self._seed = config.seed
 
-    def parts(self, indices: np.ndarray) -> list[MicroBatch]:
-        """Return the samples `indices` in ``accumulate * microbatches`` parts, some of them perhaps empty."""
+    def parts(self, indices: np.ndarray, step: int) -> list[MicroBatch]:
+        """Return the samples `indices` of a step in ``accumulate * microbatches`` parts, some of them perhaps empty."""
         x, y = self._train.batch(indices)
         cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
-        return [(x[cut], y[cut]) for cut in cuts]
+        numbers = indices.astype(np.int64)
+        return [MicroBatch(x[cut], y[cut], RandomKey(self._seed, step, numbers[cut])) for cut in cuts]
 
 
-def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[MicroBatch]:
+def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[tuple[Any, Any]]:
     """Yield features and labels of a rank's share in batches; equally many batches on all ranks, some perhaps empty."""
     start, stop = part(samples.count, size, rank)
     batches = -(-part(samples.count, size, 0)[1] // _EVALUATION_ROWS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from mpi4py import MPI
 
@@ -37,7 +39,13 @@ def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tup
     found.restore({**_shared(mesh, strategy, writes=False), "records": Whole(records)})
     strategy.meet()
     anew = _take_over(found, mesh.world, strategy)
-    return [StepRecord(int(row[0]), int(row[1]), *row[2:]) for row in records.tolist()], anew
+    return [_record_of(row) for row in records.tolist()], anew
+
+
+def _record_of(row: list[float]) -> StepRecord:
+    """Return a step's record; an accuracy that does not exist is NaN in the file."""
+    step, epoch, rate, loss, accuracy = row
+    return StepRecord(int(step), int(epoch), rate, loss, None if math.isnan(accuracy) else accuracy)
 
 
 def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tensors:

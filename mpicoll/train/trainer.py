@@ -25,7 +25,10 @@ from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
 
-_GIVEN = ("dataset", "labels", "test_fraction", "model", "hidden", "filters", "dtype", "mode", "shard")
+_GIVEN = (
+    "dataset", "labels", "test_fraction", "model", "hidden", "filters", "layers", "heads", "width", "context",
+    "dropout", "dtype", "mode", "shard",
+)  # fmt: skip
 _OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)
 """Keyword arguments of :class:`Trainer` that are options of the command line."""
@@ -250,11 +253,12 @@ def _config(
             raise TypeError(f"{name}: not an option; the options are {', '.join(OPTIONS)}")
     words = [text for name, value in options.items() for text in written(name, value)]
     try:
-        config = parse([f"--dtype={dtype}", f"--strategy={strategy}", *words])
+        data_of_task = ["--dataset=synthetic_text"] if options.get("task") == "language_modeling" else []
+        config = parse(["--model=own:model", *data_of_task, f"--dtype={dtype}", f"--strategy={strategy}", *words])
     except UsageError as error:
         raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
-    return replace(config, dataset=dataset, model=own, hidden=())
+    return replace(config, dataset=dataset, model=own, context=0)
 
 
 def _in_arguments(text: str) -> str:

@@ -26,17 +26,20 @@ from mpicoll.gradients import differing_ranks
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import make_mesh
 from mpicoll.train import run_report
-from mpicoll.train.assembly import build_model, check_ranks, compile_kernels, make_loop
+from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.chrome_trace import Trace
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
+from mpicoll.train.metrics import perplexity
+from mpicoll.train.model_choice import build_model
 from mpicoll.train.plot_run import check_drawable, draw
 from mpicoll.train.process_facts import process_age, threads
 from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
 from mpicoll.train.saver import Saver
 from mpicoll.train.strategies import strategy_name
 from mpicoll.train.tensorboard import EventLog
+from mpicoll.train.warm_kernels import compile_kernels
 
 Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
 
@@ -44,7 +47,8 @@ Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
 def named(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
     """Return the data set and the model that the options name. Collective."""
     dataset = load(config, comm)
-    return dataset, build_model(config, dataset)
+    model: Model = all_succeed(comm, lambda: build_model(config, dataset))
+    return dataset, model
 
 
 class Observer(ProgressReport):
@@ -175,6 +179,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequ
     return {
         "test_accuracy": tested[1],
         "test_loss": tested[0],
+        "test_perplexity": perplexity(tested[0], config),
         "train_loss": _train_loss(loop),
         "epochs": [record._asdict() for record in loop.epochs],
         "samples_per_second": loop.coordination.samples_per_second,
@@ -202,10 +207,10 @@ def _train_loss(loop: Loop) -> float | None:
     return loop.records[-1].loss if loop.records else None
 
 
-def _last_test(loop: Loop) -> tuple[float, float] | None:
+def _last_test(loop: Loop) -> tuple[float, float | None] | None:
     """Return loss and accuracy of the final model over the test samples, None without samples. Collective."""
     last = loop.epochs[-1] if loop.epochs else None
-    if last is None or last.steps != len(loop.records) or last.test_loss is None or last.test_accuracy is None:
+    if last is None or last.steps != len(loop.records) or last.test_loss is None:
         return loop.evaluate()
     return last.test_loss, last.test_accuracy
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from mpicoll.models.micro_batches import GradientStore, MicroBatch, StepExecutor
+from mpicoll.models.micro_batches import GradientStore, StepExecutor
 from mpicoll.train.config import TrainConfig
 
 
@@ -43,7 +44,7 @@ class Delayed:
         return self._engine.waited
 
     def gradients(
-        self, strategy: GradientStore, parts: Sequence[MicroBatch], scale: float, *, compress: bool
+        self, strategy: GradientStore, parts: Sequence[tuple[Any, ...]], scale: float, *, compress: bool
     ) -> tuple[float, int]:
         """See :class:`~mpicoll.models.micro_batches.StepExecutor`."""
         began = time.perf_counter()

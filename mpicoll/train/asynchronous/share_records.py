@@ -61,4 +61,5 @@ class ShareRecords:
     def _record(self, step: int, pieces: Sequence[ShareRecord]) -> StepRecord:
         count = max(1, sum(piece.samples for piece in pieces))
         loss, correct = sum(piece.loss for piece in pieces), sum(piece.correct for piece in pieces)
-        return StepRecord(step, step // self._course.steps_per_epoch, pieces[0].rate, loss / count, correct / count)
+        accuracy = correct / count if self._course.config.counts_hits else None
+        return StepRecord(step, step // self._course.steps_per_epoch, pieces[0].rate, loss / count, accuracy)

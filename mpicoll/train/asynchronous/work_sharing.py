@@ -19,7 +19,7 @@ from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrateg
 from mpicoll.train.asynchronous.share_records import ShareRecord, ShareRecords
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.coordination import SavedState, Share, ShareResult
-from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means
+from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity
 from mpicoll.train.step_plan import StepPlan
 
 _STOP = 1 << 40
@@ -185,7 +185,13 @@ class WorkSharing:
 
     def _with_means(self, record: EpochRecord) -> EpochRecord:
         loss, accuracy = epoch_means(self.step_plan, self.records, record.epoch)
-        return record if loss is None else record._replace(train_loss=loss, train_accuracy=accuracy)
+        return (
+            record
+            if loss is None
+            else record._replace(
+                train_loss=loss, train_accuracy=accuracy, train_perplexity=perplexity(loss, self.step_plan.config)
+            )
+        )
 
     def facts(self) -> dict[str, Any]:
         """See :class:`~mpicoll.train.coordination.Coordination`."""

@@ -18,16 +18,18 @@ from mpicoll.consensus import wait_politely
 from mpicoll.data.datasets import load
 from mpicoll.data.sampler import part
 from mpicoll.errors import CheckpointFailed, CollectiveTimeout, ReplicasDiffer, UsageError
+from mpicoll.models.builders import perceptron
 from mpicoll.models.micro_batches import SequentialMicroBatches
-from mpicoll.models.sequential import FlatParameters, Model, perceptron
+from mpicoll.models.sequential import FlatParameters, Model
 from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.parallel.model_shard import ModelShard
 from mpicoll.parallel.pipeline import PipelineStage, most_in_flight
 from mpicoll.parallel.strategy import Replicated, norm_of, sum_of_squares
-from mpicoll.train.assembly import build_model, make_loop
+from mpicoll.train.assembly import make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
+from mpicoll.train.model_choice import build_model
 from mpicoll.train.training_run import run
 
 pytestmark = pytest.mark.mpi
@@ -70,7 +72,7 @@ class Place:
 
     def __init__(self, comm: Intracomm, config: TrainConfig, widths: tuple[int, ...] = WIDTHS) -> None:
         self.mesh, self.whole = make_mesh(comm, config), perceptron(widths, config.dtype)
-        self.portion = ModelShard(self.whole, self.mesh, widths[0])
+        self.portion = ModelShard(self.whole, self.mesh, (widths[0],))
         random = np.random.default_rng(1)
         self.parameters = self.whole.initial(0) + 0.1 * random.standard_normal(self.whole.parameter_count)
         self.own = self.portion.cut(self.parameters)
@@ -121,7 +123,7 @@ def test_gradients_are_those_of_one_rank(comm: Intracomm, config: TrainConfig, s
 
 def test_portions_together_are_the_model(comm: Intracomm, config: TrainConfig) -> None:
     mesh, whole = make_mesh(comm, config), perceptron(WIDTHS, np.float64)
-    portion = ModelShard(whole, mesh, WIDTHS[0])
+    portion = ModelShard(whole, mesh, WIDTHS[:1])
     numbers = np.arange(whole.parameter_count, dtype=np.float64)
     own = portion.cut(numbers)
     held = np.zeros(whole.parameter_count)
@@ -150,7 +152,7 @@ def train_alone(config: TrainConfig) -> Loop:
 
 
 def common_arrays(model: Model, config: TrainConfig, mesh: Mesh, own: np.ndarray) -> np.ndarray:
-    portion = ModelShard(model, mesh, WIDTHS[0])
+    portion = ModelShard(model, mesh, WIDTHS[:1])
     views = FlatParameters(portion.model.layout, own)
     arrays = [
         array
@@ -244,10 +246,10 @@ def test_a_run_goes_on_with_fewer_replicas(comm: Intracomm, config: TrainConfig,
 def test_what_cannot_be_shared_is_refused_on_every_rank(comm: Intracomm) -> None:
     shared = make_mesh(comm, replace(CONFIG, tensor=comm.size))
     with pytest.raises(UsageError, match=f"--tensor {comm.size}: a layer of width {comm.size - 1} cannot be shared"):
-        ModelShard(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, 6)
+        ModelShard(perceptron((6, 8, 5, comm.size - 1, 4), np.float64), shared, (6,))
     staged = make_mesh(comm, replace(CONFIG, pipeline=comm.size))
     with pytest.raises(UsageError, match=f"--pipeline {comm.size} needs a layer for each stage; .* {comm.size - 1}"):
-        ModelShard(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, 6)
+        ModelShard(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, (6,))
     with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: .* ranks, {comm.size}, is not a"):
         make_mesh(comm, replace(CONFIG, tensor=comm.size + 1))
 

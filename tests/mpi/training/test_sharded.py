@@ -15,8 +15,9 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.checkpoint import CheckpointStore, open_checkpoint
 from mpicoll.data.sampler import part
+from mpicoll.models.builders import perceptron
 from mpicoll.models.micro_batches import SequentialMicroBatches
-from mpicoll.models.sequential import Model, perceptron
+from mpicoll.models.sequential import Model
 from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.strategy import Replicated, Strategy
 from mpicoll.train.config import TrainConfig
@@ -33,7 +34,7 @@ def make(model: Model, comm: MPI.Intracomm, config: TrainConfig, *, overlap: boo
         return Replicated(
             model, model.initial(1), comm, replace(config, bucket_bytes=max(400, config.bucket_bytes)), overlap=overlap
         )
-    return Sharded(model, model.initial(1), comm, config, overlap=overlap)
+    return Sharded(model, model.initial_parameters(1), comm, config, overlap=overlap)
 
 
 class Run:

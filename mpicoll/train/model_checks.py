@@ -1,0 +1,96 @@
+"""Checks of the options of data set, model and task, and defaults that depend on the model. No MPI, no NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpicoll.errors import UsageError
+from mpicoll.train.config import MODELS, SYNTHETIC_TEXT, is_text, parse_synthetic, parse_synthetic_text
+
+HIDDEN = (256, 128)
+FILTERS = 16
+LAYERS, HEADS, WIDTH, CONTEXT = 2, 4, 64, 64
+DROPOUT = {"alexnet": 0.5, "transformer": 0.1}
+_OF_MODELS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
+    "hidden": (("mlp",), HIDDEN, ()),
+    "filters": (("conv", "alexnet"), FILTERS, 0),
+    "layers": (("transformer",), LAYERS, 0),
+    "heads": (("transformer",), HEADS, 0),
+    "width": (("transformer",), WIDTH, 0),
+}
+"""Options that some models alone have: these models, the default, and the value for other models."""
+
+
+def check_model(options: dict[str, Any]) -> None:
+    """Check the model's options, and fill in defaults, in place.
+
+    Raises
+    ------
+    UsageError
+        If an option is not for the model.
+    """
+    model = options["model"]
+    for name, (models, default, none) in _OF_MODELS.items():
+        if options[name] is not None and model not in models:
+            raise UsageError(f"--{name} is for --model {' or '.join(models)}, not {model}")
+        options[name] = options[name] or (default if model in models else none)
+    if options["dropout"] is not None and model not in DROPOUT:
+        raise UsageError(f"--dropout is for --model {' or '.join(DROPOUT)}, not {model}")
+    options["dropout"] = DROPOUT.get(model, 0.0) if options["dropout"] is None else options["dropout"]
+    if model == "transformer" and options["width"] % options["heads"]:
+        raise UsageError(f"--heads {options['heads']} does not divide --width {options['width']}")
+
+
+def check_data(options: dict[str, Any]) -> None:
+    """Check data set and task, and fill in defaults, in place.
+
+    Raises
+    ------
+    UsageError
+        If data set, task and model do not fit each other.
+    """
+    model, labels = options["model"], options["labels"]
+    dataset = options["dataset"] = options["dataset"] or (SYNTHETIC_TEXT if model == "transformer" else "digits")
+    if dataset.endswith(".npy") and not is_text(dataset) and labels is None:
+        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
+    if labels is not None and (is_text(dataset) or not dataset.endswith(".npy")):
+        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
+    if dataset.startswith("synthetic:") or dataset == "synthetic":
+        parse_synthetic(dataset)
+    if dataset.startswith(SYNTHETIC_TEXT):
+        parse_synthetic_text(dataset)
+    _check_task(options)
+
+
+def _check_task(options: dict[str, Any]) -> None:
+    dataset, model = options["dataset"], options["model"]
+    text = is_text(dataset)
+    task = options["task"] = options["task"] or ("language_modeling" if text else "classification")
+    if (task == "language_modeling") != text:
+        kind = "a text" if text else "not a text, see text:FILE"
+        raise UsageError(f"--task {task} is not for --dataset {dataset}, which is {kind}")
+    if model == "transformer" and not text:
+        raise UsageError(f"--model transformer is for texts, not for --dataset {dataset}")
+    if text and model in MODELS and model != "transformer":
+        raise UsageError(f"--dataset {dataset} is for --model transformer or a model of your own, not {model}")
+    if options["context"] is not None and not text:
+        raise UsageError(f"--context is for texts, not for --dataset {dataset}")
+    options["context"] = options["context"] or (CONTEXT if text else 0)
+
+
+def check_tensor_and_pipeline(options: dict[str, Any]) -> None:
+    """Check that the model can be divided as the options say.
+
+    Raises
+    ------
+    UsageError
+        If it cannot.
+    """
+    model, pipeline = options["model"], options["pipeline"]
+    if model not in ("mlp", "transformer") and options["tensor"] > 1:
+        raise UsageError(f"--tensor is for --model mlp or transformer, not {model}")
+    if model == "transformer" and options["heads"] < options["tensor"]:
+        raise UsageError(f"--tensor {options['tensor']} needs a head for each rank; --heads is {options['heads']}")
+    if model == "mlp" and pipeline > len(options["hidden"]) + 1:
+        layers = len(options["hidden"]) + 1
+        raise UsageError(f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {layers} layers")

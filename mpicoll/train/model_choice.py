@@ -1,0 +1,106 @@
+"""Choice of a run's model: a built-in one, or one that a function of the user's returns."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+from mpicoll.data.datasets import Dataset, ImageShape
+from mpicoll.errors import DataError, TrainingError, UsageError
+from mpicoll.models.builders import alexnet, convolutional, perceptron, transformer
+from mpicoll.models.own_model import OwnModel
+from mpicoll.models.sequential import Model
+from mpicoll.models.tasks import LOSSES
+from mpicoll.train.config import MODELS, TrainConfig
+
+_METHODS = ("initial", "forward", "backward")
+
+
+class DataDescription(NamedTuple):
+    """Facts of data set and run that a function which returns a model receives.
+
+    Attributes
+    ----------
+    feature_count, output_count
+        Number of features of a sample, which are (rows, feature_count) of `dtype`, or bytes of a text; and number of
+        classes, or of targets of a regression.
+    image_shape
+        Height, width and channels of a sample; None if samples are not images.
+    dtype
+        ``"float32"`` or ``"float64"``, the type of features and parameters.
+    task
+        ``"classification"``, ``"regression"`` or ``"language_modeling"``.
+    """
+
+    feature_count: int
+    output_count: int
+    image_shape: ImageShape | None
+    dtype: str
+    task: str
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> Model:
+    """Return the model that `config` names, with the data set's numbers of features and classes.
+
+    Raises
+    ------
+    DataError
+        If the model needs images and the samples are not images, or a function of the user's fails.
+    UsageError
+        If there is no such function, or its model cannot be divided as the options say.
+    """
+    if config.model not in MODELS:
+        return _own_model(config, dataset)
+    if config.model == "transformer":
+        sizes = config.context, config.width, config.heads, config.layers
+        return transformer(*sizes, config.dtype, dropout=config.dropout)
+    outputs, loss = dataset.class_count, LOSSES[config.task]
+    if config.model not in ("conv", "alexnet"):
+        return perceptron((dataset.feature_count, *config.hidden, outputs), config.dtype, loss)
+    image = dataset.image_shape
+    if image is None or min(image[:2]) < 2:
+        raise DataError(f"--model {config.model} needs images of at least 2 x 2, {config.dataset} has none")
+    if config.model == "conv":
+        return convolutional(image, config.filters, outputs, config.dtype, loss)
+    return alexnet(image, config.filters, outputs, config.dtype, dropout=config.dropout, loss_function=loss)
+
+
+def _own_model(config: TrainConfig, dataset: Dataset) -> Model:
+    name, function = f"--model {config.model}", _factory(config.model)
+    facts = DataDescription(dataset.feature_count, dataset.class_count, dataset.image_shape, config.dtype, config.task)
+    try:
+        found = function(facts)
+        missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+        model = found if isinstance(found, Model) or missing else OwnModel(found, config.seed)
+    except TrainingError as error:
+        raise DataError(f"{name}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{name}: {_in_one_line(error)}") from error
+    if not isinstance(model, Model):
+        kind = type(found).__name__
+        raise DataError(
+            f"{name}: returns a {kind}, which has no {', '.join(missing)}; see mpicoll.train.TrainableModel"
+        )
+    if model.dtype != config.dtype:
+        raise DataError(f"{name}: its parameters are of {model.dtype}; this run is with --dtype {config.dtype}")
+    if isinstance(model, OwnModel) and config.tensor * config.pipeline > 1:
+        raise UsageError(f"--tensor and --pipeline need a model of layers; that of {name} has none")
+    return model
+
+
+def _factory(text: str) -> Any:
+    """Return the function of ``package.module:factory``."""
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--model {text}: no module named {error.name}") from None
+    except Exception as error:
+        raise UsageError(f"--model {text}: the import of {module} failed: {_in_one_line(error)}") from error
+    if not callable(found):
+        raise UsageError(f"--model {text}: {module} has no function {name}")
+    return found
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
