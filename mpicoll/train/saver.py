@@ -15,6 +15,7 @@ from mpicoll.consensus import all_succeed
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
+from mpicoll.train.option_checks import DEFAULTS
 
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
@@ -114,9 +115,9 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     """
     there, here = facts["config"], asdict(config)
     odd = [
-        f"--{name.replace('_', '-')} was {there.get(name)}, is {value}"
+        f"--{name.replace('_', '-')} was {there.get(name, DEFAULTS[name])}, is {value}"
         for name, value in here.items()
-        if name not in FREE and there.get(name) != _plain(value)
+        if name not in FREE and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
     ]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from mpi4py import MPI
 
@@ -13,12 +11,15 @@ from mpicoll.parallel.strategy import RESIDUAL, SynchronousStrategy
 from mpicoll.train.metrics import StepRecord
 
 _OWN = "own."
+_NO_ACCURACY = -1.0
+"""Accuracy in the table of a task that has none: a checkpoint holds finite numbers only."""
 
 
 def tensors_of(mesh: Mesh, strategy: SynchronousStrategy, records: list[StepRecord]) -> Tensors:
     """Return the tensors that this rank saves: its part of the shared state, its own state, and the steps' records."""
     own = {_OWN + name: PerRank(array) for name, array in strategy.own_state().items()}
-    table = np.array(records, np.float64).reshape(len(records), len(StepRecord._fields))
+    rows = [record if record.accuracy is not None else record._replace(accuracy=_NO_ACCURACY) for record in records]
+    table = np.array(rows, np.float64).reshape(len(records), len(StepRecord._fields))
     return {**_shared(mesh, strategy, writes=True), **own, "records": Whole(table)}
 
 
@@ -43,9 +44,9 @@ def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tup
 
 
 def _record_of(row: list[float]) -> StepRecord:
-    """Return a step's record; an accuracy that does not exist is NaN in the file."""
+    """Return a step's record from its row of the table."""
     step, epoch, rate, loss, accuracy = row
-    return StepRecord(int(step), int(epoch), rate, loss, None if math.isnan(accuracy) else accuracy)
+    return StepRecord(int(step), int(epoch), rate, loss, None if accuracy == _NO_ACCURACY else accuracy)
 
 
 def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tensors:
