@@ -1,4 +1,4 @@
-"""Tensor parallelism: dense layers of which each rank has some of the columns or rows of the weights.
+"""Tensor parallelism: dense layers of which each rank has some columns or rows of the weights, and attention heads.
 
 Dense layers form pairs. Of the first layer every rank has some columns, which give some complete outputs, so that ReLU
 needs no communication. Of the second layer it has the rows for these outputs, which give a partial sum of every output.
@@ -7,9 +7,13 @@ One Allreduce sums them in the forward pass, and one in the backward pass sums t
     forward   x -> x @ W1[:, mine] + b1[mine] -> ReLU -> h @ W2[mine] -> ALLREDUCE -> + b2 -> ReLU
     backward  ALLREDUCE <- (.) @ W1[:, mine].T <- ReLU' <- (.) @ W2[mine].T <- ReLU' <- delta
 
-A last layer without a partner is replicated on every rank, and so is the second layer's bias. All ranks apply the same
-operations to the same numbers, so that their gradients, and after any number of steps their parameters, are equal bit
-for bit, provided that the ranks' matrix products are (processors of one kind, one library).
+Within residual blocks a pair may have an activation in between, and a rank has some of the heads of an attention: their
+queries, keys and values are columns, their part of the output weights are rows.
+
+A last layer without a partner is replicated on every rank, and so are the second layer's bias and layers of other
+kinds. All ranks apply the same operations to the same numbers, so that their gradients, and after any number of steps
+their parameters, are equal bit for bit, provided that the ranks' matrix products are (processors of one kind, one
+library).
 
 (Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019,
 section 3.)
@@ -25,7 +29,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import UsageError
-from mpicoll.models.layers import Arrays, Dense, Layer, Shape, Workspace
+from mpicoll.models.layers import Arrays, CausalSelfAttention, Dense, Gelu, Layer, Relu, Residual, Shape, Workspace
 from mpicoll.schedules import chunk_bounds
 
 Index = tuple[slice, ...]
@@ -50,7 +54,19 @@ class Divided(NamedTuple):
     common: tuple[bool, ...]
 
 
-class _Shared:
+class _Sum:
+    """Sum over the ranks that share a layer, and the time that it took."""
+
+    _comm: MPI.Intracomm
+    waited: float
+
+    def _add_up(self, x: np.ndarray) -> None:
+        began = time.perf_counter()
+        self._comm.Allreduce(MPI.IN_PLACE, x, MPI.SUM)
+        self.waited += time.perf_counter() - began
+
+
+class _Shared(_Sum):
     """Base of both kinds of divided layer: a smaller dense layer, and the communicator of the ranks with the rest."""
 
     def __init__(self, dense: Dense, comm: MPI.Intracomm) -> None:
@@ -69,11 +85,6 @@ class _Shared:
     ) -> np.ndarray | None:
         """See :class:`~mpicoll.models.layers.Layer`."""
         return self._dense.backward(arrays, delta, room, gradients, below=below, add=add)
-
-    def _add_up(self, x: np.ndarray) -> None:
-        began = time.perf_counter()
-        self._comm.Allreduce(MPI.IN_PLACE, x, MPI.SUM)
-        self.waited += time.perf_counter() - began
 
 
 class ColumnDense(_Shared):
@@ -105,23 +116,56 @@ class RowDense(_Shared):
         return self._dense.finish(arrays, out)
 
 
+class HeadsOfAttention(_Sum, CausalSelfAttention):
+    """Some of the heads of an attention, and its bias; a :class:`~mpicoll.models.layers.Layer`.
+
+    Both passes are collective over `comm`, :meth:`backward` if the derivative with respect to `x` is wanted.
+    """
+
+    waited = 0.0
+
+    def __init__(self, whole: CausalSelfAttention, own_heads: int, comm: MPI.Intracomm) -> None:
+        context, width = whole.output
+        super().__init__(context, width, whole.heads, own_heads=own_heads)
+        self._comm = comm
+
+    def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
+        """See :class:`~mpicoll.models.layers.Layer`."""
+        out = self.mix(arrays, x, room)
+        self._add_up(out)
+        return np.add(out, arrays[3], out=out)
+
+    def backward(
+        self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
+    ) -> np.ndarray | None:
+        """See :class:`~mpicoll.models.layers.Layer`."""
+        into = super().backward(arrays, delta, room, gradients, below=below, add=add)
+        if into is not None:
+            self._add_up(into)
+        return into
+
+
 def divide(layers: Sequence[Layer], comm: MPI.Intracomm | None) -> list[Divided]:
     """Return this rank's part of each layer, which are divided in pairs.
 
     Parameters
     ----------
     layers
-        The layers of the whole model; all dense, unless `comm` is None.
+        The layers of the whole model; all dense, or some of them residual blocks, unless `comm` is None.
     comm
         The ranks that share them; None does not divide them.
 
     Raises
     ------
     UsageError
-        If a layer has fewer columns than there are ranks, or is not dense.
+        If a layer has fewer columns or heads than there are ranks, or there is nothing to divide.
     """
     if comm is None:
         return [_undivided(layer, common=False) for layer in layers]
+    if any(isinstance(layer, Residual) for layer in layers):
+        return [
+            _block(layer, comm) if isinstance(layer, Residual) else _undivided(layer, common=True) for layer in layers
+        ]
     found: list[Divided] = []
     for first, second in zip(layers[::2], layers[1::2], strict=False):
         found += _pair(first, second, comm)
@@ -135,15 +179,54 @@ def _undivided(layer: Layer, *, common: bool) -> Divided:
 def _pair(first: Layer, second: Layer, comm: MPI.Intracomm) -> list[Divided]:
     size, rank = comm.Get_size(), comm.Get_rank()
     if not isinstance(first, Dense) or not isinstance(second, Dense):
-        raise UsageError(f"--tensor {size} can divide dense layers only")
+        raise UsageError(f"--tensor {size} can divide dense layers and residual blocks only")
     (inputs, width), (_, outputs) = first.shapes[0], second.shapes[0]
     if width < size:
         raise UsageError(f"--tensor {size}: a layer of width {width} cannot be shared by {size} ranks")
     mine = slice(*chunk_bounds(width, size)[rank : rank + 2])
     count = mine.stop - mine.start
-    columns = ColumnDense(Dense(inputs, count, relu=first.relu), comm)
-    rows = RowDense(Dense(count, outputs, relu=second.relu), comm)
+    positions, biases = first.output[:-1], (len(first.shapes) - 1, len(second.shapes) - 1)
+    columns = Dense(inputs, count, relu=first.relu, bias=bool(biases[0]), positions=positions)
+    rows = Dense(count, outputs, relu=second.relu, bias=bool(biases[1]), positions=positions)
     return [
-        Divided(columns, ((slice(None), mine), (mine,)), (False, False)),
-        Divided(rows, ((mine,), _ALL), (False, True)),
+        Divided(
+            ColumnDense(columns, comm), ((slice(None), mine), (mine,))[: 1 + biases[0]], (False,) * (1 + biases[0])
+        ),
+        Divided(RowDense(rows, comm), ((mine,), _ALL)[: 1 + biases[1]], (False, True)[: 1 + biases[1]]),
     ]
+
+
+def _block(block: Residual, comm: MPI.Intracomm) -> Divided:
+    """Return this rank's part of a residual block: of its attentions, and of pairs with or without an activation."""
+    parts: list[Divided] = []
+    layers = list(block.layers)
+    while layers:
+        layer = layers.pop(0)
+        if isinstance(layer, CausalSelfAttention):
+            parts.append(_heads(layer, comm))
+            continue
+        between = layers[:1] if layers and isinstance(layers[0], (Gelu, Relu)) else []
+        second = layers[len(between)] if len(layers) > len(between) else None
+        if isinstance(layer, Dense) and isinstance(second, Dense):
+            columns, rows = _pair(layer, second, comm)
+            shape = columns.layer.output
+            middle = [
+                _undivided(Gelu(shape) if isinstance(each, Gelu) else Relu(shape), common=True) for each in between
+            ]
+            parts += [columns, *middle, rows]
+            del layers[: len(between) + 1]
+        else:
+            parts.append(_undivided(layer, common=True))
+    cuts = tuple(cut for part in parts for cut in part.cuts)
+    common = tuple(same for part in parts for same in part.common)
+    return Divided(Residual([part.layer for part in parts]), cuts, common)
+
+
+def _heads(attention: CausalSelfAttention, comm: MPI.Intracomm) -> Divided:
+    size, rank = comm.Get_size(), comm.Get_rank()
+    if attention.heads < size:
+        raise UsageError(f"--tensor {size}: an attention with {attention.heads} heads cannot be shared by {size} ranks")
+    mine = slice(*chunk_bounds(attention.heads, size)[rank : rank + 2])
+    every = slice(None)
+    cuts: tuple[Index, ...] = ((every, every, mine), (every, mine), (mine,), _ALL)
+    return Divided(HeadsOfAttention(attention, mine.stop - mine.start, comm), cuts, (False, False, False, True))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mpicoll.errors import (
         CheckpointFailed,
         DataError,
+        ModelTooLarge,
         NonFiniteLoss,
         ReplicasDiffer,
         TrainingError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
     from mpicoll.models.own_model import TrainableModel
     from mpicoll.train.metrics import EpochRecord, StepRecord
+    from mpicoll.train.model_choice import DataDescription
     from mpicoll.train.strategies import LocalSGD, ParameterServer
     from mpicoll.train.trainer import ArrayDataset, Callback, EarlyStopping, Trainer
 
@@ -27,10 +29,12 @@ _MODULES = {
     "ArrayDataset": "train.trainer",
     "Callback": "train.trainer",
     "CheckpointFailed": "errors",
+    "DataDescription": "train.model_choice",
     "DataError": "errors",
     "EarlyStopping": "train.trainer",
     "EpochRecord": "train.metrics",
     "LocalSGD": "train.strategies",
+    "ModelTooLarge": "errors",
     "NonFiniteLoss": "errors",
     "ParameterServer": "train.strategies",
     "ReplicasDiffer": "errors",
@@ -44,10 +48,12 @@ __all__ = [
     "ArrayDataset",
     "Callback",
     "CheckpointFailed",
+    "DataDescription",
     "DataError",
     "EarlyStopping",
     "EpochRecord",
     "LocalSGD",
+    "ModelTooLarge",
     "NonFiniteLoss",
     "ParameterServer",
     "ReplicasDiffer",

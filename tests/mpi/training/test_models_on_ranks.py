@@ -49,6 +49,13 @@ def test_losses_do_not_depend_on_the_stages_of_a_pipeline(comm: Intracomm, name:
     compare(name, comm, "--pipeline", "2", "--microbatches", "3")
 
 
+@pytest.mark.parametrize("words", ["--tensor 2", "--tensor 2 --strategy sharded", "--tensor 2 --pipeline 2"])
+def test_losses_do_not_depend_on_ranks_that_share_layers(comm: Intracomm, words: str) -> None:
+    if comm.size % (4 if "pipeline" in words else 2):
+        pytest.skip("the number of ranks does not fit the mesh")
+    compare("transformer", comm, *words.split())
+
+
 @pytest.mark.parametrize("strategy", ["local", "parameter_server", "peer_to_peer", "gossip"])
 def test_other_strategies_train_it_too(comm: Intracomm, strategy: str) -> None:
     if comm.size < 2:
