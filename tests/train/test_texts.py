@@ -1,6 +1,8 @@
 """Texts and regression targets as data sets, and models that functions of the user's return."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,3 +174,12 @@ def test_what_a_function_of_ones_own_does_wrong_is_said(model, says, kind):
         trained(f"--model {model} --dataset synthetic:100x8x3")
     assert model in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_model_of_the_guide_trains(tmp_path, monkeypatch):
+    page = Path(__file__, "../../../docs/guides/train.md").resolve().read_text()
+    (example,) = re.findall(r"^```python\n(# models.py.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "models_of_the_guide.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = trained("--model models_of_the_guide:small --dataset digits --epochs 2")
+    assert result["test_accuracy"] > 0.7
