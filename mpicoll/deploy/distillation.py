@@ -9,7 +9,7 @@ import numpy as np
 from mpicoll.deploy.fine_tuning import PretrainedModel
 from mpicoll.deploy.inference import Runtime
 from mpicoll.kernels.network import softmax_cross_entropy
-from mpicoll.models.layers import Layer
+from mpicoll.models.layers import Layer, RandomKey
 from mpicoll.models.sequential import ParameterStore
 
 
@@ -63,10 +63,10 @@ class DistilledModel(PretrainedModel):
         self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
 
     def loss_and_gradient(
-        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False
+        self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False, key: RandomKey | None = None
     ) -> tuple[float, int]:
         """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
-        delta = self.forward(storage, x, self._tape)
+        delta = self.forward(storage, x, self._tape, key)
         soft, gradient = soft_loss(delta, self._teacher.logits(x), self._temperature)
         hard, hits = softmax_cross_entropy(delta, y)
         delta *= np.float32(1 - self._alpha)

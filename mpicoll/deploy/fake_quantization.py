@@ -51,12 +51,9 @@ class QuantisedLayer:
 
     def __init__(self, inner: Layer, bits: int, code: ActivationCode | None) -> None:
         self._inner, self._bits, self._code = inner, bits, code
-        self.shapes, self.decays, self.output = inner.shapes, inner.decays, inner.output
+        self.shapes, self.decays, self.initials = inner.shapes, inner.decays, inner.initials
+        self.output = inner.output
         self._arrays: Arrays = ()
-
-    def initial(self, random: np.random.Generator, arrays: Arrays) -> None:
-        """See :class:`~mpicoll.models.layers.Layer`."""
-        self._inner.initial(random, arrays)
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`~mpicoll.models.layers.Layer`."""

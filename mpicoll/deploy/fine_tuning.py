@@ -9,14 +9,16 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.data.datasets import Dataset
+from mpicoll.models.initial_parameters import StoredParameters
 from mpicoll.models.layers import Layer
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import make_mesh
-from mpicoll.train.assembly import compile_kernels, make_loop
+from mpicoll.train.assembly import make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import LoopCallback
 from mpicoll.train.progress_reports import ProgressBar
+from mpicoll.train.warm_kernels import compile_kernels
 
 
 class PretrainedModel(Model):
@@ -34,9 +36,9 @@ class PretrainedModel(Model):
         super().__init__(layers, np.float32)
         self._start = start
 
-    def initial(self, seed: int) -> np.ndarray:
-        """Return a copy of the parameters, whatever the seed."""
-        return self._start.copy()
+    def initial_parameters(self, seed: int) -> StoredParameters:
+        """Return the parameters, whatever the seed."""
+        return StoredParameters(self._start)
 
 
 def train(

@@ -19,9 +19,11 @@ from mpicoll.deploy.deployed_model import DeployedLayer, DeployedModel
 from mpicoll.errors import CheckpointFailed, DataError
 from mpicoll.models.layers import Convolution, Dense
 from mpicoll.models.sequential import FlatParameters, Model
-from mpicoll.train.assembly import build_model
-from mpicoll.train.config import DTYPES, MODELS, TrainConfig
+from mpicoll.train.config import DTYPES, TrainConfig
+from mpicoll.train.model_choice import build_model
 
+MODELS = ("mlp", "logistic", "conv")
+"""Models of the trainer whose layers can be compressed and deployed."""
 DATA_FIELDS = ("dataset", "labels", "test_fraction", "seed")
 _PAIR = re.compile(r"(?:(.*)\.)?(weight|bias)")
 
@@ -104,7 +106,7 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
     said = facts.get("config") if isinstance(facts, dict) else None
     if not isinstance(said, dict):
         raise CheckpointFailed(f"{folder}: the checkpoint is not of python -m mpicoll.train")
-    names = ("model", "hidden", "filters", "dtype", *DATA_FIELDS)
+    names = ("model", "task", "hidden", "filters", "dtype", *DATA_FIELDS)
     default = TrainConfig()
     found = {name: said.get(name, getattr(default, name)) for name in names}
     if isinstance(found["hidden"], list):
@@ -115,7 +117,12 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
             raise CheckpointFailed(f"{folder}: option {name} is {value!r:.60}")
     widths = (*found["hidden"], found["filters"])
     if found["model"] not in MODELS or found["dtype"] not in DTYPES:
-        raise CheckpointFailed(f"{folder}: model {found['model']!r:.60} of dtype {found['dtype']!r:.60} is unknown")
+        raise CheckpointFailed(
+            f"{folder}: model {found['model']!r:.60} of dtype {found['dtype']!r:.60}; those that can be deployed are "
+            f"{', '.join(MODELS)} of {', '.join(DTYPES)}"
+        )
+    if found["task"] != "classification":
+        raise CheckpointFailed(f"{folder}: the model is for {found['task']!r:.60}; only classifiers can be deployed")
     if not all(type(width) is int and 0 <= width < 1 << 30 for width in widths) or not (found["dataset"]):
         raise CheckpointFailed(f"{folder}: widths {widths!r:.60} are wrong")
     return TrainConfig(**found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from mpicoll import Intracomm
 from mpicoll.checkpoint import tensor_file
+from mpicoll.deploy import model_sources
 from mpicoll.deploy.deployed_file import FORMAT, model_of, read_tensors, stored, stored_nbytes, write_model
 from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
 from mpicoll.deploy.inference import Runtime
@@ -21,6 +23,7 @@ from mpicoll.deploy.model_sources import load_model
 from mpicoll.deploy.quantization import quantised_layer
 from mpicoll.deploy.weight_encoding import decode, encode
 from mpicoll.errors import CheckpointFailed
+from mpicoll.train.config import TrainConfig
 
 DATA = {"dataset": "digits", "labels": None, "test_fraction": 0.2, "seed": 3}
 
@@ -203,3 +206,17 @@ def test_other_files_that_are_no_dense_layers_are_refused(reason: str, tmp_path:
     save_file({**torch_like(), **OTHER[reason]}, path)
     with pytest.raises(CheckpointFailed, match=rf"other\.safetensors: .*{reason}"):
         load_model(str(path), {}, Intracomm(MPI.COMM_SELF))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "transformer"}, "model 'transformer' of dtype 'float32'; those that can be deployed are mlp"),
+        ({"model": "own.models:make"}, "those that can be deployed are mlp, logistic, conv"),
+        ({"task": "regression"}, "only classifiers can be deployed"),
+    ],
+)
+def test_checkpoints_of_other_models_are_refused(options, says):
+    facts = {"config": {**dataclasses.asdict(TrainConfig()), **options}}
+    with pytest.raises(CheckpointFailed, match=says):
+        model_sources._config_of(facts, Path("runs"))

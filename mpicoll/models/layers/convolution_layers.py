@@ -120,6 +120,11 @@ class Convolution:
         Height, width and channels; a sample's features are its pixels in that order.
     filters
         Number of filters.
+
+    Attributes
+    ----------
+    image : tuple of int
+        Height, width and channels.
     """
 
     waited = 0.0
