@@ -14,8 +14,18 @@ A folder gets its name ``step-...`` by one atomic rename, once all its files are
 trusted: nothing is unpickled, lengths are checked before memory is allocated, links are not followed.
 """
 
+from mpicoll.checkpoint.background_saves import BackgroundSaves
 from mpicoll.checkpoint.reader import Checkpoint, open_checkpoint
 from mpicoll.checkpoint.write_assignment import PerRank, Piece, Tensors, Whole
 from mpicoll.checkpoint.writer import CheckpointStore
 
-__all__ = ["Checkpoint", "CheckpointStore", "PerRank", "Piece", "Tensors", "Whole", "open_checkpoint"]
+__all__ = [
+    "BackgroundSaves",
+    "Checkpoint",
+    "CheckpointStore",
+    "PerRank",
+    "Piece",
+    "Tensors",
+    "Whole",
+    "open_checkpoint",
+]

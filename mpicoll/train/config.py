@@ -113,9 +113,10 @@ class TrainConfig:
         Folder of TensorBoard's runs, and the name of this run there; None for date and time.
     trace, trace_steps
         File of the trace, and number of steps in it, the last ones.
-    checkpoint, checkpoint_every, resume
-        Folder of checkpoints; steps between checkpoints (None: one after every epoch); and whether to continue from the
-        newest one: ``"no"``, ``"yes"``, or ``"fallback"`` for an older one if that is damaged.
+    checkpoint, checkpoint_every, background_checkpoints, resume
+        Folder of checkpoints; steps between checkpoints (None: one after every epoch); whether a thread writes them
+        while training goes on; and whether to continue from the newest one: ``"no"``, ``"yes"``, or ``"fallback"`` for
+        an older one if that is damaged.
     """
 
     dataset: str = "digits"
@@ -177,6 +178,7 @@ class TrainConfig:
     step_seconds: float = 0.0
     checkpoint: str | None = None
     checkpoint_every: int | None = None
+    background_checkpoints: bool = False
     resume: str = "no"
     evaluate_every: int = 1
     json: str | None = None

@@ -140,8 +140,8 @@ def _check_sharing(options: dict[str, Any]) -> None:
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:
-    for name in ("checkpoint_every", "resume"):
-        if options[name] is not None and options["checkpoint"] is None:
+    for name in ("checkpoint_every", "background_checkpoints", "resume"):
+        if options[name] not in (None, False) and options["checkpoint"] is None:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
     options["resume"] = options["resume"] or "no"
 

@@ -193,6 +193,8 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--checkpoint", metavar="FOLDER", help="folder of checkpoints, of which the last two are kept")
     group.add_argument("--checkpoint-every", type=integer(1), metavar="STEPS",
                        help="steps between checkpoints (default: one after every epoch)")  # fmt: skip
+    group.add_argument("--background-checkpoints", action="store_true", help="write checkpoints by a thread while "
+                       "training goes on; takes memory for a copy of what a rank saves")  # fmt: skip
     group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
                        "damaged")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -10,24 +11,25 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.checkpoint import Checkpoint, CheckpointStore, PerRank, Piece, Tensors, Whole
+from mpicoll.checkpoint import BackgroundSaves, Checkpoint, CheckpointStore, PerRank, Piece, Tensors, Whole
 from mpicoll.consensus import all_succeed
-from mpicoll.errors import CheckpointFailed, NonFiniteLoss
+from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.option_checks import DEFAULTS
 
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
-         "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule", "evaluate_every",
-         "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup", "damping",
-         "on_silence", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
+         "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "pipeline_schedule",
+         "evaluate_every", "tensorboard", "run", "plot", "trace", "trace_steps", "servers", "staleness", "backup",
+         "damping", "on_silence", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
 
 
 class Saver(LoopCallback):
     """Callback that writes checkpoints when they are due; does nothing without ``--checkpoint``.
 
-    In synchronous training all ranks write; in asynchronous training rank 0 alone does.
+    In synchronous training all ranks write; in asynchronous training rank 0 alone does. With
+    ``--background-checkpoints`` a thread of each rank that writes does so while training goes on.
 
     Collective over `comm`: construction and `find`.
     """
@@ -37,11 +39,19 @@ class Saver(LoopCallback):
         self._everywhere, alone = comm, config.is_asynchronous
         self._comm = Intracomm(MPI.COMM_SELF) if alone else comm
         self._store: CheckpointStore | None = None
+        self._background: BackgroundSaves | None = None
+        self._under_way: int | None = None
+        if config.background_checkpoints:  # a thread makes the calls
+            self._comm = self._comm.Dup()
         all_succeed(comm, lambda: None if alone and comm.Get_rank() else self._open())
 
     def _open(self) -> None:
         if self._config.checkpoint is not None:
+            if self._config.background_checkpoints and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+                raise UsageError("--background-checkpoints: this MPI library does not allow calls from several threads")
             self._store = CheckpointStore(self._config.checkpoint, self._comm)
+            if self._config.background_checkpoints:
+                self._background = BackgroundSaves(self._store)
 
     def find(self) -> Checkpoint | None:
         """Return the checkpoint to resume from on the ranks that write; None without ``--resume`` or a checkpoint.
@@ -72,7 +82,10 @@ class Saver(LoopCallback):
         """Save the final state, unless it is saved already, and close the folder."""
         if not (loop.coordination.together and done == self._saved_at):
             self._save(loop, done)
+        self._settle(loop)
         self.close()
+        if self._background is not None:
+            self._comm.Free()
 
     def _save(self, loop: Loop, done: int) -> None:
         """Write the state after `done` shares.
@@ -84,6 +97,7 @@ class Saver(LoopCallback):
         """
         if self._store is None:
             return
+        self._settle(loop)
         with loop.clock.spent_on("checkpoints"):
             state = loop.coordination.state(done)
             if state is None:
@@ -95,11 +109,35 @@ class Saver(LoopCallback):
                 "ranks": self._everywhere.Get_size(),
                 "epochs": [record._asdict() for record in loop.epochs],
             }
-            self._store.save(state.step, state.tensors, {**facts, **state.facts})
+            (self._background or self._store).save(state.step, state.tensors, {**facts, **state.facts})
+        if self._background is None:
+            loop.announce_checkpoint(steps)
+        else:
+            self._under_way = steps
+
+    def _settle(self, loop: Loop) -> None:
+        """Wait until the checkpoint that is being written is complete.
+
+        Raises
+        ------
+        CheckpointFailed
+            On every rank that writes.
+        """
+        if self._background is None or self._under_way is None:
+            return
+        with loop.clock.spent_on("checkpoints"):
+            self._background.wait()
+        steps, self._under_way = self._under_way, None
         loop.announce_checkpoint(steps)
 
     def close(self) -> None:
-        """Release the folder for other runs; save no more checkpoints."""
+        """Release the folder for other runs; save no more checkpoints.
+
+        After an error elsewhere, what is being written is waited for and may be complete.
+        """
+        if self._background is not None:
+            with contextlib.suppress(CheckpointFailed):
+                self._background.wait()
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.checkpoint import CheckpointStore, PerRank, Piece, Tensors, Whole, open_checkpoint
+from mpicoll.checkpoint import BackgroundSaves, CheckpointStore, PerRank, Piece, Tensors, Whole, open_checkpoint
 from mpicoll.consensus import share, wait_politely
 from mpicoll.data.sampler import part
 from mpicoll.errors import CheckpointError
@@ -112,3 +114,62 @@ def test_ranks_that_disagree_are_told_so(comm: Intracomm, folder: Path) -> None:
         with pytest.raises(CheckpointError, match="another run"):
             CheckpointStore(folder, comm)
         assert checkpoints.steps() == []
+
+
+def test_the_program_goes_on_while_a_thread_writes(
+    comm: Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does to its arrays meanwhile is not saved; its own collectives are not disturbed."""
+    gate = threading.Event()
+    write = CheckpointStore._write
+    monkeypatch.setattr(CheckpointStore, "_write", lambda *given: (gate.wait(30), write(*given))[1])
+    private = comm.Dup()
+    with CheckpointStore(folder, private) as checkpoints:
+        saves = BackgroundSaves(checkpoints)
+        tensors = state(comm, 5)
+        saves.save(5, tensors, {"step": 5})
+        for tensor in tensors.values():
+            tensor.array[...] = -1  # type: ignore[union-attr]
+        for _ in range(20):
+            total = comm.allreduce(comm.rank)
+        assert total == sum(range(comm.size))
+        assert checkpoints_in(folder) == []
+        gate.set()
+        saves.wait()
+        check(comm, folder, 5, comm.size)
+        saves.save(6, state(comm, 6), {"step": 6})
+        saves.save(7, state(comm, 7), {"step": 7})  # waits for the one before
+        assert 6 in checkpoints_in(folder)
+        saves.wait()
+        saves.wait()
+    check(comm, folder, 7, comm.size)
+    private.Free()
+
+
+def checkpoints_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def test_a_save_that_fails_is_an_error_of_the_next_call_on_all_ranks(
+    comm: Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = comm.Dup()
+    with CheckpointStore(folder, private) as checkpoints:
+        saves = BackgroundSaves(checkpoints)
+        saves.save(1, state(comm, 1), {"step": 1})
+        saves.wait()
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr("mpicoll.checkpoint.writer._write_file", full)
+            saves.save(2, state(comm, 2), {"step": 2})
+            with pytest.raises(CheckpointError, match=f"rank {comm.size - 1}: .*full"):
+                saves.save(3, state(comm, 3), {"step": 3})
+        saves.save(4, state(comm, 4), {"step": 4})
+        saves.wait()
+    check(comm, folder, 4, comm.size)
+    private.Free()
+
+
+def full(*given: object) -> tuple[int, str]:
+    time.sleep(0.05)
+    raise OSError(28, "the disk is full")

@@ -62,6 +62,8 @@ PAIRS: list[tuple[Options, Options]] = [
     ({}, {**OUTPUTS, **DELAYS}),
     (SERVED, {**OUTPUTS, **DELAYS, "plot": None}),
     ({}, {"balance": "auto"}),
+    *((first, {"background_checkpoints": True}) for first in ({}, SERVED, {"mode": "local"})),
+    ({"background_checkpoints": True, "shard": "parameters"}, {"checkpoint_every": 1}),
     ({"balance": "auto"}, {"balance": "equal"}),
     *((first, {**SAVING, "epochs": 3}) for first in ({}, SERVED, {"mode": "gossip"})),
     *((first, {"steps": 2}) for first in ({}, SERVED, {"mode": "p2p"})),
