@@ -40,6 +40,9 @@ _PLAN_USERS = ("dispatch", "executor", "told_counts", "withdrawal")
 _EXCHANGE_FILES = ("block_exchange.py", "dispatch.py", "operation_words.py", "strided_copy.py")
 """Used by the kernels of `_EXCHANGE_USERS`."""
 _EXCHANGE_USERS = ("block_exchange", "short_exchange")
+_RANDOM_FILES = ("codecs/counter_random.py",)
+"""Used by the kernels of `_RANDOM_USERS`, and of codecs."""
+_RANDOM_USERS = ("network_layers",)
 
 
 def entry_name(function: Callable) -> str:
@@ -60,6 +63,7 @@ def stamp_of(module: str) -> list:
     package, _, name = module.rpartition(".")
     names = {f"{inside}.py", *_SHARED_FILES}
     names.update(_PLAN_FILES * (name in _PLAN_USERS) + _EXCHANGE_FILES * (name in _EXCHANGE_USERS))
+    names.update(_RANDOM_FILES * (name in _RANDOM_USERS))
     names.update(_CODEC_FILES * package.endswith("codecs"))
     stats = [(Path(__file__).parent / name).stat() for name in sorted(names)]
     return [[stat.st_mtime_ns, stat.st_size] for stat in stats]

@@ -26,6 +26,7 @@ WITHOUT_KERNELS = {
     "precompile",
     "source_stamps",
     "user_functions",
+    "user_identity",
 }
 """Nothing of them is compiled. What `decorators` and `machine_code` decide stands in the entries themselves."""
 CODE_OF_OTHERS = {"intrinsics", "overloads"}
@@ -50,14 +51,17 @@ def test_a_change_of_what_a_kernel_uses_makes_it_stale(module: str) -> None:
         source_stamps._PLAN_FILES,
         source_stamps._EXCHANGE_FILES,
         source_stamps._CODEC_FILES,
+        source_stamps._RANDOM_FILES,
     )
-    known, plan, exchange, codecs = ({name.removesuffix(".py") for name in names} for names in files)
+    known, plan, exchange, codecs, random = ({name.removesuffix(".py") for name in names} for names in files)
     if module in plan.union(source_stamps._PLAN_USERS):
         known |= plan
     if module in exchange.union(source_stamps._EXCHANGE_USERS):
         known |= exchange
     if module.startswith("codecs/"):
         known |= codecs
+    if module in source_stamps._RANDOM_USERS:
+        known |= random
     missing = sources(module) - known - WITHOUT_KERNELS - {module}
     assert not missing, f"kernels/{module}.py uses {sorted(missing)}, whose changes would not be noticed"
 
