@@ -88,7 +88,7 @@ COMMANDS = {
     "quantize": ["--weights", "int8", "--calibrate", "100"],
     "quantize again": ["--weights", "int4", "--qat", "1", "--percentile", "99.9"],
     "lowrank": ["--rank", "4", "--epochs", "1"],
-    "distill": ["--hidden", "6", "--epochs", "2"],
+    "distill": ["--hidden", "6", "--epochs", "8"],
 }
 
 

@@ -50,7 +50,7 @@ class Delayed:
         began = time.perf_counter()
         found = self._engine.gradients(strategy, parts, scale, compress=compress)
         took = time.perf_counter() - began
-        least = self._least * scale * sum(len(x) for x, _ in parts)  # scale: one over the samples of the step
+        least = self._least * scale * sum(len(part[0]) for part in parts)  # scale: one over the samples of the step
         end = max(took, least) * self._factor + self._random.exponential(self._jitter)
         time.sleep(max(0.0, end - took))
         return found
