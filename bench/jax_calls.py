@@ -8,7 +8,6 @@ with one call, *loop* one call of a compiled loop, *io_callback* and *its loop* 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,12 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser().parse_args(argv)
     if is_launcher():
-        for size in arguments.ranks:
-            command = launch.command(size, ["-m", PROGRAM, *argv])
-            status = subprocess.run(command, env=launch.clean_environment(), check=False).returncode
-            if status:
-                return status
-        return 0
+        return launch.run_on_each(arguments.ranks, PROGRAM, argv)
     from mpi4py import MPI
 
     _measure(MPI.COMM_WORLD, arguments)

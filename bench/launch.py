@@ -95,6 +95,15 @@ def remote_command(
     raise ValueError(f"launcher: {command[0]!r} is neither MPICH's nor Open MPI's mpirun")
 
 
+def run_on_each(sizes: Sequence[int], program: str, argv: Sequence[str]) -> int:
+    """Run the module `program` on each number of ranks in turn; return the first exit status that is not 0, else 0."""
+    for size in sizes:
+        done = subprocess.run(command(size, ["-m", program, *argv]), env=clean_environment(), check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
 def clean_environment() -> dict[str, str]:
     """Return the environment without what a surrounding launcher has put there, with one thread a rank."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_VARIABLES)}

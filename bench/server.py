@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -140,12 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_launcher():
         head = ("ranks", "bytes", "others", "put", "push", "get", "pull", "snapshot", "push/put", "pull/get")
         print(f"| {' | '.join(head)} |\n|---:|---:|---|{'---:|' * 7}", flush=True)
-        for size in arguments.ranks:
-            command = launch.command(size, ["-m", PROGRAM, *argv])
-            status = subprocess.run(command, env=launch.clean_environment(), check=False).returncode
-            if status:
-                return status
-        return 0
+        return launch.run_on_each(arguments.ranks, PROGRAM, argv)
     from mpi4py import MPI
 
     _rows(MPI.COMM_WORLD, arguments)

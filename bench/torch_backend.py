@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -166,12 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if is_launcher():
-        for size in arguments.ranks:
-            command = launch.command(size, ["-m", PROGRAM, *argv])
-            status = subprocess.run(command, env=launch.clean_environment(), check=False).returncode
-            if status:
-                return status
-        return 0
+        return launch.run_on_each(arguments.ranks, PROGRAM, argv)
     from mpi4py import MPI
 
     _measure(MPI.COMM_WORLD, arguments)

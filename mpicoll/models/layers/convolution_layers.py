@@ -16,6 +16,7 @@ from mpicoll.models.layers.layer_interface import (
     Shape,
     Workspace,
     product,
+    relu_backward,
     sum_of_rows,
 )
 
@@ -92,9 +93,7 @@ class Conv2d:
     ) -> np.ndarray | None:
         """See :class:`Layer`."""
         if self._relu:
-            out = room.rows("out", len(delta), self.output, delta.dtype)
-            passed = room.rows("passed", len(delta), self.output, np.dtype(bool))
-            np.multiply(delta, np.greater(out, 0, out=passed), out=delta)
+            relu_backward(delta, self.output, room)
         by_pixel = delta.reshape(-1, self.output[2])
         near = self._near(len(delta), room, delta.dtype)
         flat = near.reshape(-1, near.shape[-1])

@@ -14,6 +14,7 @@ from mpicoll.models.layers.layer_interface import (
     Shape,
     Workspace,
     product,
+    relu_backward,
     sum_of_rows,
 )
 
@@ -79,9 +80,7 @@ class Dense:
     ) -> np.ndarray | None:
         """See :class:`Layer`."""
         if self.relu:
-            out = room.rows("out", len(delta), self.output, delta.dtype)
-            passed = room.rows("passed", len(delta), self.output, np.dtype(bool))
-            np.multiply(delta, np.greater(out, 0, out=passed), out=delta)
+            relu_backward(delta, self.output, room)
         inputs, outputs = arrays[0].shape
         flat = delta.reshape(-1, outputs)
         product(room.x.reshape(-1, inputs).T, flat, gradients[0], room, add=add)

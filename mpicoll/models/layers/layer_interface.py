@@ -149,3 +149,10 @@ def sum_of_rows(delta: np.ndarray, out: np.ndarray, *, add: bool) -> None:
         out += np.sum(delta, axis=0)
     else:
         np.sum(delta, axis=0, out=out)
+
+
+def relu_backward(delta: np.ndarray, output: Shape, room: Workspace) -> None:
+    """Multiply `delta` by the derivative of a ReLU, in place; the array ``"out"`` of `room` is the ReLU's result."""
+    out = room.rows("out", len(delta), output, delta.dtype)
+    passed = room.rows("passed", len(delta), output, np.dtype(bool))
+    np.multiply(delta, np.greater(out, 0, out=passed), out=delta)
