@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import types
@@ -82,11 +83,17 @@ def _load(package: str, name: str, edit: tuple[str, str]) -> types.ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    exec(_compiled(path, old, new), module.__dict__)
+    return module
+
+
+@functools.cache
+def _compiled(path: Path, old: str, new: str) -> types.CodeType:
+    """Return a module's code, with `new` in the place of `old`."""
     source = path.read_text()
     if old not in source:
         raise ValueError(f"edits: {old!r} is not in {path.name}")
-    exec(compile(source.replace(old, new) if old else source, str(path), "exec"), module.__dict__)
-    return module
+    return compile(source.replace(old, new) if old else source, str(path), "exec")
 
 
 def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:

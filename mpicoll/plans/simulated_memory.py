@@ -11,6 +11,8 @@ Addresses are plain integers; no allocation has address 0.
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 Array = np.ndarray
@@ -18,6 +20,11 @@ Array = np.ndarray
 
 class Race(AssertionError):
     """Data race: two unordered accesses to the same bytes, one of them a write."""
+
+
+def _zeros(nbytes: int) -> Array:
+    """Return bytes of which those that are never touched take neither memory nor time."""
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
 def _behind(address: int, nbytes: int, end: int) -> int:
@@ -48,13 +55,14 @@ class Memory:
 
     def __init__(self, size: int, nbytes: int) -> None:
         self.size, self.rank = size, -1
-        self.memory = np.zeros(nbytes, np.uint8)
+        self.memory = _zeros(nbytes)
+        self._words = memoryview(self.memory).cast("q")
         self.made: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
         self._private_free, self._private_end = 64, nbytes // 3 // 64 * 64
         self._free = self._private_end
-        self._writer = np.zeros(nbytes, np.int32)
-        self._written = np.zeros(nbytes, np.int32)
-        self._read = np.zeros((size, nbytes), np.int32)
+        self._writer = _zeros(4 * nbytes).view(np.int32)
+        self._written = _zeros(4 * nbytes).view(np.int32)
+        self._read = _zeros(4 * nbytes * size).view(np.int32).reshape(size, nbytes)
         self._clocks = np.zeros((size, size), np.int32)
         self._clocks[np.diag_indices(size)] = 1
         self._history: dict[int, list[tuple[int, Array]]] = {}
@@ -77,16 +85,19 @@ class Memory:
 
     def load(self, address: int) -> int:
         """Return the word at `address`."""
-        if address >= self._private_end:
-            self._interleave()
-            self._check_read(address, 8)
+        if address < self._private_end:
+            return self._words[address >> 3]
+        self._interleave()
+        self._check_read(address, 8)
         return int.from_bytes(self._see(address, 8), "little", signed=True)
 
     def store(self, address: int, value: int) -> None:
         """Write a word."""
-        if address >= self._private_end:
-            self._interleave()
-            self._check_write(address, 8)
+        if address < self._private_end:
+            self._words[address >> 3] = int(value)
+            return
+        self._interleave()
+        self._check_write(address, 8)
         self._put(address, int(value).to_bytes(8, "little", signed=True))
 
     def load_acquire(self, address: int) -> int:
