@@ -34,12 +34,14 @@ train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 	$(RUN) -n $(RANKS) $(BIN)/python -m mpicoll.train $(ARGS)
 
 # Under the second library: what the library has a part in. `make test-all` leaves nothing out.
+ALIKE = compression training asynchronous $(addprefix test_, $(addsuffix .py, alltoallw argument_forms deploy jit \
+    known_calls program_profile search shared shared_array_collectives shared_stress single_copy tuning))
 BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance mixture settings wrong_programs wrong_programs_shared))
 
 test: check  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
 	$(MAKE) MPI=mpich test-serial test-mpi test-system SYSTEM="tests/system --ignore tests/system/test_conformance.py"
 	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)" \
-	    ARGS="$(addprefix --ignore tests/mpi/,compression training asynchronous)"
+	    ARGS="$(addprefix --ignore tests/mpi/,$(ALIKE))"
 
 test-all: export MPICOLL_TEST_ALL = 1
 test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's own; an hour

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+Case = TypeVar("Case")
 
 ALL = os.environ.get("MPICOLL_TEST_ALL") == "1"
 """Run every case (make test-all)."""
@@ -11,6 +15,11 @@ ALL = os.environ.get("MPICOLL_TEST_ALL") == "1"
 EXHAUSTIVE = os.environ.get("MPICOLL_TEST_EXHAUSTIVE") == "1"
 """Try everything with everything (make test-exhaustive): about an hour on two cores. Otherwise the pairs of integer
 types, those for long vectors, and counts take turns: each comes up with every algorithm, on some of the sizes."""
+
+
+def first(count: int, cases: Sequence[Case]) -> Sequence[Case]:
+    """Return all cases where every one is run, otherwise the first `count`: those that each launch a program."""
+    return cases if ALL else cases[:count]
 
 
 def mpi_extra() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import extent
 from tests.mpirun import Outcome, run
 
 SEARCH = ("-m", "mpicoll.search")
@@ -58,7 +59,7 @@ def killed_after(journal: Path, finished: int, rank: int) -> Callable[[dict[int,
     return kill
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", extent.first(1, [0, 3]))
 def test_a_killed_study_goes_on_and_repeats_nothing(tmp_path: Path, rank: int) -> None:
     journal, path = tmp_path / "study.journal", tmp_path / "r.json"
     words = (*SEARCH, *SPACE, "--group", "2", "--trials", "12", "--storage", str(journal), "--sampler", "random")

@@ -13,6 +13,7 @@ import pytest
 from bench import launch
 from bench.result_files import load_all
 from mpicoll.schedules import machine as machines
+from tests import extent
 
 DEADLINE = 120
 
@@ -86,7 +87,7 @@ def test_tune_is_used_by_what_comes_after_it(tmp_path: Path) -> None:
     assert "measured here" in facts(run(2, "-m", "mpicoll", "doctor", "--json", **cache))["choices"]["value"]
 
 
-@pytest.mark.parametrize("options", [(), ("--in-place", "--thread-level", "funneled")])
+@pytest.mark.parametrize("options", extent.first(1, [("--in-place", "--thread-level", "funneled"), ()]))
 def test_the_benchmark_counts_no_wrong_elements(options: tuple[str, ...], tmp_path: Path) -> None:
     sizes = ("--sizes", "8", "300K", "1M", "--seconds", "0.02", "--ranks", "2", "--launches", "2")
     files = ("--output", str(tmp_path), "--csv", str(tmp_path / "all.csv"))
@@ -148,7 +149,7 @@ def test_compressed_allreduces_are_compared(tmp_path: Path) -> None:
     assert "'int88' is not one of" in done.stderr
 
 
-@pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (4, {"MPICOLL_NODES": "2"})])
+@pytest.mark.parametrize(("ranks", "variables"), extent.first(1, [(4, {"MPICOLL_NODES": "2"}), (2, {})]))
 def test_a_machine_is_fitted_validated_and_used(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
     cache = {"MPICOLL_CACHE_DIR": str(tmp_path), **variables}
     done = run(ranks, "-m", "mpicoll", "predict", "--fit", "--seconds", "1", **cache)

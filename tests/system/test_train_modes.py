@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import extent
 from tests.system.test_resume import begin, ended, ranks_of, wait_for_checkpoint
 from tests.system.test_train_cli import train
 
@@ -66,7 +67,7 @@ def going_on(folder: Path, shares: int) -> None:
     assert result["test_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("rank", [0, SIZE - 1], ids=["chief", "server"])
+@pytest.mark.parametrize("rank", extent.first(1, [SIZE - 1, 0]))
 def test_sigterm_ends_a_run_with_a_checkpoint(tmp_path: Path, rank: int) -> None:
     job = begin(SIZE, *SERVED.split(), "--checkpoint", str(tmp_path / "run"))
     wait_for_checkpoint(tmp_path / "run", job)
@@ -76,7 +77,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint(tmp_path: Path, rank: int) -> None
     going_on(tmp_path, saved_steps(tmp_path / "run")[-1])
 
 
-@pytest.mark.parametrize("rank", [1, SIZE - 1], ids=["worker", "server"])
+@pytest.mark.parametrize("rank", extent.first(1, [1, SIZE - 1]))
 def test_a_run_goes_on_after_a_kill(tmp_path: Path, rank: int) -> None:
     job = begin(SIZE, *SERVED.split(), "--checkpoint", str(tmp_path / "run"))
     wait_for_checkpoint(tmp_path / "run", job)
@@ -86,7 +87,9 @@ def test_a_run_goes_on_after_a_kill(tmp_path: Path, rank: int) -> None:
     going_on(tmp_path, saved_steps(tmp_path / "run")[-1])
 
 
-@pytest.mark.parametrize(("rank", "says"), [(SIZE - 1, f"rank {SIZE - 1} (a server)"), (1, "rank 1, a worker")])
+@pytest.mark.parametrize(
+    ("rank", "says"), extent.first(1, [(SIZE - 1, f"rank {SIZE - 1} (a server)"), (1, "rank 1, a worker")])
+)
 def test_a_stuck_rank_is_named_in_time(tmp_path: Path, rank: int, says: str) -> None:
     """The others wait for it: with a bound on staleness for a worker, too."""
     job = begin(SIZE, *SERVED.split(), "--staleness", "8", "--checkpoint", str(tmp_path / "run"))
@@ -98,7 +101,7 @@ def test_a_stuck_rank_is_named_in_time(tmp_path: Path, rank: int, says: str) -> 
     assert saved_steps(tmp_path / "run")
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("goes_on", extent.first(1, [True, False]))
 def test_a_stuck_worker_can_be_dropped(tmp_path: Path, goes_on: bool) -> None:
     """The others go on; it leaves when it learns that it was dropped, or is named at the end."""
     options = SERVED.replace("--timeout 4", "--timeout 1.5 --on-silence drop")

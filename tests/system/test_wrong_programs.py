@@ -11,7 +11,7 @@ from tests.mpirun import run
 from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
 PROGRAM = "tests/system/programs/disagree.py"
-RUNS = ((3, "default"), (3, "full"), (8, "default"))[: None if extent.ALL or not extent.SECOND_LIBRARY else 2]
+RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "full"), (3, "default"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "count",
@@ -131,7 +131,7 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize("size", [3, 8])
+@pytest.mark.parametrize("size", extent.first(1, [3, 8]))
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(size: int, tmp_path) -> None:
     program = tmp_path / "raising.py"
     program.write_text(RAISING)

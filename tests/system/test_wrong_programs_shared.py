@@ -14,7 +14,7 @@ from tests.mpirun import run
 from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
 PROGRAM = "tests/system/programs/disagree_shared.py"
-RUNS = ((3, "default"), (2, "full"), (8, "default"))[: None if extent.ALL or not extent.SECOND_LIBRARY else 2]
+RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "default"), (2, "full"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "short_count",
@@ -127,8 +127,10 @@ def assert_nobody_is_left(text: str, size: int) -> None:
     assert not any(map(is_there, pids))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("size", "number"),
+    extent.first(2, [(2, signal.SIGKILL), (4, signal.SIGINT), (4, signal.SIGKILL), (2, signal.SIGINT)]),
+)
 def test_a_rank_that_is_killed_or_interrupted_ends_the_job(size: int, number: signal.Signals) -> None:
     before = our_memory()
     action = f"os.kill(os.getpid(), {int(number)})"

@@ -1,12 +1,15 @@
 """The command on one rank, without a launcher."""
 
 import csv
+import itertools
 import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+
+from tests import extent
 
 
 def train(*options, timeout=120):
@@ -40,8 +43,10 @@ def test_json_and_step_log_hold_the_run(tmp_path):
     assert result["epochs"][0]["train_loss"] == pytest.approx(np.average(losses[:15], weights=weights), rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["mlp", "logistic", "conv"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+CASES = itertools.product(("float64", "float32"), ("mlp", "logistic", "conv"))
+
+
+@pytest.mark.parametrize(("dtype", "model"), extent.first(3, list(CASES)))
 def test_every_model_learns(tmp_path, model, dtype):
     path = tmp_path / "r.json"
     options = f"--model {model} --dtype {dtype} --epochs 4 --quiet --json {path}"
