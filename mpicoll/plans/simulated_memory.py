@@ -56,7 +56,7 @@ class Memory:
     def __init__(self, size: int, nbytes: int) -> None:
         self.size, self.rank = size, -1
         self.memory = _zeros(nbytes)
-        self._words = memoryview(self.memory).cast("q")
+        self._words = self.memory.data.cast("q")
         self.made: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
         self._private_free, self._private_end = 64, nbytes // 3 // 64 * 64
         self._free = self._private_end
