@@ -17,9 +17,10 @@ from mpicoll.data.datasets import Dataset, check_same_data, load
 from mpicoll.deploy.deployed_file import FORMAT, model_of, read_tensors, stored
 from mpicoll.deploy.deployed_model import DeployedLayer, DeployedModel
 from mpicoll.errors import CheckpointFailed, DataError
-from mpicoll.models.layers import Convolution, Dense
+from mpicoll.models.layers import BatchNorm, Convolution, Dense, Relu, batch_norms
 from mpicoll.models.sequential import FlatParameters, Model
-from mpicoll.train.config import DTYPES, TrainConfig
+from mpicoll.parallel.running_statistics import PREFIX
+from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
 
 MODELS = ("mlp", "logistic", "conv")
@@ -90,13 +91,22 @@ def _from_checkpoint(folder: Path, given: dict[str, Any], comm: MPI.Intracomm) -
     if "parameters" not in found.vectors:
         raise CheckpointFailed(f"{folder}: has no vector parameters; models of --tensor and --pipeline are not read")
 
-    def read() -> np.ndarray:
-        flat = found.read("parameters")
-        if flat.size != model.parameter_count:
-            raise CheckpointFailed(f"{folder}: has {flat.size} parameters, the model {model.parameter_count}")
-        return flat.astype(np.float32)
+    def read(name: str, count: int) -> np.ndarray:
+        if name not in found.vectors:
+            raise CheckpointFailed(f"{folder}: has no vector {name}")
+        array = found.read(name)
+        if array.size != count or array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise CheckpointFailed(f"{folder}: {name} are not {count} finite numbers, as the model needs")
+        return array
 
-    flat = all_succeed(comm, read)
+    def read_all() -> np.ndarray:
+        for number, layer in enumerate(batch_norms(model.layers)):
+            layer.running[:] = read(f"{PREFIX}{number}", layer.running.size)
+            if (layer.running[layer.running.size // 2 :] < 0).any():
+                raise CheckpointFailed(f"{folder}: {PREFIX}{number} has negative variances")
+        return read("parameters", model.parameter_count).astype(np.float32)
+
+    flat = all_succeed(comm, read_all)
     data = {name: getattr(config, name) for name in DATA_FIELDS}
     return DeployedModel(_layers_of(model, flat), data, (f"trained for {found.step} steps",))
 
@@ -106,7 +116,7 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
     said = facts.get("config") if isinstance(facts, dict) else None
     if not isinstance(said, dict):
         raise CheckpointFailed(f"{folder}: the checkpoint is not of python -m mpicoll.train")
-    names = ("model", "task", "hidden", "filters", "dtype", *DATA_FIELDS)
+    names = ("model", "task", "hidden", "filters", "batch_norm", "dtype", *DATA_FIELDS)
     default = TrainConfig()
     found = {name: said.get(name, getattr(default, name)) for name in names}
     if isinstance(found["hidden"], list):
@@ -121,6 +131,8 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
             f"{folder}: model {found['model']!r:.60} of dtype {found['dtype']!r:.60}; those that can be deployed are "
             f"{', '.join(MODELS)} of {', '.join(DTYPES)}"
         )
+    if found["batch_norm"] not in BATCH_NORMS:
+        raise CheckpointFailed(f"{folder}: option batch_norm is {found['batch_norm']!r:.60}")
     if found["task"] != "classification":
         raise CheckpointFailed(f"{folder}: the model is for {found['task']!r:.60}; only classifiers can be deployed")
     if not all(type(width) is int and 0 <= width < 1 << 30 for width in widths) or not (found["dataset"]):
@@ -129,14 +141,22 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
 
 
 def _layers_of(model: Model, flat: np.ndarray) -> tuple[DeployedLayer, ...]:
-    store, made = FlatParameters(model.layout, flat), []
+    """Return the layers; a batch normalisation and a ReLU become part of the dense layer before them."""
+    store = FlatParameters(model.layout, flat)
+    made: list[DeployedLayer] = []
     for number, layer in enumerate(model.layers):
-        weight, bias = (array.copy() for array in store.parameters(number))
+        arrays = [array.copy() for array in store.parameters(number)]
         if isinstance(layer, Convolution):
-            made.append(DeployedLayer(weight, bias, True, layer.image))
+            made.append(DeployedLayer(arrays[0], arrays[1], True, layer.image))
+        elif isinstance(layer, BatchNorm):
+            factor, shift = layer.affine(arrays)
+            weight, bias = made[-1].weight * factor, made[-1].bias * factor + shift
+            made[-1] = replace(made[-1], weight=weight.astype(np.float32), bias=bias.astype(np.float32))
+        elif isinstance(layer, Relu):
+            made[-1] = replace(made[-1], relu=True)
         else:
             assert isinstance(layer, Dense)
-            made.append(DeployedLayer(weight, bias, layer.relu))
+            made.append(DeployedLayer(arrays[0], arrays[1], layer.relu))
     return tuple(made)
 
 

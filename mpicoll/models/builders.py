@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpicoll.models.layers import (
+    BatchNorm,
     ByteEmbedding,
     CausalSelfAttention,
     Conv2d,
@@ -19,8 +20,10 @@ from mpicoll.models.layers import (
     Layer,
     LayerNorm,
     MaxPool,
+    Relu,
     Reshape,
     Residual,
+    Shape,
 )
 from mpicoll.models.sequential import Model
 from mpicoll.models.tasks import LossFunction, classification, language_modeling
@@ -34,7 +37,9 @@ _DENSE = 64
 """Width of its dense layers, 4096, as a multiple of the same."""
 
 
-def perceptron(widths: Sequence[int], dtype: Dtype, loss_function: LossFunction = classification) -> Model:
+def perceptron(
+    widths: Sequence[int], dtype: Dtype, loss_function: LossFunction = classification, *, batch_norm: str = "none"
+) -> Model:
     """Return dense layers with ReLU between them.
 
     Parameters
@@ -42,11 +47,23 @@ def perceptron(widths: Sequence[int], dtype: Dtype, loss_function: LossFunction 
     widths
         Number of features, widths of hidden layers, number of outputs; without hidden layers, logistic or linear
         regression.
+    batch_norm
+        ``"synchronized"`` or ``"local"`` for a batch normalisation before each ReLU, ``"none"`` for none.
     """
-    last = len(widths) - 2
-    shapes = itertools.pairwise(widths)
-    layers = [Dense(inputs, out, relu=depth < last) for depth, (inputs, out) in enumerate(shapes)]
+    layers: list[Layer] = []
+    for inputs, out in itertools.pairwise(widths[:-1]):
+        if batch_norm == "none":
+            layers.append(Dense(inputs, out, relu=True))
+        else:
+            layers.append(Dense(inputs, out, deviation=math.sqrt(2 / inputs)))
+            layers += _normalized((out,), batch_norm)
+    layers.append(Dense(widths[-2], widths[-1]))
     return Model(layers, dtype, loss_function)
+
+
+def _normalized(shape: Shape, batch_norm: str) -> list[Layer]:
+    """Return a batch normalisation and a ReLU."""
+    return [BatchNorm(shape, synchronized=batch_norm == "synchronized"), Relu(shape)]
 
 
 def convolutional(
@@ -70,6 +87,7 @@ def alexnet(
     dtype: Dtype,
     *,
     dropout: float,
+    batch_norm: str = "none",
     loss_function: LossFunction = classification,
 ) -> Model:
     """Return an AlexNet-like model: five convolutions, three of them with pooling, and three dense layers.
@@ -87,6 +105,9 @@ def alexnet(
         Number of filters of the first convolution, 64 in the paper; all other widths are proportional.
     dropout
         Probability with which an element is dropped.
+    batch_norm
+        ``"synchronized"`` or ``"local"`` for a batch normalisation before the ReLU of each convolution, ``"none"`` for
+        none.
     """
     large = min(image[:2]) >= _LARGE_SIDE
     window = {"kernel": 11, "stride": 4, "padding": 2} if large else {"kernel": 5, "stride": 1, "padding": 2}
@@ -94,8 +115,10 @@ def alexnet(
     shape = image
     for number, factor in enumerate(_FILTERS):
         window = window if number == 0 else {"kernel": 3, "stride": 1, "padding": 1}
-        layers.append(Conv2d(shape, factor * filters, **window, relu=True))
+        plain = batch_norm == "none"
+        layers.append(Conv2d(shape, factor * filters, **window, relu=plain))
         shape = _image_of(layers[-1])
+        layers += [] if plain else _normalized(shape, batch_norm)
         if number in (0, 1, len(_FILTERS) - 1):
             layers.append(MaxPool(shape, kernel=3, stride=2, padding=1))
             shape = _image_of(layers[-1])

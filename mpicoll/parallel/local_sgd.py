@@ -71,10 +71,11 @@ class LocalSteps(FlatVectorStrategy):
         return norm
 
     def meet(self) -> None:
-        """Set every replica to the centre."""
+        """Set every replica to the centre, and average running statistics."""
         if self._steps[0]:
             self._average()
         self._vector[:] = self._center
+        self._statistics.meet()
 
     def _average(self) -> None:
         way = np.subtract(self._vector, self._center, out=self.sync.flat)
@@ -89,12 +90,12 @@ class LocalSteps(FlatVectorStrategy):
         self._steps[:] = 0
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the centre."""
-        return hashlib.sha256(self._center.data).digest()
+        """Return the SHA-256 of the centre, and of running statistics if there are any."""
+        return self._statistics.digest(hashlib.sha256(self._center.data).digest())
 
     def tensors(self) -> Tensors:
         """See :class:`Strategy`; returns the centre, from which any number of ranks can continue."""
-        return {"parameters": Whole(self._center)}
+        return {"parameters": Whole(self._center), **self._statistics.tensors()}
 
     def own_state(self) -> dict[str, np.ndarray]:
         """See :class:`Strategy`."""

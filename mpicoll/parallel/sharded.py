@@ -16,6 +16,7 @@ from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.parameter_groups import ParameterGroups
+from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.parallel.sharded_parameters import (
     ChunkedGradients,
     ChunkedParameters,
@@ -78,7 +79,7 @@ class Sharded:
         overlap: bool,
         squares: Squares = squares_of,
     ) -> None:
-        self._squares = squares
+        self._squares, self._statistics = squares, RunningStatistics(model, comm)
         self._division = division = ParameterGroups(model, comm, config.bucket_bytes)
         chunked = config.shard == "parameters"
         self._parameters: Parameters = (
@@ -146,11 +147,12 @@ class Sharded:
         return self._scale * norm_of(float(squares[0]))
 
     def meet(self) -> None:
-        """Do nothing: there is one copy of the parameters."""
+        """Make running statistics equal; there is one copy of the parameters."""
+        self._statistics.meet()
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the parameters, for which chunks are gathered."""
-        return self._parameters.digest()
+        """Return the SHA-256 of the parameters, for which chunks are gathered, and of running statistics if any."""
+        return self._statistics.digest(self._parameters.digest())
 
     def tensors(self) -> Tensors:
         """See :class:`~mpicoll.parallel.strategy.Strategy`; the names are those of Replicated."""
@@ -160,7 +162,7 @@ class Sharded:
             for name in first.slots
         }
         steps = {"optimizer_steps": Whole(self._applied)} if first.depends_on_steps else {}
-        return {"parameters": self._parameters.entry(), **state, **steps}
+        return {"parameters": self._parameters.entry(), **state, **steps, **self._statistics.tensors()}
 
     def own_state(self) -> dict[str, np.ndarray]:
         """Return an empty dict: all state is in :meth:`tensors`."""

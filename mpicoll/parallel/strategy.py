@@ -20,6 +20,7 @@ from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
 from mpicoll.optim.local_momentum import LocalMomentum
 from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer, ParameterSpan
+from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.train.config import FEEDBACK, TrainConfig
 
 RESIDUAL = "residual."
@@ -163,6 +164,7 @@ class FlatVectorStrategy:
         self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, average: bool
     ) -> None:
         self._vector, self._size = parameters, comm.Get_size()
+        self._statistics = RunningStatistics(model, comm)
         self.sync = GradientSynchronizer(
             model.shapes,
             comm=comm,
@@ -306,16 +308,18 @@ class Replicated(FlatVectorStrategy):
         return norm
 
     def meet(self) -> None:
-        """Do nothing: replicas are always equal."""
+        """Make running statistics equal; the replicas' parameters always are."""
+        self._statistics.meet()
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the parameters."""
-        return hashlib.sha256(self._vector.data).digest()
+        """Return the SHA-256 of the parameters, and of running statistics if there are any."""
+        return self._statistics.digest(hashlib.sha256(self._vector.data).digest())
 
     def tensors(self) -> Tensors:
         """See :class:`Strategy`."""
         shared = self._optimizer.shared_state()
-        return {"parameters": Whole(self._vector), **{name: Whole(array) for name, array in shared.items()}}
+        state = {name: Whole(array) for name, array in shared.items()}
+        return {"parameters": Whole(self._vector), **state, **self._statistics.tensors()}
 
     def own_state(self) -> dict[str, np.ndarray]:
         """See :class:`Strategy`."""

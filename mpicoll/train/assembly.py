@@ -12,6 +12,7 @@ from mpicoll.checkpoint import Checkpoint
 from mpicoll.data.datasets import Dataset
 from mpicoll.errors import UnknownAlgorithm, UsageError
 from mpicoll.models.initial_parameters import InitialParameters, StoredParameters
+from mpicoll.models.layers import batch_norms
 from mpicoll.models.micro_batches import SequentialMicroBatches, StepExecutor
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.local_sgd import LocalSteps
@@ -36,6 +37,7 @@ from mpicoll.train.loop import Loop
 from mpicoll.train.memory_check import check_memory
 from mpicoll.train.metrics import EpochRecord
 from mpicoll.train.step_plan import StepPlan
+from mpicoll.train.strategies import strategy_name
 
 EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "ps": ServerExchange,
@@ -78,6 +80,7 @@ def make_loop(
     """
     plan, portion = StepPlan(config, dataset.train.count), ModelShard(model, mesh, (dataset.feature_count,))
     check_memory(config, portion.model, mesh)
+    _check_batch_norms(config, portion.model)
     initial = model.initial_parameters(config.seed)
     if isinstance(initial, StoredParameters):  # a model of the user's own may not give all ranks the same ones
         mesh.world.Bcast(initial.vector)
@@ -88,6 +91,20 @@ def make_loop(
     whole_epochs = coordination.first // coordination.shares_per_step // plan.steps_per_epoch
     epochs = [epoch for epoch in epochs if epoch.epoch < whole_epochs]
     return Loop(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, coordination, clock, epochs)
+
+
+def _check_batch_norms(config: TrainConfig, model: Model) -> None:
+    """Refuse batch normalisation where ranks have no step in common, or no parameters, for its statistics.
+
+    Raises
+    ------
+    UsageError
+        On every rank.
+    """
+    for layer in batch_norms(model.layers):
+        if config.is_asynchronous or (layer.synchronized and config.mode == "local"):
+            kind, name = "synchronized" if layer.synchronized else "local", strategy_name(config.mode)
+            raise UsageError(f"--strategy {name} is not for models with {kind} batch normalisation")
 
 
 def _synchronous(

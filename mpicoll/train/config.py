@@ -13,6 +13,7 @@ OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 TASKS = ("classification", "regression", "language_modeling")
 SYNTHETIC_TEXT = "synthetic_text"
 SCHEDULES = ("cosine", "constant", "step")
+BATCH_NORMS = ("none", "synchronized", "local")
 DTYPES = ("float32", "float64")
 FEEDBACK = {"auto": None, "on": True, "off": False}
 PIPELINE_SCHEDULES = ("1f1b", "gpipe")
@@ -65,6 +66,8 @@ class TrainConfig:
         Blocks, heads, elements of a position, and positions of transformer; 0 for other models.
     dropout
         Probability of dropout in alexnet and transformer; 0 for other models.
+    batch_norm
+        Batch normalisation in mlp and alexnet, one of `BATCH_NORMS`.
     steps
         Number of steps after which the run stops; None for all epochs.
     warmup
@@ -131,6 +134,7 @@ class TrainConfig:
     width: int = 0
     context: int = 0
     dropout: float = 0.0
+    batch_norm: str = "none"
     dtype: str = "float32"
     epochs: int = 40
     steps: int | None = None

@@ -37,8 +37,19 @@ def check_model(options: dict[str, Any]) -> None:
     if options["dropout"] is not None and model not in DROPOUT:
         raise UsageError(f"--dropout is for --model {' or '.join(DROPOUT)}, not {model}")
     options["dropout"] = DROPOUT.get(model, 0.0) if options["dropout"] is None else options["dropout"]
+    _check_batch_norm(options)
     if model == "transformer" and options["width"] % options["heads"]:
         raise UsageError(f"--heads {options['heads']} does not divide --width {options['width']}")
+
+
+def _check_batch_norm(options: dict[str, Any]) -> None:
+    kind, model = options["batch_norm"], options["model"]
+    if kind == "none":
+        return
+    if model not in ("mlp", "alexnet"):
+        raise UsageError(f"--batch-norm is for --model mlp or alexnet, not {model}")
+    if options["tensor"] > 1:
+        raise UsageError("--batch-norm is not for --tensor, which divides dense layers that follow each other")
 
 
 def check_data(options: dict[str, Any]) -> None:

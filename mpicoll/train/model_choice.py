@@ -56,13 +56,15 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
         return transformer(*sizes, config.dtype, dropout=config.dropout)
     outputs, loss = dataset.class_count, LOSSES[config.task]
     if config.model not in ("conv", "alexnet"):
-        return perceptron((dataset.feature_count, *config.hidden, outputs), config.dtype, loss)
+        widths = dataset.feature_count, *config.hidden, outputs
+        return perceptron(widths, config.dtype, loss, batch_norm=config.batch_norm)
     image = dataset.image_shape
     if image is None or min(image[:2]) < 2:
         raise DataError(f"--model {config.model} needs images of at least 2 x 2, {config.dataset} has none")
     if config.model == "conv":
         return convolutional(image, config.filters, outputs, config.dtype, loss)
-    return alexnet(image, config.filters, outputs, config.dtype, dropout=config.dropout, loss_function=loss)
+    options: dict[str, Any] = {"dropout": config.dropout, "batch_norm": config.batch_norm, "loss_function": loss}
+    return alexnet(image, config.filters, outputs, config.dtype, **options)
 
 
 def _own_model(config: TrainConfig, dataset: Dataset) -> Model:

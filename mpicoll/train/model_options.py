@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mpicoll.train.config import DTYPES, MODELS, TASKS
+from mpicoll.train.config import BATCH_NORMS, DTYPES, MODELS, TASKS
 from mpicoll.train.model_checks import CONTEXT, DROPOUT, FILTERS, HEADS, HIDDEN, LAYERS, WIDTH
 from mpicoll.train.option_types import integer, model, real, widths
 
@@ -58,4 +58,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                        help=f"bytes of a sample of a text (default: {CONTEXT})")  # fmt: skip
     group.add_argument("--dropout", type=real(0, 1), default=None, metavar="X", help="probability of dropout (default: "
                        f"{DROPOUT['alexnet']} for alexnet, {DROPOUT['transformer']} for transformer)")  # fmt: skip
+    group.add_argument("--batch-norm", choices=BATCH_NORMS, help="batch normalisation before the ReLU of hidden layers "
+                       "of mlp and of convolutions of alexnet: with statistics of the samples of all ranks, or of each "
+                       "rank's own (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", choices=DTYPES, help="type of parameters and gradients (default: %(default)s)")

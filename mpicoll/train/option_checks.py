@@ -172,6 +172,8 @@ def _check_mode(options: dict[str, Any]) -> None:
     options["slow"] = options["slow"] or ()
     if mode == "sync":
         return
+    if options["batch_norm"] == "synchronized" or (options["batch_norm"] == "local" and mode != "local"):
+        raise UsageError(f"--batch-norm {options['batch_norm']} is not for --strategy {strategy_name(mode)}")
     _check_alone(options, mode)
     if mode == "ps":
         _check_served(options)

@@ -27,7 +27,7 @@ from mpicoll.train.training_run import Observer, run
 
 _GIVEN = (
     "dataset", "labels", "test_fraction", "model", "hidden", "filters", "layers", "heads", "width", "context",
-    "dropout", "dtype", "mode", "shard",
+    "dropout", "batch_norm", "dtype", "mode", "shard",
 )  # fmt: skip
 _OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)

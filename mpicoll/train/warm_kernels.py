@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.consensus import wait_politely
 from mpicoll.data.datasets import Dataset
-from mpicoll.models.layers import Arrays, RandomKey
+from mpicoll.models.layers import Arrays, RandomKey, batch_norms
 from mpicoll.models.own_model import OwnModel
 from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
@@ -60,8 +60,10 @@ def _touch_collectives(model: Model, comm: MPI.Intracomm) -> None:
 
 def _touch_kernels(model: Model, dataset: Dataset, config: TrainConfig) -> None:
     if not isinstance(model, OwnModel):  # which has no kernels of ours
-        first = np.zeros(1, np.int64)
+        first, kept = np.zeros(1, np.int64), [layer.running.copy() for layer in batch_norms(model.layers)]
         model.loss_and_gradient(_OneLayer(model), *dataset.train.batch(first), key=RandomKey(0, 0, first))
+        for layer, running in zip(batch_norms(model.layers), kept, strict=True):
+            layer.running[:] = running
     OPTIMIZERS[config.optimizer](np.zeros(64, model.dtype)).apply(np.zeros(64, model.dtype), 0.0)
     if config.compression is not None:
         feedback = ErrorFeedback(config.compression)

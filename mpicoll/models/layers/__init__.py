@@ -2,6 +2,7 @@
 
 from mpicoll.models.layers.activations import Dropout, Gelu, Relu, Reshape
 from mpicoll.models.layers.attention import CausalSelfAttention
+from mpicoll.models.layers.batch_normalization import BatchNorm, batch_norms
 from mpicoll.models.layers.convolution_layers import Conv2d, Convolution
 from mpicoll.models.layers.dense_layers import Dense
 from mpicoll.models.layers.embedding import ByteEmbedding
@@ -24,6 +25,7 @@ from mpicoll.models.layers.residual import Residual
 __all__ = [
     "Arrays",
     "AveragePool",
+    "BatchNorm",
     "ByteEmbedding",
     "CausalSelfAttention",
     "Constant",
@@ -43,6 +45,7 @@ __all__ = [
     "Residual",
     "Shape",
     "Workspace",
+    "batch_norms",
     "product",
     "sum_of_rows",
 ]
