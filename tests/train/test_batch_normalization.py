@@ -126,8 +126,8 @@ def test_parts_of_a_batch_on_ranks_give_what_one_rank_gives(shape, cuts):
     whole = BatchNorm(shape)
     out, gradients = gradients_of(whole, arrays, x, weights)
     count = len(cuts) + 1
-    layers, sums, barrier = [BatchNorm(shape) for _ in range(count)], [None] * count, threading.Barrier(count, timeout=20)
-    found = [None] * count
+    layers, barrier = [BatchNorm(shape) for _ in range(count)], threading.Barrier(count, timeout=20)
+    sums, found = [None] * count, [None] * count
 
     def rank(number, rows):
         def add_up(vector):
@@ -189,8 +189,8 @@ def test_settings_out_of_range_are_refused(name, value):
 
 @pytest.mark.parametrize("kind", ["synchronized", "local"])
 def test_builders_normalise_hidden_layers(kind):
-    models = perceptron((5, 4, 3, 2), "float32", batch_norm=kind), alexnet((8, 8, 1), 2, 3, "float32", dropout=0, batch_norm=kind)
-    for model, count in zip(models, (2, 5), strict=True):
+    images = alexnet((8, 8, 1), 2, 3, "float32", dropout=0, batch_norm=kind)
+    for model, count in ((perceptron((5, 4, 3, 2), "float32", batch_norm=kind), 2), (images, 5)):
         found = list(batch_norms(model.layers))
         assert len(found) == count
         assert all(layer.synchronized == (kind == "synchronized") for layer in found)
