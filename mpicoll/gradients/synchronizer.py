@@ -35,8 +35,8 @@ class GradientSynchronizer:
     Parameters
     ----------
     parameters_or_shapes
-        The parameters, as arrays or tensors of any library, all float32 or all float64; or their shapes, tuples of
-        integers.
+        The parameters, as arrays or tensors of any library, all of one type: float32 or float64, or float16 or
+        bfloat16 with ``average=False``; or their shapes, tuples of integers.
     comm
         A communicator of mpi4py. That of compressed gradients must be an :class:`mpicoll.Intracomm`.
     compression
@@ -119,6 +119,7 @@ class GradientSynchronizer:
             self.compression, self.error_feedback = synchronizer_options.checked_compression(
                 compression, error_feedback, comm, self.dtype
             )
+            synchronizer_options.check_short(self.dtype, average, comm)
             facts = (shapes, self.dtype.str, int(bucket_bytes), int(dense_bytes), bool(average))
             digest = synchronizer_options.digest(*facts, self.compression, self.error_feedback)
         except (TypeError, ValueError) as error:

@@ -17,7 +17,8 @@ from mpicoll.errors import MismatchError, RemoteError
 
 REFUSED = bytes(32)
 """The digest of a rank that refuses its arguments."""
-_DTYPES = ("float32", "float64")
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_SHORT = _DTYPES[2:]
 
 
 def differing_ranks(comm: MPI.Intracomm, digest: bytes) -> tuple[int, ...]:
@@ -47,6 +48,16 @@ def check_options(bucket_bytes: int, dense_bytes: int) -> None:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not a positive number of bytes")
     if dense_bytes < 0:
         raise ValueError(f"dense_bytes: {dense_bytes} is not a number of bytes of at least 0")
+
+
+def check_short(dtype: np.dtype, average: bool, comm: MPI.Intracomm) -> None:
+    """Raise ValueError or TypeError for gradients of 16 bits that cannot be added: weights and means need more."""
+    if dtype.name not in _SHORT:
+        return
+    if average:
+        raise ValueError(f"average: True is for gradients of float32 or float64, not {dtype}, which are summed only")
+    if not isinstance(comm, Intracomm):
+        raise TypeError(f"comm: gradients of {dtype} need an mpicoll.Intracomm, not {comm!r}")
 
 
 def checked_first(first: Any, count: int) -> int:
@@ -105,7 +116,7 @@ def _dtype_of(array: Any) -> np.dtype:
 
 
 def _no_gradients_of(dtype: Any) -> str:
-    return f"dtype: gradients are {' or '.join(_DTYPES)} in native byte order, not {dtype}"
+    return f"dtype: gradients are {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]} in native byte order, not {dtype}"
 
 
 def _shape(item: Any) -> tuple[int, ...]:

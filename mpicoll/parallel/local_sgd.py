@@ -10,7 +10,8 @@ from mpi4py import MPI
 
 from mpicoll.checkpoint import Tensors, Whole
 from mpicoll.models.sequential import FlatParameters, Model
-from mpicoll.parallel.strategy import FlatVectorStrategy, Squares, clipping, norm_of, optimizer_for, squares_of
+from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
+from mpicoll.parallel.strategy import FlatVectorStrategy, optimizer_for
 from mpicoll.train.config import TrainConfig
 
 _ELASTICITY = 0.9

@@ -9,9 +9,9 @@ from mpicoll.errors import UsageError
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Shape
 from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.parallel.gradient_norm import Gradients, sum_of_squares
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.pipeline import stage_bounds
-from mpicoll.parallel.strategy import Gradients, sum_of_squares
 from mpicoll.parallel.tensor import divide
 
 
@@ -101,7 +101,7 @@ class ModelShard:
                     into[first - start : last - start] = own[first - here.start : last - here.start]
 
     def total_squares(self, own: Gradients) -> float:
-        """Return the sum of squares over the whole model: :data:`~mpicoll.parallel.strategy.Squares`."""
+        """Return the sum of squares over the whole model: :data:`~mpicoll.parallel.gradient_norm.Squares`."""
         sums = np.array([sum(self._squares(piece, start) for start, piece in own)], np.float64)
         for comm in (self._mesh.tensor, self._mesh.pipeline):
             if comm is not None:

@@ -97,11 +97,15 @@ class ParameterGroups:
     units : list of ParameterGroup
     own : list of slice
         This rank's chunk of each unit, in the flat vector.
+    dtype : np.dtype
+        Type of the elements that travel; the model's unless another one is given.
     """
 
-    def __init__(self, model: Model, comm: MPI.Intracomm, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: Model, comm: MPI.Intracomm, bucket_bytes: int, dtype: np.dtype | None = None
+    ) -> None:
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
-        self.layout, self.dtype, self.count = model.layout, model.dtype, model.parameter_count
+        self.layout, self.dtype, self.count = model.layout, dtype or model.dtype, model.parameter_count
         self.units = cut(model.layout.bounds, max(1, bucket_bytes // self.dtype.itemsize), self.size)
         self.own = [unit.chunk(self.rank) for unit in self.units]
         self._unit_of = [number for number, unit in enumerate(self.units) for _ in unit.layers]
@@ -124,6 +128,11 @@ class ParameterGroups:
         """Return a layer's arrays as views of `data`, which has its unit's elements."""
         bounds, start = self.layout.bounds, self.units[self._unit_of[layer]].start
         return self.layout.views(layer, data[bounds[layer] - start : bounds[layer + 1] - start])
+
+    @property
+    def is_short(self) -> bool:
+        """True if elements have 16 bits; sums of several reductions are then kept in float32."""
+        return self.dtype.itemsize == 2
 
     def zeros(self, count: int) -> np.ndarray:
         """Return a new vector of zeros, in shared memory if possible."""

@@ -7,6 +7,7 @@ section 5); the third is also known as fully sharded data parallelism (Zhao et a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +16,8 @@ from mpicoll.checkpoint import Tensors, Whole
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
+from mpicoll.optim.loss_scale import LossScale
+from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.parallel.sharded_parameters import (
@@ -26,7 +29,7 @@ from mpicoll.parallel.sharded_parameters import (
     WholeParameters,
     pieces,
 )
-from mpicoll.parallel.strategy import CommunicationStatistics, Squares, clipping, norm_of, optimizer_for, squares_of
+from mpicoll.parallel.strategy import CommunicationStatistics, optimizer_for
 from mpicoll.train.config import TrainConfig
 
 
@@ -67,7 +70,14 @@ class Sharded:
         next unit while one is used. No effect with ``gradients``.
     squares
         Function that computes the squared norm for clipping.
+    dtype
+        Type of the parameters that are gathered and of the gradients that are reduced; None for the model's.
+    updated
+        Function of a chunk's place and its parameters, which returns the array that the optimizer updates; None for
+        the parameters themselves.
     """
+
+    loss_scale: LossScale | None = None
 
     def __init__(
         self,
@@ -78,9 +88,11 @@ class Sharded:
         *,
         overlap: bool,
         squares: Squares = squares_of,
+        dtype: np.dtype | None = None,
+        updated: Callable[[slice, np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self._squares, self._statistics = squares, RunningStatistics(model, comm)
-        self._division = division = ParameterGroups(model, comm, config.bucket_bytes)
+        self._division = division = ParameterGroups(model, comm, config.bucket_bytes, dtype)
         chunked = config.shard == "parameters"
         self._parameters: Parameters = (
             ChunkedParameters(division, initial, ahead=overlap) if chunked else WholeParameters(division, initial)
@@ -89,7 +101,9 @@ class Sharded:
             WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
         )
         self._optimizers = [
-            optimizer_for(config, chunk, model.layout.decayed(own.start, own.stop))
+            optimizer_for(
+                config, chunk if updated is None else updated(own, chunk), model.layout.decayed(own.start, own.stop)
+            )
             for own, chunk in zip(division.own, self._parameters.own, strict=True)
         ]
         self._scale, self._last, self._steps = 1.0, True, 0
@@ -141,10 +155,13 @@ class Sharded:
 
     def _norm(self) -> float:
         starts = [own.start for own in self._division.own]
-        squares = np.array([self._squares(list(zip(starts, self._gradients.own, strict=True)))])
+        squares = np.array([self._squares(list(zip(starts, self._own_gradients(), strict=True)))])
         with self._division.meter.waiting():
             self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
         return self._scale * norm_of(float(squares[0]))
+
+    def _own_gradients(self) -> list[np.ndarray]:
+        return self._gradients.own
 
     def meet(self) -> None:
         """Make running statistics equal; there is one copy of the parameters."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import Piece, Whole
+from mpicoll.kernels.codecs.cast_codec import WIDEN
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.parallel.parameter_groups import ParameterGroups
@@ -110,7 +112,7 @@ class WholeParameters:
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the flat vector."""
-        return hashlib.sha256(self._vector.data).digest()
+        return hashlib.sha256(self._vector.view(np.uint8).data).digest()
 
     def entry(self) -> Whole:
         """See :class:`Parameters`."""
@@ -222,7 +224,7 @@ class ChunkedParameters:
         whole = hashlib.sha256()
         for layer in range(self._last_layer + 1):
             for array in self.arrays(layer):
-                whole.update(array.data)
+                whole.update(array.reshape(-1).view(np.uint8).data)
         return whole.digest()
 
     def entry(self) -> list[Piece]:
@@ -240,13 +242,14 @@ class ChunkedGradients:
     """Gradients in a buffer for one unit, reduced into this rank's chunks; implements :class:`Gradients`.
 
     A unit is reduced as soon as it is complete, for every part of the batch. This sends more than one reduction a step,
-    but the sums over the parts need memory for the chunks only.
+    but the sums over the parts need memory for the chunks only. Those of 16-bit gradients are kept in float32.
     """
 
     def __init__(self, division: ParameterGroups) -> None:
         self._division = division
         self._buffer = division.zeros(max(map(division.padded, division.units)))
-        self._blocks = [division.zeros(unit.block) for unit in division.units]
+        make = partial(np.zeros, dtype=np.float32) if division.is_short else division.zeros
+        self._blocks = [make(unit.block) for unit in division.units]
         self.own = [block[: own.stop - own.start] for own, block in zip(division.own, self._blocks, strict=True)]
         self._filled = [False] * len(self.own)
 
@@ -266,10 +269,12 @@ class ChunkedGradients:
             return
         buffer, sums = self._buffer[: division.padded(unit)], self._blocks[number]
         buffer[unit.length :] = 0
-        into = np.empty_like(sums) if self._filled[number] else sums
+        into = np.empty(sums.size, division.dtype) if self._filled[number] or division.is_short else sums
         with division.meter.waiting(division.sent_nbytes(unit), number):
             division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
-        if self._filled[number]:
+        if division.is_short:
+            WIDEN[into.dtype.name](into.view(np.uint16), sums, self._filled[number])
+        elif self._filled[number]:
             sums += into
         self._filled[number] = True
 

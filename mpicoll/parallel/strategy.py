@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,9 @@ from mpicoll.gradients import GradientSynchronizer
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
 from mpicoll.optim.local_momentum import LocalMomentum
+from mpicoll.optim.loss_scale import LossScale
 from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer, ParameterSpan
+from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
 from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.train.config import FEEDBACK, TrainConfig
 
@@ -42,14 +44,6 @@ class CommunicationStatistics(NamedTuple):
     dense: float = 0.0
     under_way: float = 0.0
     waited: float = 0.0
-
-
-Gradients = Sequence[tuple[int, np.ndarray]]
-"""Parts of a vector of gradients, each with the index of its first element."""
-Squares = Callable[[Gradients], float]
-"""Function that returns the sum of squares of all gradients of the model, given this rank's; collective over the ranks
-of a replica. Gradients that several of these ranks hold count once.
-"""
 
 
 class Strategy(ParameterStore, Protocol):
@@ -101,7 +95,15 @@ class Strategy(ParameterStore, Protocol):
 
 
 class SynchronousStrategy(Strategy, Protocol):
-    """Strategy of synchronous training, in which all ranks save the state together."""
+    """Strategy of synchronous training, in which all ranks save the state together.
+
+    Attributes
+    ----------
+    loss_scale
+        The loss scale; None for gradients that need none.
+    """
+
+    loss_scale: LossScale | None
 
     def tensors(self) -> Tensors:
         """Return the arrays of the state, not copies, for a checkpoint to save or restore."""
@@ -125,26 +127,6 @@ class SynchronousStrategy(Strategy, Protocol):
         """Clear the residuals."""
 
 
-def norm_of(squares: float) -> float:
-    """Return the square root of a sum of squares; NaN if it is negative or NaN."""
-    return math.sqrt(squares) if squares >= 0 else math.nan
-
-
-def sum_of_squares(x: np.ndarray) -> float:
-    """Return the sum of squares of a vector, added up in float64."""
-    return float(np.einsum("i,i->", x, x, dtype=np.float64))
-
-
-def squares_of(own: Gradients) -> float:
-    """Return the sum of squares of the rank's gradients: :data:`Squares` of replicas that are not divided."""
-    return sum(sum_of_squares(piece) for _, piece in own)
-
-
-def clipping(norm: float, clip: float | None) -> float:
-    """Return the factor that scales gradients of norm `norm` down to `clip`; 1 if `norm` is smaller or not finite."""
-    return clip / norm if clip is not None and clip < norm < math.inf else 1.0
-
-
 def optimizer_for(config: TrainConfig, parameters: np.ndarray, spans: Sequence[ParameterSpan]) -> Optimizer:
     """Return the optimizer of the options for a vector of parameters that consists of `spans`."""
     kind = OPTIMIZERS[config.optimizer]
@@ -160,8 +142,17 @@ class FlatVectorStrategy:
         The GradientSynchronizer, which sums or averages a vector over the ranks.
     """
 
+    loss_scale: LossScale | None = None
+
     def __init__(
-        self, model: Model, parameters: np.ndarray, comm: MPI.Intracomm, config: TrainConfig, *, average: bool
+        self,
+        model: Model,
+        parameters: np.ndarray,
+        comm: MPI.Intracomm,
+        config: TrainConfig,
+        *,
+        average: bool,
+        dtype: np.dtype | None = None,
     ) -> None:
         self._vector, self._size = parameters, comm.Get_size()
         self._statistics = RunningStatistics(model, comm)
@@ -172,7 +163,7 @@ class FlatVectorStrategy:
             error_feedback=FEEDBACK[config.error_feedback],
             bucket_bytes=config.bucket_bytes,
             average=average,
-            dtype=model.dtype,
+            dtype=dtype or model.dtype,
         )
         joined = not OPTIMIZERS[config.optimizer].layerwise
         self._spans = model.layout.decayed(0, model.parameter_count, joined=joined)

@@ -17,6 +17,8 @@ from mpicoll.models.micro_batches import SequentialMicroBatches, StepExecutor
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.local_sgd import LocalSteps
 from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.mixed_precision import MixedReplicated
+from mpicoll.parallel.mixed_sharded import MixedSharded
 from mpicoll.parallel.model_shard import ModelShard
 from mpicoll.parallel.pipeline import PipelineStage
 from mpicoll.parallel.sharded import Sharded
@@ -155,10 +157,13 @@ def _make_strategy(
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
     if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
         overlap = config.overlap != "off"
+    is_mixed, squares = config.precision != "full", portion.total_squares
     if config.shard != "none":
-        return Sharded(portion.model, initial, comm, config, overlap=overlap, squares=portion.total_squares)
+        sharded = MixedSharded if is_mixed else Sharded
+        return sharded(portion.model, initial, comm, config, overlap=overlap, squares=squares)
+    replicated = MixedReplicated if is_mixed else Replicated
     parameters = _all_of(initial, portion.model)
-    return Replicated(portion.model, parameters, comm, config, overlap=overlap, squares=portion.total_squares)
+    return replicated(portion.model, parameters, comm, config, overlap=overlap, squares=squares)
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:

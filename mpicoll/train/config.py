@@ -28,6 +28,7 @@ LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.01,
 }  # fmt: skip
 """Defaults of ``--lr``."""
+PRECISIONS = ("full", "bfloat16", "float16")
 SCALINGS = ("none", "linear", "sqrt")
 BASE_BATCH = 64
 """Default of ``--base-batch``."""
@@ -68,6 +69,13 @@ class TrainConfig:
         Probability of dropout in alexnet and transformer; 0 for other models.
     batch_norm
         Batch normalisation in mlp and alexnet, one of `BATCH_NORMS`.
+    dtype
+        Type in which layers compute and parameters are updated, one of `DTYPES`.
+    precision
+        Type of parameters in the passes and of gradients between ranks, one of `PRECISIONS`; ``"full"`` for `dtype`.
+    loss_scale, loss_scale_interval
+        First loss scale of float16, and steps without overflow after which it doubles; None for the defaults of
+        :mod:`mpicoll.optim.loss_scale`.
     steps
         Number of steps after which the run stops; None for all epochs.
     warmup
@@ -136,6 +144,9 @@ class TrainConfig:
     dropout: float = 0.0
     batch_norm: str = "none"
     dtype: str = "float32"
+    precision: str = "full"
+    loss_scale: float | None = None
+    loss_scale_interval: int | None = None
     epochs: int = 40
     steps: int | None = None
     batch: int = 64

@@ -162,4 +162,4 @@ class Coordination(Protocol):
         """
 
     def facts(self) -> dict[str, Any]:
-        """Return ``"slowest_rank"``, ``"mode"`` and ``"shares"`` of the report."""
+        """Return ``"slowest_rank"``, ``"mode"``, ``"shares"`` and ``"loss_scale"`` of the report."""

@@ -153,4 +153,11 @@ class Lockstep:
         """See :class:`~mpicoll.train.coordination.Coordination`."""
         slowest = self.metrics.pace.slowest()
         shares = None if self._balance is None else self._balance.state()
-        return {"slowest_rank": slowest and slowest._asdict(), "mode": None, "shares": shares}
+        scale = self.strategy.loss_scale
+        scaling = None if scale is None else {"factor": scale.factor, "skipped_steps": scale.skipped}
+        return {
+            "slowest_rank": slowest and slowest._asdict(),
+            "mode": None,
+            "shares": shares,
+            "loss_scale": scaling,
+        }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mpicoll.train.config import BATCH_NORMS, DTYPES, MODELS, TASKS
+from mpicoll.train.config import BATCH_NORMS, DTYPES, MODELS, PRECISIONS, TASKS
 from mpicoll.train.model_checks import CONTEXT, DROPOUT, FILTERS, HEADS, HIDDEN, LAYERS, WIDTH
-from mpicoll.train.option_types import integer, model, real, widths
+from mpicoll.train.option_types import integer, model, power_of_two, real, widths
 
 DATASETS = """\
 data sets (files are read as data only, never unpickled):
@@ -61,4 +61,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-norm", choices=BATCH_NORMS, help="batch normalisation before the ReLU of hidden layers "
                        "of mlp and of convolutions of alexnet: with statistics of the samples of all ranks, or of each "
                        "rank's own (default: %(default)s)")  # fmt: skip
-    group.add_argument("--dtype", choices=DTYPES, help="type of parameters and gradients (default: %(default)s)")
+    group.add_argument("--dtype", choices=DTYPES, help="type in which layers compute and parameters are updated "
+                       "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--precision", choices=PRECISIONS, help="type of the parameters that layers use and of the "
+                       "gradients and parameters that ranks send: full, that of --dtype; or 16 bits, with a float32 "
+                       "copy that is updated (default: %(default)s)")  # fmt: skip
+    group.add_argument("--loss-scale", type=power_of_two, default=None, metavar="X", help="float16: first factor by "
+                       "which gradients are multiplied, a power of two; halved when they overflow (default: "
+                       "65536)")  # fmt: skip
+    group.add_argument("--loss-scale-interval", type=integer(1), default=None, metavar="STEPS",
+                       help="float16: steps without overflow after which it doubles (default: 2000)")  # fmt: skip

@@ -50,6 +50,7 @@ def complete(options: dict[str, Any]) -> None:
     check_model(options)
     check_data(options)
     check_tensor_and_pipeline(options)
+    _check_precision(options)
     _check_compression(options)
     _check_sharing(options)
     _check_mode(options)
@@ -124,6 +125,23 @@ def _check_compression(options: dict[str, Any]) -> None:
         raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
     if feedback == "on" and made.unbiased:
         raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+
+
+def _check_precision(options: dict[str, Any]) -> None:
+    kind = options["precision"]
+    for name in ("loss_scale", "loss_scale_interval"):
+        if options[name] is not None and kind != "float16":
+            raise UsageError(f"--{name.replace('_', '-')} is for --precision float16, not {kind}")
+    if kind == "full":
+        return
+    if options["dtype"] != "float32":
+        raise UsageError(f"--precision {kind} is for --dtype float32, not {options['dtype']}")
+    if options["mode"] != "sync":
+        raise UsageError(f"--precision {kind} is not for --strategy {strategy_name(options['mode'])}")
+    if options["compression"] not in (None, "none"):
+        raise UsageError(f"--compression is not for --precision {kind}, whose gradients have 16 bits")
+    if options["algorithm"] == "native":
+        raise UsageError(f"--algorithm native is not for --precision {kind}, a type that MPI does not have")
 
 
 def _check_sharing(options: dict[str, Any]) -> None:

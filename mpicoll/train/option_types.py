@@ -40,6 +40,17 @@ def real(least: float, below: float = math.inf, *, open_start: bool = False) -> 
     return convert
 
 
+def power_of_two(text: str) -> float:
+    """Convert ``65536`` or ``0.5`` to a power of two from 2**-14 to 2**24."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (2.0**-14 <= value <= 2.0**24 and math.frexp(value)[0] == 0.5):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a power of two from 2**-14 to 2**24")
+    return value
+
+
 def widths(text: str) -> tuple[int, ...]:
     """Convert ``256,128`` to whole numbers from 1 on."""
     if not re.fullmatch(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", text):

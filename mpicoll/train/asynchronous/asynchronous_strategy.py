@@ -12,7 +12,8 @@ import numpy as np
 
 from mpicoll import tracing
 from mpicoll.models.sequential import Model
-from mpicoll.parallel.strategy import CommunicationStatistics, clipping, norm_of, sum_of_squares
+from mpicoll.parallel.gradient_norm import clipping, norm_of, sum_of_squares
+from mpicoll.parallel.strategy import CommunicationStatistics
 from mpicoll.train.asynchronous.gradient_exchange import Exchange
 from mpicoll.train.asynchronous.replica import Replica
 from mpicoll.train.config import TrainConfig

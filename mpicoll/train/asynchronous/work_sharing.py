@@ -204,4 +204,4 @@ class WorkSharing:
             "steps_per_second": float(steps.sum() / self._wall_seconds),
             **self._strategy.exchange.facts(),
         }
-        return {"slowest_rank": None, "mode": mode, "shares": None}
+        return {"slowest_rank": None, "mode": mode, "shares": None, "loss_scale": None}

@@ -24,7 +24,8 @@ from mpicoll.models.sequential import FlatParameters, Model
 from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.parallel.model_shard import ModelShard
 from mpicoll.parallel.pipeline import PipelineStage, most_in_flight
-from mpicoll.parallel.strategy import Replicated, norm_of, sum_of_squares
+from mpicoll.parallel.gradient_norm import norm_of, sum_of_squares
+from mpicoll.parallel.strategy import Replicated
 from mpicoll.train.assembly import make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
