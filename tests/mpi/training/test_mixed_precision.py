@@ -119,7 +119,7 @@ def test_a_run_whose_gradients_always_overflow_ends_on_all_ranks(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_goes_on_with_its_bits(comm: Intracomm, shared_folder: Path, precision: str, strategy: str) -> None:
     """The loss scale begins too high, so that it changes before and after the checkpoint."""
-    words = ["--precision", precision, "--schedule", "constant", "--checkpoint-every", "5", "--strategy", strategy]
+    words = ["--precision", precision, "--schedule", "constant", "--strategy", strategy]
     words += ["--loss-scale", str(2.0**24), "--loss-scale-interval", "4"] if precision == "float16" else []
     whole = trained(comm, *words)
     words += ["--checkpoint", str(shared_folder / "run")]
