@@ -101,9 +101,7 @@ class ParameterGroups:
         Type of the elements that travel; the model's unless another one is given.
     """
 
-    def __init__(
-        self, model: Model, comm: MPI.Intracomm, bucket_bytes: int, dtype: np.dtype | None = None
-    ) -> None:
+    def __init__(self, model: Model, comm: MPI.Intracomm, bucket_bytes: int, dtype: np.dtype | None = None) -> None:
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
         self.layout, self.dtype, self.count = model.layout, dtype or model.dtype, model.parameter_count
         self.units = cut(model.layout.bounds, max(1, bucket_bytes // self.dtype.itemsize), self.size)

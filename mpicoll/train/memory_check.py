@@ -49,9 +49,19 @@ def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
     See the table of :class:`~mpicoll.parallel.sharded.Sharded`.
     """
     whole, slots = model.parameter_count, len(OPTIMIZERS[config.optimizer].slots)
-    units = cut(model.layout.bounds, max(1, config.bucket_bytes // model.dtype.itemsize), size)
+    is_mixed = config.precision != "full"
+    itemsize = 2 if is_mixed else model.dtype.itemsize
+    units = cut(model.layout.bounds, max(1, config.bucket_bytes // itemsize), size)
     block = sum(unit.block for unit in units)
     largest = max((unit.block * size for unit in units), default=0)
+    if is_mixed:  # masters, state and sums of several parts have 4 bytes, what travels has 2
+        nbytes = {
+            "none": (12 + 4 * slots) * whole,
+            "optimizer": 4 * whole + (4 + 4 * slots) * block,
+            "gradients": 2 * whole + 2 * largest + (8 + 4 * slots) * block,
+            "parameters": 4 * largest + (10 + 4 * slots) * block,
+        }
+        return nbytes[config.shard]
     counts = {
         "none": (2 + slots) * whole,
         "optimizer": 2 * whole + slots * block,

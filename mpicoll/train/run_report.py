@@ -94,7 +94,7 @@ def summary(result: dict[str, Any]) -> str:
         f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes started"
-        f"{_hidden(result)}{_slowest(result)}{_shares(result)}{_mode(result)}{_compression(result)}"
+        f"{_hidden(result)}{_slowest(result)}{_shares(result)}{_loss_scale(result)}{_mode(result)}{_compression(result)}"
     )
 
 
@@ -145,6 +145,14 @@ def _shares(result: dict[str, Any]) -> str:
         return ""
     least, most = min(shares), max(shares)
     return f"\nparts of each batch, by pace: {least:.1%} (replica {shares.index(least)}) to {most:.1%}"
+
+
+def _loss_scale(result: dict[str, Any]) -> str:
+    """Return a line on the loss scale of float16, "" without one."""
+    scale = result["loss_scale"]
+    if scale is None:
+        return ""
+    return f"\nloss scale {scale['factor']:g}; {_counted(scale['skipped_steps'], 'step')} skipped, in which gradients overflowed"
 
 
 def _mode(result: dict[str, Any]) -> str:

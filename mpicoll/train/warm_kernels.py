@@ -14,6 +14,7 @@ from mpicoll.models.layers import Arrays, RandomKey, batch_norms
 from mpicoll.models.own_model import OwnModel
 from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.parallel.mixed_precision import DTYPES, narrow, widen
 from mpicoll.train.config import TrainConfig
 
 
@@ -47,14 +48,16 @@ def compile_kernels(model: Model, dataset: Dataset, comm: MPI.Intracomm, config:
     """
     _touch_kernels(model, dataset, config)
     wait_politely(comm)
-    _touch_collectives(model, comm)
+    _touch_collectives(model.dtype, comm)
+    if config.precision != "full":
+        _touch_collectives(DTYPES[config.precision], comm)
 
 
-def _touch_collectives(model: Model, comm: MPI.Intracomm) -> None:
+def _touch_collectives(dtype: np.dtype, comm: MPI.Intracomm) -> None:
     """Load the kernels of collectives, which would otherwise count as communication in the first step."""
-    shares = np.zeros((comm.Get_size(), 64), model.dtype)
+    shares = np.zeros((comm.Get_size(), 64), dtype)
     comm.Allreduce(MPI.IN_PLACE, shares)
-    comm.Reduce_scatter_block(shares, np.empty(64, model.dtype))
+    comm.Reduce_scatter_block(shares, np.empty(64, dtype))
     comm.Allgather(shares[0].copy(), shares)
 
 
@@ -65,6 +68,10 @@ def _touch_kernels(model: Model, dataset: Dataset, config: TrainConfig) -> None:
         for layer, running in zip(batch_norms(model.layers), kept, strict=True):
             layer.running[:] = running
     OPTIMIZERS[config.optimizer](np.zeros(64, model.dtype)).apply(np.zeros(64, model.dtype), 0.0)
+    if config.precision != "full":
+        wide, low = np.zeros(64, np.float32), np.zeros(64, DTYPES[config.precision])
+        narrow(wide, low)
+        widen(low, wide)
     if config.compression is not None:
         feedback = ErrorFeedback(config.compression)
         Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)
