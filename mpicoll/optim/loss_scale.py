@@ -74,7 +74,8 @@ class LossScale:
         if not finite:
             if self.factor <= _SMALLEST:
                 raise NonFiniteLoss(
-                    f"gradients overflow at the smallest loss scale, {_SMALLEST:g}; try a lower --lr or a longer --warmup"
+                    f"gradients overflow at the smallest loss scale, {_SMALLEST:g}; "
+                    "try a lower --lr or a longer --warmup"
                 )
             self.state[:] = self.factor * _BACKOFF, 0, self.skipped + 1
             return False

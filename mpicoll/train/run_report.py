@@ -152,7 +152,8 @@ def _loss_scale(result: dict[str, Any]) -> str:
     scale = result["loss_scale"]
     if scale is None:
         return ""
-    return f"\nloss scale {scale['factor']:g}; {_counted(scale['skipped_steps'], 'step')} skipped, in which gradients overflowed"
+    skipped = _counted(scale["skipped_steps"], "step")
+    return f"\nloss scale {scale['factor']:g}; {skipped} skipped, in which gradients overflowed"
 
 
 def _mode(result: dict[str, Any]) -> str:

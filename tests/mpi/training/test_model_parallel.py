@@ -21,10 +21,10 @@ from mpicoll.errors import CheckpointFailed, CollectiveTimeout, ReplicasDiffer, 
 from mpicoll.models.builders import perceptron
 from mpicoll.models.micro_batches import SequentialMicroBatches
 from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.parallel.gradient_norm import norm_of, sum_of_squares
 from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.parallel.model_shard import ModelShard
 from mpicoll.parallel.pipeline import PipelineStage, most_in_flight
-from mpicoll.parallel.gradient_norm import norm_of, sum_of_squares
 from mpicoll.parallel.strategy import Replicated
 from mpicoll.train.assembly import make_loop
 from mpicoll.train.clock import Clock
