@@ -55,7 +55,7 @@ def check_short(dtype: np.dtype, average: bool, comm: MPI.Intracomm) -> None:
     if dtype.name not in _SHORT:
         return
     if average:
-        raise ValueError(f"average: True is for gradients of float32 or float64, not {dtype}, which are summed only")
+        raise ValueError(f"dtype: gradients of {dtype} are summed only; average=True needs float32 or float64")
     if not isinstance(comm, Intracomm):
         raise TypeError(f"comm: gradients of {dtype} need an mpicoll.Intracomm, not {comm!r}")
 

@@ -173,7 +173,7 @@ def test_the_synchronizer_sums_gradients_of_16_bits(comm: Intracomm, dtype: str)
     sync.flat[:] = np.arange(11) * (comm.rank + 1)
     sync.synchronize()
     np.testing.assert_array_equal(sync.flat.astype(float), np.arange(11) * comm.size * (comm.size + 1) / 2)
-    with pytest.raises(ValueError, match="average: True is for gradients of float32 or float64"):
+    with pytest.raises(ValueError, match="average=True needs float32 or float64"):
         GradientSynchronizer([(3, 2)], comm=comm, dtype=dtype)
     with pytest.raises(TypeError, match=r"need an mpicoll\.Intracomm"):
         GradientSynchronizer([(3, 2)], comm=MPI.COMM_SELF, dtype=dtype, average=False)
