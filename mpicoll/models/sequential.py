@@ -19,7 +19,7 @@ from mpicoll import tracing
 from mpicoll.models.initial_parameters import DrawnParameters, InitialParameters
 from mpicoll.models.layers import Arrays, Layer, RandomKey, Workspace
 from mpicoll.models.tasks import LossFunction, classification
-from mpicoll.optim.optimizers import ParameterSpan
+from mpicoll.optim.update_rule import ParameterSpan
 
 
 class ParameterStore(Protocol):
@@ -65,6 +65,16 @@ class ParameterLayout:
             part[span.start - begin : span.stop - begin].reshape(shape)
             for span, shape in zip(self.spans[layer], self._shapes[layer], strict=True)
         ]
+
+    @property
+    def array_count(self) -> int:
+        """Number of arrays."""
+        return sum(map(len, self.spans))
+
+    def arrays_in(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the arrays of which elements are among ``start`` to ``stop - 1``, in order."""
+        spans = itertools.chain.from_iterable(self.spans)
+        return [number for number, span in enumerate(spans) if max(span.start, start) < min(span.stop, stop)]
 
     def decayed(self, start: int, stop: int, *, joined: bool = True) -> list[ParameterSpan]:
         """Return the spans of elements ``start`` to ``stop - 1``, counted from `start`.

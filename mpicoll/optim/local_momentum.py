@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpicoll.optim.optimizers import ParameterSpan
+from mpicoll.optim.update_rule import ParameterSpan
 
 
 class LocalMomentum:

@@ -111,12 +111,9 @@ class MixedSharded(Sharded):
 
     def _apply(self, rate: float, scale: float) -> None:
         self._parameters.before_update()
-        chunks = zip(self._optimizers, self._own_gradients(), self._masters, self._parameters.own, strict=True)
-        for optimizer, gradient, master, low in chunks:
-            optimizer.steps = int(self._applied[0])
-            optimizer.apply(gradient, rate, scale=scale)
+        self._take_step(rate, scale)
+        for master, low in zip(self._masters, self._parameters.own, strict=True):
             narrow(master, low)
-        self._applied += 1
         self._parameters.after_update()
 
     def _own_gradients(self) -> list[np.ndarray]:

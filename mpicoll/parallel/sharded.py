@@ -16,7 +16,9 @@ from mpicoll.checkpoint import Tensors, Whole
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
+from mpicoll.optim.layerwise import LayerwiseOptimizer
 from mpicoll.optim.loss_scale import LossScale
+from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.running_statistics import RunningStatistics
@@ -100,9 +102,13 @@ class Sharded:
         self._gradients: Gradients = (
             WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
         )
+        self._arrays = [model.layout.arrays_in(own.start, own.stop) for own in division.own]
+        joined = not OPTIMIZERS[config.optimizer].layerwise
         self._optimizers = [
             optimizer_for(
-                config, chunk if updated is None else updated(own, chunk), model.layout.decayed(own.start, own.stop)
+                config,
+                chunk if updated is None else updated(own, chunk),
+                model.layout.decayed(own.start, own.stop, joined=joined),
             )
             for own, chunk in zip(division.own, self._parameters.own, strict=True)
         ]
@@ -145,13 +151,29 @@ class Sharded:
         norm = self._norm() if clip is not None else math.nan
         scale = self._scale * clipping(norm, clip)
         self._parameters.before_update()
-        for optimizer, gradient in zip(self._optimizers, self._gradients.own, strict=True):
-            optimizer.steps = int(self._applied[0])
-            optimizer.apply(gradient, rate, scale=scale)
-        self._applied += 1
+        self._take_step(rate, scale)
         self._gradients.forget()
         self._parameters.after_update()
         return norm
+
+    def _take_step(self, rate: float, scale: float) -> None:
+        """Update this rank's chunks; collective for optimizers that need norms of whole arrays, one Allreduce."""
+        gradients = self._own_gradients()
+        for optimizer in self._optimizers:
+            optimizer.steps = int(self._applied[0])
+        layerwise = [each for each in self._optimizers if isinstance(each, LayerwiseOptimizer)]
+        if layerwise:
+            squares = np.zeros((self._division.layout.array_count, 2))
+            for optimizer, gradient, places in zip(layerwise, gradients, self._arrays, strict=True):
+                squares[places] += optimizer.prepare(gradient, scale)
+            with self._division.meter.waiting():
+                self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
+            for optimizer, gradient, places in zip(layerwise, gradients, self._arrays, strict=True):
+                optimizer.finish(gradient, rate, scale, squares[places])
+        else:
+            for each, gradient in zip(self._optimizers, gradients, strict=True):
+                each.apply(gradient, rate, scale=scale)
+        self._applied += 1
 
     def _norm(self) -> float:
         starts = [own.start for own in self._division.own]

@@ -20,7 +20,8 @@ from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
 from mpicoll.optim.local_momentum import LocalMomentum
 from mpicoll.optim.loss_scale import LossScale
-from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer, ParameterSpan
+from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.optim.update_rule import Optimizer, ParameterSpan
 from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
 from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.train.config import FEEDBACK, TrainConfig

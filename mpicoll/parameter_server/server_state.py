@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer
+from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.optim.update_rule import Optimizer
 
 TAG = 1
 _WORDS = 2

@@ -99,9 +99,6 @@ def _check_whole_arrays(options: dict[str, Any]) -> None:
     name = options["optimizer"]
     if name not in LAYERWISE:
         return
-    if options["shard"] != "none":
-        strategy = strategy_name(options["mode"], options["shard"])
-        raise UsageError(f"--optimizer {name} is not for --strategy {strategy}, where ranks hold parts of arrays")
     if options["tensor"] > 1:
         raise UsageError(f"--optimizer {name} is not for --tensor, where ranks hold parts of arrays")
 

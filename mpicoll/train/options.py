@@ -70,7 +70,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
-                       "sgd to adam, gossip has momentum; not lars and lamb: sharded strategies and --tensor "
+                       "sgd to adam, gossip has momentum; not lars and lamb: --tensor "
                        "(default: momentum; adamw for --model transformer without asynchrony)")  # fmt: skip
     group.add_argument("--lr", type=real(0), metavar="X", help="largest learning rate (default: 0.1 for sgd "
                        "and momentum, 0.01 for adagrad and lamb, 0.001 for adam and adamw, 1 for lars)")  # fmt: skip

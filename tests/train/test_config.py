@@ -106,10 +106,6 @@ def test_options_arrive():
         ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw or lamb, not adagrad"),
         ("--optimizer lamb --trust 0.1", "--trust is for --optimizer lars, not lamb"),
         ("--optimizer lars --trust 0", "--trust"),
-        (
-            "--optimizer lars --strategy sharded",
-            "--optimizer lars is not for --strategy sharded, where",
-        ),
         ("--optimizer lamb --tensor 2", "--optimizer lamb is not for --tensor, where ranks hold parts of arrays"),
         ("--base-batch 32", "--base-batch has no meaning without --scale-lr"),
         ("--scale-lr cubic", "--scale-lr"),

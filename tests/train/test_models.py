@@ -5,7 +5,7 @@ import pytest
 
 from mpicoll.models.builders import convolutional, perceptron
 from mpicoll.models.sequential import FlatParameters, Model
-from mpicoll.optim.optimizers import ParameterSpan
+from mpicoll.optim.update_rule import ParameterSpan
 
 MODELS = {
     "logistic": (lambda dtype: perceptron((12, 4), dtype), 12, 4),

@@ -5,7 +5,8 @@ import pytest
 
 from mpicoll.optim.learning_rate import learning_rate
 from mpicoll.optim.local_momentum import LocalMomentum
-from mpicoll.optim.optimizers import OPTIMIZERS, Momentum, ParameterSpan
+from mpicoll.optim.optimizers import OPTIMIZERS, Momentum
+from mpicoll.optim.update_rule import ParameterSpan
 
 
 def plain_step(p, v, g, rate, momentum, decay, decayed, nesterov):

@@ -88,6 +88,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({"optimizer": "adam", "lr": 0.01, "compression": "sign"}, {"overlap": "on"}),
     ({"mode": "local", "optimizer": "adam", "lr": 0.01}, {"steps": 2}),
     ({"optimizer": "lamb", "lr": 0.01}, {"overlap": "on"}),
+    ({"optimizer": "lamb", "lr": 0.01}, {"shard": "gradients", "bucket_bytes": 1000}),
     ({"optimizer": "lars", "lr": 1.0, "pipeline": 2}, {"overlap": "on"}),
     ({"pipeline": 2, "microbatches": 2}, {"pipeline_schedule": "gpipe"}),
     *(({**SERVED, "staleness": staleness}, {"servers": 2}) for staleness in (None, 0)),
