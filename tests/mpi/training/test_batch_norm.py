@@ -1,6 +1,7 @@
 """Batch normalisation on several ranks, against one rank, over checkpoints, and in deployed models."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mpicoll.models.layers import BatchNorm, Dense
 from mpicoll.models.sequential import Model
 from mpicoll.train.options import parse
 from mpicoll.train.training_run import run
+from tests import extent
 
 pytestmark = pytest.mark.mpi
 RUNS = {
@@ -38,8 +40,14 @@ def losses(result: dict[str, Any]) -> list[float]:
     return [epoch[f"{part}_loss"] for epoch in result["epochs"] for part in ("train", "test")]
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "sharded_optimizer", "sharded_gradients", "sharded"])
-@pytest.mark.parametrize("name", RUNS)
+CASES = [("mlp", "replicated"), ("alexnet", "sharded"), ("mlp", "sharded_optimizer"), ("mlp", "sharded_gradients")]
+CASES += [
+    ("mlp", "sharded"),
+    *itertools.product(("alexnet",), ("replicated", "sharded_optimizer", "sharded_gradients")),
+]
+
+
+@pytest.mark.parametrize(("name", "strategy"), extent.first(2, CASES))
 def test_synchronised_statistics_give_the_losses_of_one_rank(comm: Intracomm, name: str, strategy: str) -> None:
     found = run(parse(f"{RUNS[name]} {COMMON} {EXACT} --strategy {strategy}".split()), comm)
     assert losses(found) == pytest.approx(losses(alone(name)), rel=1e-9)
@@ -60,10 +68,17 @@ def test_local_statistics_differ_from_those_of_one_rank(comm: Intracomm) -> None
     assert losses(found)[-2] < losses(found)[0]
 
 
-@pytest.mark.parametrize(
-    "options", ["synchronized", "local", "local --strategy local", "synchronized --strategy sharded",
-                "local --strategy sharded_gradients", "synchronized --pipeline 2 --microbatches 2"],
-)  # fmt: skip
+RESUMED = [
+    "local --strategy sharded_gradients",
+    "synchronized --pipeline 2 --microbatches 2",
+    "local --strategy local",
+    "synchronized",
+    "local",
+    "synchronized --strategy sharded",
+]
+
+
+@pytest.mark.parametrize("options", extent.first(3, RESUMED))
 def test_a_run_goes_on_with_its_bits(comm: Intracomm, shared_folder: Path, options: str) -> None:
     if "pipeline" in options and comm.size % 2:
         pytest.skip("two stages need an even number of ranks")
@@ -90,7 +105,7 @@ def test_local_statistics_in_a_checkpoint_are_means_over_the_ranks(comm: Intraco
     assert comm.size == 1 or not np.allclose(found[0][9:], found[1][9:], rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["synchronized", "local"])
+@pytest.mark.parametrize("kind", extent.first(1, ["local", "synchronized"]))
 def test_a_deployed_model_has_the_statistics_in_its_weights(comm: Intracomm, shared_folder: Path, kind: str) -> None:
     words = f"{RUNS['mlp']} {COMMON} --batch-norm {kind} --checkpoint {shared_folder / 'run'}".split()
     config = parse(words)

@@ -1,6 +1,7 @@
 """Training with 16-bit parameters and gradients: losses, bytes, overflow on one rank, and checkpoints."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from mpicoll.gradients import GradientSynchronizer
 from mpicoll.models.sequential import Model
 from mpicoll.train.options import parse
 from mpicoll.train.training_run import run
+from tests import extent
 
 pytestmark = pytest.mark.mpi
-PRECISIONS = pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 STRATEGIES = ("replicated", "sharded_optimizer", "sharded_gradients", "sharded")
 COMMON = "--hidden 20,10 --dataset synthetic:200x12x3 --lr 0.05 --epochs 2 --batch 16 --bucket-bytes 400 --quiet"
-TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
 PARTS, ADAM = "--accumulate 3 --clip 0.5", "--optimizer adam --lr 0.01 --overlap on"
+CASES = [
+    ("replicated", PARTS, "float16"),
+    ("sharded_optimizer", PARTS, "bfloat16"),
+    ("sharded_gradients", PARTS, "float16"),
+    ("sharded", ADAM, "bfloat16"),
+    *itertools.product(STRATEGIES, ("", PARTS, ADAM), ("float16", "bfloat16")),
+]
+TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
 SCALE = {"bfloat16": [], "float16": ["--loss-scale", "1024"]}
 """Options with which no step overflows, so that none is skipped."""
 
@@ -39,19 +47,7 @@ def losses(result: dict[str, Any]) -> list[float]:
     return [epoch[f"{part}_loss"] for epoch in result["epochs"] for part in ("train", "test")]
 
 
-@PRECISIONS
-@pytest.mark.parametrize(
-    ("strategy", "more"),
-    [
-        ("replicated", ""),
-        ("replicated", PARTS),
-        ("sharded_optimizer", PARTS),
-        ("sharded_optimizer", ADAM),
-        ("sharded_gradients", PARTS),
-        ("sharded", PARTS),
-        ("sharded", ADAM),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "more", "precision"), extent.first(4, CASES))
 def test_losses_are_those_of_full_precision_up_to_rounding(
     comm: Intracomm, precision: str, strategy: str, more: str
 ) -> None:
@@ -62,7 +58,7 @@ def test_losses_are_those_of_full_precision_up_to_rounding(
     assert (found["loss_scale"] is None) == (precision == "bfloat16")
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "sharded"])
+@pytest.mark.parametrize("strategy", extent.first(1, ["sharded", "replicated"]))
 def test_ranks_send_half_of_the_bytes(comm: Intracomm, strategy: str) -> None:
     if comm.size == 1:
         pytest.skip("one rank sends nothing")
@@ -72,9 +68,15 @@ def test_ranks_send_half_of_the_bytes(comm: Intracomm, strategy: str) -> None:
     assert 0.49 < sent[1] / sent[0] < 0.56
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("words", ["--pipeline 2 --microbatches 2", "--tensor 2"])
-def test_a_model_in_parts_gives_the_same_losses(comm: Intracomm, strategy: str, words: str) -> None:
+DIVIDED = [
+    ("--pipeline 2 --microbatches 2", "replicated"),
+    ("--tensor 2", "sharded"),
+    *itertools.product(("--pipeline 2 --microbatches 2", "--tensor 2"), STRATEGIES),
+]
+
+
+@pytest.mark.parametrize(("words", "strategy"), extent.first(2, DIVIDED))
+def test_a_model_in_parts_gives_the_same_losses(comm: Intracomm, words: str, strategy: str) -> None:
     if comm.size % 2:
         pytest.skip("needs an even number of ranks")
     found = trained(comm, "--precision", "float16", *SCALE["float16"], "--strategy", strategy, *words.split())
@@ -105,7 +107,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, here: bool, steps: tuple[int, .
     monkeypatch.setattr(Model, "loss_and_gradient", changed)
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "sharded_optimizer"])
+@pytest.mark.parametrize("strategy", extent.first(1, ["sharded_optimizer", "replicated"]))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
     comm: Intracomm, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,15 +127,15 @@ def test_a_run_whose_gradients_always_overflow_ends_on_all_ranks(
         trained(comm, "--precision", "float16", "--loss-scale", "0.001953125")
 
 
-@pytest.mark.parametrize(
-    ("precision", "strategy"),
-    [
-        ("float16", "replicated"),
-        ("bfloat16", "sharded_optimizer"),
-        ("bfloat16", "sharded_gradients"),
-        ("float16", "sharded"),
-    ],
-)
+RESUMED = [
+    ("float16", "replicated"),
+    ("bfloat16", "sharded"),
+    *itertools.product(("float16", "bfloat16"), STRATEGIES[1:]),
+    ("bfloat16", "replicated"),
+]
+
+
+@pytest.mark.parametrize(("precision", "strategy"), extent.first(2, RESUMED))
 def test_a_run_goes_on_with_its_bits(comm: Intracomm, shared_folder: Path, precision: str, strategy: str) -> None:
     """The loss scale begins too high, so that it changes before and after the checkpoint."""
     words = ["--precision", precision, "--schedule", "constant", "--strategy", strategy]
@@ -175,7 +177,7 @@ class Line:
         return [2 * x.T @ error]
 
 
-@PRECISIONS
+@pytest.mark.parametrize("precision", extent.first(1, ["bfloat16", "float16"]))
 def test_a_model_of_ones_own_trains(comm: Intracomm, precision: str) -> None:
     x = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     data = mpicoll.train.ArrayDataset(x, (x @ np.array([1, -2, 0.5])).astype(np.float32))
