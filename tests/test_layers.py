@@ -69,6 +69,7 @@ EXCEPT = {
     "mpicoll/schedules/simulate.py": ("numpy",),
     "mpicoll/schedules/columns.py": ("numpy",),
     "mpicoll/plans/simulated_memory.py": ("numpy",),
+    "mpicoll/plans/thread_memory.py": ("numpy",),
     "mpicoll/plans/simulated_executor.py": ("numpy",),
     "mpicoll/plans/verify_plan.py": ("numpy",),
 }

@@ -9,7 +9,7 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from mpicoll.plans.simulated_memory import Memory
 from mpicoll.schedules import COLLECTIVES as ROWS
 from mpicoll.schedules.collective_table import Where
 
+if TYPE_CHECKING:
+    from mpicoll.plans.thread_memory import ThreadMemory
+
+AnyMemory = Union[Memory, "ThreadMemory"]
 Edits = dict[str, tuple[str, str]] | None
 """By module, a text of its source and its replacement: errors that the proof has to find."""
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
@@ -148,9 +152,11 @@ class Processes:
         By process and lane, four buffers in its segment, and four in private memory.
     """
 
-    def __init__(self, memory: Memory, size: int, method: str = "STAGE", edits: Edits = None, lanes: int = 1) -> None:
+    def __init__(
+        self, memory: AnyMemory, size: int, method: str = "STAGE", edits: Edits = None, lanes: int = 1
+    ) -> None:
         self.memory, self.method, self.lanes = memory, method, lanes
-        self.modules = load_executor(memory, edits)
+        self.modules = load_executor(memory, edits) if isinstance(memory, Memory) else memory.load_executor()
         words = self.modules.operation_words
         self.peers = memory.private(8 * words.PEER_WORDS * size)
         self.scratch = [memory.shared(words.SCRATCH_NBYTES) for _ in range(size)]
@@ -161,7 +167,7 @@ class Processes:
         segment = memory.shared(self.lanes * words.STAGES_PER_LANE * STAGE_NBYTES)
         near = [[memory.shared(BUFFER_NBYTES) for _ in range(4)] for _ in lanes]
         nbytes = near[-1][-1] + BUFFER_NBYTES - segment
-        for word, value in enumerate((process, segment, segment, nbytes, segment)):
+        for word, value in enumerate((memory.pid(process), segment, segment, nbytes, segment)):
             memory.store(self.peers + 8 * (words.PEER_WORDS * process + word), value)
         return [near[lane] + [memory.shared(BUFFER_NBYTES) for _ in range(4)] for lane in lanes]
 
@@ -187,7 +193,7 @@ class Ranks:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: AnyMemory,
         method: str = "STAGE",
         edits: Edits = None,
         *,
@@ -238,11 +244,15 @@ class Ranks:
         key = (kind, rank, root, long)
         if key not in self._plans:
             rows = np.array(make(kind, self.size, rank, root=root, long=long), np.int64)
-            words = rows.view(np.uint8).reshape(-1)
             self._plans[key] = self._plans_end
-            self.memory.memory[self._plans_end : self._plans_end + words.size] = words
-            self._plans_end += words.size
+            self.memory.fill(self._plans_end, rows)
+            self._plans_end += rows.nbytes
         return self._plans[key]
+
+    def plan_of(self, rank: int, operation: SimulatedOperation) -> int:
+        """Return the address of an operation's plan; plans are made one at a time."""
+        kind = operation.kind
+        return self.plan(kind, rank, operation.root, 8 * operation.count > SLOT_NBYTES and kind != "barrier")
 
     def start(self, rank: int, operation: SimulatedOperation) -> int:
         """Write this rank's input and start the operation; return the status."""
@@ -257,12 +267,12 @@ class Ranks:
             words.COLLECTIVE: COLLECTIVES.index(kind),
             words.COUNT: 0 if kind == "barrier" else count,
             words.CALL: COLLECTIVES.index(kind) | operation.root << 32,
-            words.REDUCER: 2 if operation.raises == rank else 1,
+            words.REDUCER: self.memory.reducer(raises=operation.raises == rank),
             words.ROOT: operation.root,
             words.SEND: send,
             words.RECV: recv,
             words.BOUNDS: self.bounds[rank],
-            words.PLAN: self.plan(kind, rank, operation.root, 8 * count > SLOT_NBYTES and kind != "barrier"),
+            words.PLAN: self.plan_of(rank, operation),
         }.items():
             self.put(rank, word, value)
         return int(self.executor.begin(self.jobs[rank]))

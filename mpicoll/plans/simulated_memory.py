@@ -27,7 +27,7 @@ def _zeros(nbytes: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
-def _behind(address: int, nbytes: int, end: int) -> int:
+def behind(address: int, nbytes: int, end: int) -> int:
     """Return where the next allocation begins."""
     behind = -(-(address + nbytes) // 64) * 64
     if behind > end:
@@ -72,14 +72,26 @@ class Memory:
     def private(self, nbytes: int) -> int:
         """Allocate memory that one rank uses alone, without checks; return its address."""
         address = self._private_free
-        self._private_free = _behind(address, nbytes, self._private_end)
+        self._private_free = behind(address, nbytes, self._private_end)
         return address
 
     def shared(self, nbytes: int) -> int:
         """Allocate memory whose accesses are checked; return its address."""
         address = self._free
-        self._free = _behind(address, nbytes, self.memory.size)
+        self._free = behind(address, nbytes, self.memory.size)
         return address
+
+    def fill(self, address: int, values: Array) -> None:
+        """Write an array without checks, before ranks run."""
+        self.memory[address : address + values.nbytes] = values.view(np.uint8).reshape(-1)
+
+    def pid(self, process: int) -> int:
+        """Return the number by which the system knows a process."""
+        return process
+
+    def reducer(self, *, raises: bool) -> int:
+        """Return the address of a reducer, for :meth:`reduce`."""
+        return 2 if raises else 1
 
     # What `mpicoll.kernels.atomics` has, for the rank whose turn it is ------------------------------------------------
 

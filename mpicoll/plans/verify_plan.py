@@ -206,6 +206,7 @@ def prove_collective(collective: str, size: int) -> int:
 
 def run(ranks: Ranks, operations: Sequence[SimulatedOperation]) -> None:
     """Run all ranks to the end, each until it has to wait."""
+    assert isinstance(ranks.memory, Memory)
     _run(ranks.memory, {rank: _program(ranks, rank, operations) for rank in range(ranks.size)})
 
 

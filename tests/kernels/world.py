@@ -15,6 +15,23 @@ COUNTS = (1, 13, 30, 70, 130, 200)
 """By record, by slot, in one segment and in several."""
 
 
+def draw(pick: random.Random, size: int, kinds: tuple[str, ...], counts: tuple[int, ...]) -> SimulatedOperation:
+    """Draw an operation of `size` ranks."""
+    kind, count = pick.choice(kinds), pick.choice(counts)
+    if kind in BY_PARTS:
+        count = -(-count // size) * size
+    near = pick.random()
+    places = [_places(pick, near) for _ in range(size)]
+    values = np.array([[pick.randrange(1 << 40) for _ in range(count)] for _ in range(size)], np.int64)
+    in_place = pick.random() < 0.3 and kind == "allreduce"
+    return SimulatedOperation(kind, count, pick.randrange(size), in_place, places, values)
+
+
+def _places(pick: random.Random, near: float) -> tuple[int, int]:
+    send, recv = (pick.randrange(2) if pick.random() < near else 4 + pick.randrange(2) for _ in range(2))
+    return send, recv + 2
+
+
 class World(Ranks):
     """Ranks with one lane of operations."""
 
@@ -24,19 +41,7 @@ class World(Ranks):
 
     def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> SimulatedOperation:
         """Draw an operation, of which all ranks know everything."""
-        pick = self.machine.random
-        kind, count = pick.choice(kinds), pick.choice(counts)
-        if kind in BY_PARTS:
-            count = -(-count // self.size) * self.size
-        near = pick.random()
-        places = [self._places(pick, near) for _ in range(self.size)]
-        values = np.array([[pick.randrange(1 << 40) for _ in range(count)] for _ in range(self.size)], np.int64)
-        in_place = pick.random() < 0.3 and kind == "allreduce"
-        return SimulatedOperation(kind, count, pick.randrange(self.size), in_place, places, values)
-
-    def _places(self, pick: random.Random, near: float) -> tuple[int, int]:
-        send, recv = (pick.randrange(2) if pick.random() < near else 4 + pick.randrange(2) for _ in range(2))
-        return send, recv + 2
+        return draw(self.machine.random, self.size, kinds, counts)
 
     def finish(self, rank: int, status: int) -> int:
         """Advance to the end; return the last status."""
