@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mpicoll.comm import Cartcomm, Distgraphcomm, Graphcomm, Intercomm, Intracomm
     from mpicoll.compression import ErrorFeedback, compressor
     from mpicoll.gradients import GradientSynchronizer
+    from mpicoll.parallel.sharded_optimizer import ShardedOptimizer
     from mpicoll.parameter_server import ParameterServer
     from mpicoll.shared_memory.numpy_allocator import shared_arrays
 
@@ -40,6 +41,7 @@ __all__ = [
     "Intracomm",
     "ParameterServer",
     "Request",
+    "ShardedOptimizer",
     "__version__",
     "compressor",
     "errors",
@@ -57,6 +59,7 @@ _HOME = {
     "GradientSynchronizer": "mpicoll.gradients",
     "ParameterServer": "mpicoll.parameter_server",
     "Request": "mpicoll.collectives.requests",
+    "ShardedOptimizer": "mpicoll.parallel.sharded_optimizer",
     "compressor": "mpicoll.compression",
     "op": "mpicoll.buffers.reduction_ops",
     "shared_arrays": "mpicoll.shared_memory.numpy_allocator",

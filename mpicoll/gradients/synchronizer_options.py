@@ -134,19 +134,32 @@ def digest(*facts: Any) -> bytes:
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
-def agree(comm: MPI.Intracomm, digest: bytes, problem: Exception | None) -> None:
-    """Compare the ranks' digests, and raise on every rank if they differ or any rank has a `problem`; collective."""
+_FACTS = "parameter shapes, dtype, bucket_bytes, dense_bytes, average, compression or error_feedback"
+
+
+def agree(
+    comm: MPI.Intracomm,
+    digest: bytes,
+    problem: Exception | None,
+    *,
+    who: str = "gradient synchronizer",
+    facts: str = _FACTS,
+) -> None:
+    """Compare the ranks' digests, and raise on every rank if they differ or any rank has a `problem`; collective.
+
+    Parameters
+    ----------
+    who, facts
+        Subject of the messages, and the facts that the digest stands for.
+    """
     digests = _gather_digests(comm, digest)
     if problem is not None:
         raise problem
     refused = [rank for rank, other in enumerate(digests) if other == REFUSED]
     if refused:
-        raise RemoteError(f"gradient synchronizer: rank {_listed(refused)} refused its arguments")
+        raise RemoteError(f"{who}: rank {_listed(refused)} refused its arguments")
     if differing := _outvoted(digests):
-        raise MismatchError(
-            f"gradient synchronizer: rank {_listed(differing)} differs from the others in parameter shapes, dtype, "
-            "bucket_bytes, dense_bytes, average, compression or error_feedback"
-        )
+        raise MismatchError(f"{who}: rank {_listed(differing)} differs from the others in {facts}")
 
 
 def _listed(ranks: Sequence[int], most: int = 8) -> str:

@@ -18,8 +18,9 @@ from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
 from mpicoll.optim.layerwise import LayerwiseOptimizer
 from mpicoll.optim.loss_scale import LossScale
-from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer
 from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
+from mpicoll.parallel.offloaded_state import OffloadedState
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.parallel.sharded_parameters import (
@@ -93,7 +94,8 @@ class Sharded:
         dtype: np.dtype | None = None,
         updated: Callable[[slice, np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        self._squares, self._statistics = squares, RunningStatistics(model, comm)
+        self._squares, self.model = squares, model
+        self._statistics = RunningStatistics(model, comm)
         self._division = division = ParameterGroups(model, comm, config.bucket_bytes, dtype)
         chunked = config.shard == "parameters"
         self._parameters: Parameters = (
@@ -104,16 +106,40 @@ class Sharded:
         )
         self._arrays = [model.layout.arrays_in(own.start, own.stop) for own in division.own]
         joined = not OPTIMIZERS[config.optimizer].layerwise
+        self._offloaded: OffloadedState | None = None
+        if config.offload is not None:
+            sizes, slots = [chunk.nbytes for chunk in self._parameters.own], len(OPTIMIZERS[config.optimizer].slots)
+            self._offloaded = OffloadedState(config.offload, sizes, slots, comm)
         self._optimizers = [
-            optimizer_for(
-                config,
-                chunk if updated is None else updated(own, chunk),
-                model.layout.decayed(own.start, own.stop, joined=joined),
+            self._placed(
+                optimizer_for(
+                    config,
+                    chunk if updated is None else updated(own, chunk),
+                    model.layout.decayed(own.start, own.stop, joined=joined),
+                )
             )
             for own, chunk in zip(division.own, self._parameters.own, strict=True)
         ]
         self._scale, self._last, self._steps = 1.0, True, 0
         self._applied = np.zeros(1, np.int64)  # updates of each chunk, those before a checkpoint included
+
+    def _placed(self, optimizer: Optimizer) -> Optimizer:
+        """Return a new optimizer, with its state in the file if there is one."""
+        return optimizer if self._offloaded is None else self._offloaded.take(optimizer)
+
+    @property
+    def division(self) -> ParameterGroups:
+        """Ownership of the flat vector by ranks."""
+        return self._division
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of each chunk, those before a checkpoint included."""
+        return int(self._applied[0])
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self._applied[0] = updates
 
     # ---- Storage ----------------------------------------------------------------------------------------------------
 
@@ -164,16 +190,28 @@ class Sharded:
         layerwise = [each for each in self._optimizers if isinstance(each, LayerwiseOptimizer)]
         if layerwise:
             squares = np.zeros((self._division.layout.array_count, 2))
-            for optimizer, gradient, places in zip(layerwise, gradients, self._arrays, strict=True):
-                squares[places] += optimizer.prepare(gradient, scale)
+            for number, (optimizer, gradient) in enumerate(zip(layerwise, gradients, strict=True)):
+                squares[self._arrays[number]] += optimizer.prepare(gradient, scale)
+                self._release(number)
             with self._division.meter.waiting():
                 self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
-            for optimizer, gradient, places in zip(layerwise, gradients, self._arrays, strict=True):
-                optimizer.finish(gradient, rate, scale, squares[places])
+            for number, (optimizer, gradient) in enumerate(zip(layerwise, gradients, strict=True)):
+                optimizer.finish(gradient, rate, scale, squares[self._arrays[number]])
+                self._release(number)
         else:
-            for each, gradient in zip(self._optimizers, gradients, strict=True):
+            for number, (each, gradient) in enumerate(zip(self._optimizers, gradients, strict=True)):
                 each.apply(gradient, rate, scale=scale)
+                self._release(number)
         self._applied += 1
+
+    def _release(self, number: int) -> None:
+        """Take an updated group's offloaded state out of memory."""
+        if self._offloaded is not None:
+            self._offloaded.release(number)
+
+    def discard(self) -> None:
+        """Discard the gradients of this step, after :meth:`reduce` or before; collective."""
+        self._gradients.forget()
 
     def _norm(self) -> float:
         starts = [own.start for own in self._division.own]
@@ -219,10 +257,11 @@ class Sharded:
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.parallel.strategy.Strategy`; peak values, as in the table above."""
+        state = sum(optimizer.nbytes for optimizer in self._optimizers)
         return {
             "parameters": self._parameters.nbytes,
             "gradients": self._gradients.nbytes,
-            "optimizer": sum(optimizer.nbytes for optimizer in self._optimizers),
+            **({"optimizer": state} if self._offloaded is None else {"optimizer": 0, "offloaded": state}),
         }
 
     def traffic(self) -> CommunicationStatistics:

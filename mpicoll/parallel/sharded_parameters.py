@@ -72,7 +72,7 @@ class Gradients(Protocol):
         """Wait until all gradients are summed over the ranks; collective."""
 
     def forget(self) -> None:
-        """Start a new step."""
+        """Start a new step; collective if the gradients of this one are being reduced."""
 
     @property
     def nbytes(self) -> int:
@@ -174,6 +174,8 @@ class WholeGradients:
 
     def forget(self) -> None:
         """See :class:`Gradients`."""
+        while self._requests:
+            self._requests.pop(0).Wait()
 
     @property
     def nbytes(self) -> int:

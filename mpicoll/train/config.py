@@ -96,6 +96,8 @@ class TrainConfig:
         Largest L2 norm of all gradients together; None for no limit.
     shard
         State that is divided among the ranks, together with all before it in `SHARDINGS`.
+    offload
+        Folder of files for the optimizer state of sharded strategies; None to keep it in memory.
     tensor, pipeline
         Number of ranks that share each layer, and number of pipeline stages; the other ranks are replicas.
     microbatches
@@ -167,6 +169,7 @@ class TrainConfig:
     accumulate: int = 1
     clip: float | None = None
     shard: str = "none"
+    offload: str | None = None
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1
