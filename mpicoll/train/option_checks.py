@@ -146,6 +146,9 @@ def _check_sharing(options: dict[str, Any]) -> None:
     if sharded and options["compression"] is not None:
         name = strategy_name(options["mode"], options["shard"])
         raise UsageError(f"--compression is not for --strategy {name}, where gradients are not compressed")
+    if options["offload"] is not None and not sharded:
+        name = strategy_name(options["mode"], options["shard"])
+        raise UsageError(f"--offload is for sharded strategies, not --strategy {name}")
     for name in ("microbatches", "pipeline_schedule"):
         if options[name] is not None and pipeline == 1:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")

@@ -152,6 +152,8 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
                        "p2p (peer_to_peer), gossip")  # fmt: skip
     group.add_argument("--shard", choices=SHARDINGS, help="older names of strategies: none (replicated), optimizer "
                        "(sharded_optimizer), gradients (sharded_gradients), parameters (sharded)")  # fmt: skip
+    group.add_argument("--offload", metavar="FOLDER", help="sharded strategies: keep the optimizer state in files of "
+                       "this folder, without names, that are mapped into memory")  # fmt: skip
     group.add_argument("--sync-every", type=integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
     group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean, or move "

@@ -26,6 +26,7 @@ SMALL = {
     "parameter_server": [["--size", "64"], ["--size", "64", "--push", "mailbox"]],
     "pca": [["--size", "32"]],
     "search": [["--size", "600"], ["--size", "600", "--group", "3", "--trials", "16"]],
+    "sharded_optimizer": [["--size", "24"]],
     "trainer": [["--size", "640"], ["--size", "640", "--strategy", "sharded"]],
 }
 """Options of each example, once for each launch."""

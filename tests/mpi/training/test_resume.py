@@ -83,6 +83,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({"precision": "float16", "optimizer": "adam", "lr": 0.01, "shard": "parameters"}, {"shard": "none"}),
     ({"precision": "bfloat16"}, {"shard": "gradients", "overlap": "on", "bucket_bytes": 1000}),
     ({"batch_norm": "local"}, {"shard": "optimizer", "algorithm": "ring"}),
+    ({"optimizer": "adam", "lr": 0.01, "shard": "parameters"}, {"offload": "FOLDER"}),
     ({"optimizer": "adamw", "lr": 0.01, "shard": "gradients"}, {"shard": "none"}),
     ({"optimizer": "adagrad", "lr": 0.01, "shard": "optimizer"}, {"shard": "gradients"}),
     ({"optimizer": "adam", "lr": 0.01, "compression": "sign"}, {"overlap": "on"}),
