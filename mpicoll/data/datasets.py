@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.consensus import all_succeed, share
 from mpicoll.data import sample_files
+from mpicoll.data.distributed_arrays import DistributedArrays
 from mpicoll.data.sample_checks import check_arrays
 from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
 from mpicoll.data.text_samples import BYTES, load_text
@@ -21,7 +22,6 @@ from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
 from mpicoll.train.config import Synthetic, TrainConfig, is_text, parse_synthetic
 
-_BCAST_BYTES = 1 << 28
 _SPLIT = 0x5F3759DF
 """Part of the split's seed, which makes its random stream differ from those of the epochs."""
 
@@ -59,7 +59,7 @@ class StoredSamples:
     """
 
     def __init__(self, source: Fillable, features: int, dtype: str, targets: int = 0) -> None:
-        self._source, self.count = source, source.count
+        self._source, self.count, self._targets = source, source.count, targets
         self._x = np.empty((0, features), dtype)
         self._y = np.empty((0, targets), dtype) if targets else np.empty(0, np.int64)
 
@@ -71,6 +71,10 @@ class StoredSamples:
         x, y = self._x[: len(indices)], self._y[: len(indices)]
         self._source.fill(indices, x, y)
         return x, y
+
+    def another(self) -> StoredSamples:
+        """Return the same samples with memory of their own, so that batches of both are valid at a time."""
+        return StoredSamples(self._source, self._x.shape[1], self._x.dtype.name, self._targets)
 
 
 class Fillable(Protocol):
@@ -217,21 +221,16 @@ def _scale(x: np.ndarray) -> float:
 
 
 def _read_and_broadcast(config: TrainConfig, comm: MPI.Intracomm) -> tuple[dict[str, np.ndarray], float]:
-    arrays: dict[str, np.ndarray] = {}
-    scale = 1.0
-    found = all_succeed(comm, lambda: _read(config.dataset, reals=_reals(config)) if comm.Get_rank() == 0 else None)
-    record = None
-    if found is not None:
-        arrays, scale = found
-        record = {"scale": scale, "arrays": {name: [a.dtype.str, a.shape] for name, a in arrays.items()}}
-    record = share(comm, record)
-    for name, (dtype, shape) in record["arrays"].items():
-        array = np.ascontiguousarray(arrays[name]) if found is not None else np.empty(tuple(shape), np.dtype(dtype))
-        arrays[name] = array
-        flat = array.reshape(-1).view(np.uint8)
-        for start in range(0, len(flat), _BCAST_BYTES):
-            comm.Bcast(flat[start : start + _BCAST_BYTES])
-    return arrays, float(record["scale"])
+    here = comm.Get_rank() == 0
+    found = all_succeed(comm, lambda: _read(config.dataset, reals=_reals(config)) if here else None)
+    arrays, scale = found if here else ({}, 1.0)
+    record = {"scale": scale, "arrays": {name: [array.dtype.str, array.shape] for name, array in arrays.items()}}
+    record = share(comm, record if here else None)
+    wanted = {name: (dtype, tuple(shape)) for name, (dtype, shape) in record["arrays"].items()}
+    copies = DistributedArrays(wanted, comm, shared=config.share_data)
+    for name, (_, shape) in wanted.items():
+        copies.fill(name, 0, shape[0], 0, arrays.pop(name, None))
+    return copies.finish(), float(record["scale"])
 
 
 def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.ndarray]:

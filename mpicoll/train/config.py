@@ -56,6 +56,10 @@ class TrainConfig:
     ----------
     batch
         Samples in a batch, over all ranks.
+    prefetch
+        Number of batches that a thread makes ahead; 0 for none.
+    share_data
+        Whether the ranks of a node hold one copy of a data set together.
     model
         One of `MODELS`, or ``package.module:factory``.
     task
@@ -135,6 +139,8 @@ class TrainConfig:
     dataset: str = "digits"
     labels: str | None = None
     test_fraction: float = 0.2
+    prefetch: int = 0
+    share_data: bool = False
     model: str = "mlp"
     hidden: tuple[int, ...] = (256, 128)
     filters: int = 0

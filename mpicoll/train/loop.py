@@ -19,13 +19,14 @@ from mpicoll.models.micro_batches import StepExecutor
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import CommunicationStatistics, Strategy
 from mpicoll.train.asynchronous.placed_momentum import is_fed_back
+from mpicoll.train.batch_prefetch import BatchReader
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.coordination import Coordination, LeftBehind, Share, ShareResult
 from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity
 from mpicoll.train.process_facts import process_age
 from mpicoll.train.run_report import complain
-from mpicoll.train.step_plan import BatchReader, shares_for_evaluation
+from mpicoll.train.step_plan import shares_for_evaluation
 
 
 class LoopCallback:
@@ -82,7 +83,7 @@ class Loop:
         self._config, self._mesh, self._dataset, self._engine = config, mesh, dataset, engine
         self.strategy, self.coordination, self.clock = strategy, coordination, clock
         self.step_plan = coordination.step_plan
-        self._reader = BatchReader(config, dataset)
+        self._reader = BatchReader(config, dataset.train)
         self.epochs = list(epochs)
         self.gradient_norm, self.seconds_to_first_step = math.nan, 0.0
         self._callbacks: tuple[LoopCallback, ...] = ()
@@ -120,6 +121,8 @@ class Loop:
                 self._end(coordination.settle())
         except TrainingError as error:
             coordination.fail(error)
+        finally:
+            self._reader.close()
         self.epochs = coordination.finish(self.epochs)
         self._note_epochs(coordination.done)
 
@@ -173,7 +176,7 @@ class Loop:
         tracing.at_step(step)
         with clock.spent_on("data"):
             indices, count = self.step_plan.samples(step, share.parts, share.part)
-            parts = self._reader.parts(indices, step)
+            parts = self._reader.parts(indices, share)
         with self._computing():
             strategy.fetch()
             compress = step >= self._config.warmup_dense

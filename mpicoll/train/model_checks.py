@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpicoll.errors import UsageError
-from mpicoll.train.config import MODELS, SYNTHETIC_TEXT, is_text, parse_synthetic, parse_synthetic_text
+from mpicoll.train.config import ASYNCHRONOUS, MODELS, SYNTHETIC_TEXT, is_text, parse_synthetic, parse_synthetic_text
 
 HIDDEN = (256, 128)
 FILTERS = 16
@@ -71,6 +71,12 @@ def check_data(options: dict[str, Any]) -> None:
     if dataset.startswith(SYNTHETIC_TEXT):
         parse_synthetic_text(dataset)
     _check_task(options)
+    if options["share_data"] and (is_text(dataset) or dataset.startswith("synthetic:") or dataset.endswith(".npy")):
+        raise UsageError(f"--share-data has no meaning for --dataset {dataset}, of which no rank holds a copy")
+    if options["prefetch"] and options["balance"] == "auto":
+        raise UsageError("--prefetch is not for --balance auto, which decides at each step what a rank reads")
+    if options["prefetch"] and options["mode"] in ASYNCHRONOUS:
+        raise UsageError("--prefetch is for ranks that take steps together: others learn at each step what to read")
 
 
 def _check_task(options: dict[str, Any]) -> None:

@@ -31,6 +31,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--test-fraction", type=real(0, 1), metavar="X", help="fraction that is held out for testing, chosen by "
         "--seed, if the data set has no test part of its own; the end of a text (default: %(default)s)"
     )  # fmt: skip
+    group.add_argument("--share-data", action="store_true", help="hold a data set that is read into memory once on "
+                       "each node, in memory that its ranks share, in place of once for each rank")  # fmt: skip
+    group.add_argument("--prefetch", type=integer(0), metavar="N", help="number of batches that a thread makes ahead "
+                       "of the steps that use them; results are the same (default: %(default)s)")  # fmt: skip
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Step plan of a run: number of steps, samples and learning rate of each step; and the reader of their samples."""
+"""Step plan of a run: number of steps, samples and learning rate of each step; and the division of samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.data.datasets import Dataset, Samples
+from mpicoll.data.datasets import Samples
 from mpicoll.data.sampler import batch_of, epoch_order, part, steps_per_epoch
 from mpicoll.models.layers import RandomKey
 from mpicoll.models.micro_batches import MicroBatch
@@ -73,19 +73,11 @@ class StepPlan:
         return learning_rate(step, self.total_steps, self.peak, config.warmup, config.schedule)
 
 
-class BatchReader:
-    """Reader of one rank's training samples."""
-
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        self._train, self._parts = dataset.train, config.accumulate * config.microbatches
-        self._seed = config.seed
-
-    def parts(self, indices: np.ndarray, step: int) -> list[MicroBatch]:
-        """Return the samples `indices` of a step in ``accumulate * microbatches`` parts, some of them perhaps empty."""
-        x, y = self._train.batch(indices)
-        cuts = [slice(*part(len(x), self._parts, number)) for number in range(self._parts)]
-        numbers = indices.astype(np.int64)
-        return [MicroBatch(x[cut], y[cut], RandomKey(self._seed, step, numbers[cut])) for cut in cuts]
+def micro_batches(x: Any, y: Any, indices: np.ndarray, step: int, config: TrainConfig) -> list[MicroBatch]:
+    """Return the samples `indices` of a step in ``accumulate * microbatches`` parts, some of them perhaps empty."""
+    parts, numbers = config.accumulate * config.microbatches, indices.astype(np.int64)
+    cuts = [slice(*part(len(x), parts, number)) for number in range(parts)]
+    return [MicroBatch(x[cut], y[cut], RandomKey(config.seed, step, numbers[cut])) for cut in cuts]
 
 
 def shares_for_evaluation(samples: Samples, size: int, rank: int) -> Iterator[tuple[Any, Any]]:

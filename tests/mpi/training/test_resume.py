@@ -62,6 +62,8 @@ PAIRS: list[tuple[Options, Options]] = [
     ({}, {**OUTPUTS, **DELAYS}),
     (SERVED, {**OUTPUTS, **DELAYS, "plot": None}),
     ({}, {"balance": "auto"}),
+    *((first, {"prefetch": 2}) for first in ({}, {"mode": "local", "accumulate": 2})),
+    ({"dataset": "digits"}, {"share_data": True}),
     *((first, {"background_checkpoints": True}) for first in ({}, SERVED, {"mode": "local"})),
     ({"background_checkpoints": True, "shard": "parameters"}, {"checkpoint_every": 1}),
     ({"balance": "auto"}, {"balance": "equal"}),
