@@ -16,11 +16,12 @@ from mpicoll.consensus import all_succeed, share
 from mpicoll.data import sample_files
 from mpicoll.data.distributed_arrays import DistributedArrays
 from mpicoll.data.sample_checks import check_arrays
+from mpicoll.data.sample_parts import load_parts
 from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
 from mpicoll.data.text_samples import BYTES, load_text
 from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
-from mpicoll.train.config import Synthetic, TrainConfig, is_text, parse_synthetic
+from mpicoll.train.config import Synthetic, TrainConfig, is_parts, is_text, parse_synthetic
 
 _SPLIT = 0x5F3759DF
 """Part of the split's seed, which makes its random stream differ from those of the epochs."""
@@ -141,8 +142,8 @@ class Dataset:
 def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
     """Load the data set that `config` names. Collective over `comm`.
 
-    Rank 0 reads data sets that are held in memory and broadcasts them. Every rank maps a .npy file. Synthetic samples
-    are computed when they are used.
+    Rank 0 reads data sets of one file and broadcasts them; the ranks divide several files among them. Every rank maps a
+    .npy file. Synthetic samples are computed when they are used.
 
     Raises
     ------
@@ -154,7 +155,10 @@ def load(config: TrainConfig, comm: MPI.Intracomm) -> Dataset:
     if is_text(config.dataset):
         parts = load_text(config, comm)
         return Dataset(*parts, config.context, BYTES, None)
-    if config.labels is not None:
+    if is_parts(config.dataset) or is_parts(config.labels or ""):
+        arrays = load_parts(config, comm)
+        scale = _scale(arrays["x"])
+    elif config.labels is not None:
         arrays = _map_everywhere(config, comm)
         scale = _scale(arrays["x"])
     else:
@@ -195,7 +199,8 @@ def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
     elif path.is_dir():
         arrays = sample_files.read_idx_folder(path)
     else:
-        raise DataError(f"--dataset {dataset}: neither digits, synthetic:N, a folder, nor a file .npz or .npy")
+        kinds = "digits, synthetic:N, a folder, nor a file .npz, .npy, .csv or .parquet"
+        raise DataError(f"--dataset {dataset}: neither {kinds}")
     arrays = check_arrays(arrays, reals=reals)
     return arrays, _scale(next(iter(arrays.values())))
 

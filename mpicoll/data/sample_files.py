@@ -52,7 +52,7 @@ class NpyHeader(NamedTuple):
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Context that turns the errors of a damaged file into a DataError with the file's name."""
     try:
         yield
@@ -85,7 +85,7 @@ def read_idx(path: Path) -> np.ndarray:
     DataError
         If the file is missing, is not IDX, or does not hold exactly what its header promises.
     """
-    with _naming(path):
+    with naming(path):
         if path.suffix == ".gz":
             limit = path.stat().st_size * _DEFLATE_LIMIT
             with gzip.open(path, "rb") as stream:
@@ -162,7 +162,7 @@ def map_npy(path: Path) -> np.ndarray:
         If the file is missing, not a .npy file, or of another length than in its header; or if its elements are not
         plain numbers.
     """
-    with _naming(path), path.open("rb") as stream:
+    with naming(path), path.open("rb") as stream:
         header = _read_npy_header(stream)
         _require_size(header.nbytes, path.stat().st_size - header.offset, str(path))
         if header.nbytes == 0:
@@ -179,7 +179,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     DataError
         If the file is missing or damaged, holds neither set of names, or anything but plain numbers under them.
     """
-    with _naming(path), zipfile.ZipFile(path) as archive:
+    with naming(path), zipfile.ZipFile(path) as archive:
         members = {info.filename: info for info in archive.infolist()}
         for names in (tuple(IDX_NAMES), ("x", "y")):
             if all(f"{name}.npy" in members for name in names):
@@ -213,7 +213,7 @@ def read_csv_rows(path: Path, columns: int) -> np.ndarray:
     DataError
         If the file is missing or holds anything else.
     """
-    with _naming(path), gzip.open(path, "rb") as stream:
+    with naming(path), gzip.open(path, "rb") as stream:
         text = stream.read(1 << 24)
         table = np.loadtxt(text.decode("ascii").splitlines(), delimiter=",", dtype=np.uint8, ndmin=2)
         if table.shape[1] != columns:

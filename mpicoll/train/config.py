@@ -56,6 +56,8 @@ class TrainConfig:
     ----------
     batch
         Samples in a batch, over all ranks.
+    target
+        Names of the columns of a table that are labels or targets; empty for the last one.
     prefetch
         Number of batches that a thread makes ahead; 0 for none.
     share_data
@@ -138,6 +140,7 @@ class TrainConfig:
 
     dataset: str = "digits"
     labels: str | None = None
+    target: tuple[str, ...] = ()
     test_fraction: float = 0.2
     prefetch: int = 0
     share_data: bool = False
@@ -266,6 +269,18 @@ def parse_synthetic(text: str) -> Synthetic:
 def is_text(dataset: str) -> bool:
     """Return True if `dataset` is ``text:PATH`` or ``synthetic_text[:N]``."""
     return dataset.startswith("text:") or dataset.partition(":")[0] == SYNTHETIC_TEXT
+
+
+def is_idx(name: str) -> bool:
+    """Return True for the name of an IDX file, such as ``train-images-idx3-ubyte.gz``."""
+    return re.search(r"(idx\d|\.idx|ubyte)(\.gz)?$", name) is not None
+
+
+def is_parts(dataset: str) -> bool:
+    """Return True if `dataset` is a pattern of files, a table, or an IDX file: files that ranks divide among them."""
+    if is_text(dataset) or dataset.startswith("synthetic:"):
+        return False
+    return any(letter in dataset for letter in "*?[") or dataset.endswith((".csv", ".parquet")) or is_idx(dataset)
 
 
 def parse_synthetic_text(text: str) -> int:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from mpicoll.errors import UsageError
-from mpicoll.train.config import ASYNCHRONOUS, MODELS, SYNTHETIC_TEXT, is_text, parse_synthetic, parse_synthetic_text
+from mpicoll.train.config import (
+    ASYNCHRONOUS,
+    MODELS,
+    SYNTHETIC_TEXT,
+    is_idx,
+    is_parts,
+    is_text,
+    parse_synthetic,
+    parse_synthetic_text,
+)
 
 HIDDEN = (256, 128)
 FILTERS = 16
@@ -60,23 +69,33 @@ def check_data(options: dict[str, Any]) -> None:
     UsageError
         If data set, task and model do not fit each other.
     """
-    model, labels = options["model"], options["labels"]
+    model = options["model"]
     dataset = options["dataset"] = options["dataset"] or (SYNTHETIC_TEXT if model == "transformer" else "digits")
-    if dataset.endswith(".npy") and not is_text(dataset) and labels is None:
-        raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
-    if labels is not None and (is_text(dataset) or not dataset.endswith(".npy")):
-        raise UsageError(f"--labels is for a --dataset FILE.npy, not {dataset}")
+    _check_files(options)
     if dataset.startswith("synthetic:") or dataset == "synthetic":
         parse_synthetic(dataset)
     if dataset.startswith(SYNTHETIC_TEXT):
         parse_synthetic_text(dataset)
     _check_task(options)
-    if options["share_data"] and (is_text(dataset) or dataset.startswith("synthetic:") or dataset.endswith(".npy")):
+    mapped = dataset.endswith(".npy") and not is_parts(dataset)
+    if options["share_data"] and (is_text(dataset) or dataset.startswith("synthetic:") or mapped):
         raise UsageError(f"--share-data has no meaning for --dataset {dataset}, of which no rank holds a copy")
     if options["prefetch"] and options["balance"] == "auto":
         raise UsageError("--prefetch is not for --balance auto, which decides at each step what a rank reads")
     if options["prefetch"] and options["mode"] in ASYNCHRONOUS:
         raise UsageError("--prefetch is for ranks that take steps together: others learn at each step what to read")
+
+
+def _check_files(options: dict[str, Any]) -> None:
+    """Check the options of files of samples."""
+    dataset, labels = options["dataset"], options["labels"]
+    of_arrays = not is_text(dataset) and (dataset.endswith(".npy") or is_idx(dataset))
+    if of_arrays and labels is None:
+        raise UsageError(f"--dataset {dataset} needs --labels FILE{'.npy' if dataset.endswith('.npy') else ''}")
+    if labels is not None and not of_arrays:
+        raise UsageError(f"--labels is for a --dataset FILE.npy or an IDX file, not {dataset}")
+    if options["target"] and (is_text(dataset) or not dataset.endswith((".csv", ".parquet"))):
+        raise UsageError(f"--target is for a --dataset FILE.csv or FILE.parquet, not {dataset}")
 
 
 def _check_task(options: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from mpicoll.train.config import BATCH_NORMS, DTYPES, MODELS, PRECISIONS, TASKS
 from mpicoll.train.model_checks import CONTEXT, DROPOUT, FILTERS, HEADS, HIDDEN, LAYERS, WIDTH
-from mpicoll.train.option_types import integer, model, power_of_two, real, widths
+from mpicoll.train.option_types import integer, model, names, power_of_two, real, widths
 
 DATASETS = """\
 data sets (files are read as data only, never unpickled):
@@ -14,6 +14,10 @@ data sets (files are read as data only, never unpickled):
   DIRECTORY            the four IDX files of MNIST and its relatives, gzipped or not
   FILE.npz             arrays x_train, y_train, x_test, y_test; or x and y, which are split
   FILE.npy             samples by row, mapped into memory; needs --labels
+  FILE-idx3-ubyte      samples of an IDX file, gzipped or not; needs --labels
+  FILE.csv             a sample in each line, with or without names of columns in the first
+  FILE.parquet         a sample in each row; needs pyarrow
+  PATTERN              several such files, or .npz with x and y, in the order of their names: 'part-*.parquet'
   synthetic:N[xF][xC]  N samples, F features (64), C classes or targets (10), computed when they are used
   text:FILE            bytes of a file, or of all files *.txt of a directory, mapped into memory
   synthetic_text[:N]   N bytes (100000) of sentences made from a few words
@@ -25,8 +29,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--dataset", default=None, metavar="NAME", help="data set, see below (default: digits; "
                        "synthetic_text for --model transformer)")  # fmt: skip
-    group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy, integers from 0; or "
-                       "targets, numbers")  # fmt: skip
+    group.add_argument("--labels", metavar="FILE", help="the labels of a --dataset FILE.npy or an IDX file, integers "
+                       "from 0; or targets, numbers; or a pattern of as many files")  # fmt: skip
+    group.add_argument("--target", type=names, metavar="NAME[,NAME...]", help="columns of a .csv or .parquet file that "
+                       "are labels or targets; all others are features (default: the last)")  # fmt: skip
     group.add_argument(
         "--test-fraction", type=real(0, 1), metavar="X", help="fraction that is held out for testing, chosen by "
         "--seed, if the data set has no test part of its own; the end of a text (default: %(default)s)"

@@ -58,6 +58,14 @@ def widths(text: str) -> tuple[int, ...]:
     return tuple(int(width) for width in text.split(","))
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Convert ``a,b`` to names."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found) or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different names such as price or a,b")
+    return found
+
+
 def nbytes(text: str) -> int:
     """Convert ``65536``, ``64K`` or ``4M`` to a number of bytes."""
     match = re.fullmatch(r"([1-9]\d{0,12})([kmg]?)(?:i?b)?", text.strip().lower())

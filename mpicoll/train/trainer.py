@@ -26,8 +26,8 @@ from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
 
 _GIVEN = (
-    "dataset", "labels", "test_fraction", "share_data", "model", "hidden", "filters", "layers", "heads", "width",
-    "context", "dropout", "batch_norm", "dtype", "mode", "shard",
+    "dataset", "labels", "target", "test_fraction", "share_data", "model", "hidden", "filters", "layers", "heads",
+    "width", "context", "dropout", "batch_norm", "dtype", "mode", "shard",
 )  # fmt: skip
 _OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)

@@ -118,3 +118,34 @@ def test_errors_of_reading_reach_every_rank(comm: Intracomm) -> None:
     with pytest.raises(DataError, match="no such file"):
         load(parse(["--dataset=/nowhere/x.npz", "--share-data"]), comm)
     assert comm.allreduce(1, MPI.SUM) == comm.size
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("count", [1, 5])
+def test_ranks_divide_files_and_hold_all_rows(comm: Intracomm, shared_folder: Path, count: int, shared: bool) -> None:
+    if comm.rank == 0:
+        for number in range(count):
+            rows = np.arange(4) + 10 * number
+            np.savetxt(shared_folder / f"{number}.csv", np.column_stack([rows, rows * 2, rows % 3]), "%d", ",")
+    comm.Barrier()
+    config = parse(["--dataset", str(shared_folder / "*.csv"), *(["--share-data"] if shared else [])])
+    found, alone = load(config, comm), load(config, MPI.COMM_SELF)
+    for ours, expected in ((found.train, alone.train), (found.test, alone.test)):
+        assert ours.count == expected.count
+        for one, other in zip(*(each.batch(np.arange(each.count)) for each in (ours, expected)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("1,2,red\n", "1.csv: could not convert"), ("1,0\n", "1.csv: has columns 0, 1, .*0.csv has 0, 1, 2")],
+)
+def test_a_part_that_does_not_fit_is_refused_on_every_rank(
+    comm: Intracomm, shared_folder: Path, content: str, message: str
+) -> None:
+    if comm.rank == 0:
+        (shared_folder / "0.csv").write_text("1,2,0\n")
+        (shared_folder / "1.csv").write_text(content)
+    comm.Barrier()
+    with pytest.raises(DataError, match=message):
+        load(parse(["--dataset", str(shared_folder / "*.csv")]), comm)

@@ -1,0 +1,143 @@
+"""Tables of samples: CSV and Parquet files with a sample in each row, and columns of features and of targets.
+
+Files are not trusted: only columns of numbers are read, and a fault is raised as a :class:`DataError` that names the
+file.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpicoll.data.sample_files import naming
+from mpicoll.errors import DataError
+
+TABLES = (".csv", ".parquet")
+
+
+class Table(NamedTuple):
+    """Features and targets of a file.
+
+    Attributes
+    ----------
+    columns : list of str
+        Names of all columns of features, then of all columns of targets.
+    x : (rows, features) array
+        uint8 if all columns are, otherwise of the type that is asked for.
+    y : (rows,) or (rows, targets) array
+        int64 if all numbers are whole and `reals` is false, otherwise float64.
+    """
+
+    columns: list[str]
+    x: np.ndarray
+    y: np.ndarray
+
+
+def read_table(path: Path, targets: Sequence[str], dtype: str, *, reals: bool) -> Table:
+    """Read a CSV or Parquet file.
+
+    Parameters
+    ----------
+    targets
+        Names of the columns of targets; the last column if there are none.
+    dtype
+        Type of features that are not all uint8.
+    reals
+        True for targets of float64, also where all are whole numbers.
+
+    Raises
+    ------
+    DataError
+        If the file is missing, damaged, has no such columns, or anything but numbers in a column.
+    """
+    with naming(path):
+        names, columns = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have the same name")
+        if len(names) < 2:
+            raise ValueError(f"has {len(names)} columns; features and a target are needed")
+        if missing := [name for name in targets if name not in names]:
+            raise ValueError(f"has no column {missing[0]!r}; the columns are {', '.join(names)}")
+        chosen = [names.index(name) for name in targets] or [len(names) - 1]
+        rest = [number for number in range(len(names)) if number not in chosen]
+        if not rest:
+            raise ValueError("has columns of targets only")
+        features, given = [columns[number] for number in rest], [columns[number] for number in chosen]
+        x = _joined(features, "uint8" if all(each.dtype == np.uint8 for each in features) else dtype)
+        y = _joined(given, "float64" if reals or any(each.dtype.kind == "f" for each in given) else "int64")
+        listed = [names[number] for number in (*rest, *chosen)]
+        for array, part in ((x, listed), (y, listed[len(rest) :])):
+            if not np.isfinite(array).all():
+                place = int(np.isfinite(array).all(axis=0).argmin())
+                raise ValueError(f"column {part[place]!r} has a number that is not finite in {array.dtype}")
+        return Table(listed, x, y[:, 0] if len(chosen) == 1 else y)
+
+
+def _joined(columns: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """Return columns side by side."""
+    table = np.empty((len(columns[0]), len(columns)), dtype)
+    for place, column in enumerate(columns):
+        if dtype == "int64" and column.dtype == np.uint64 and int(column.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"target {int(column.max())} is too large")
+        with np.errstate(over="ignore"):
+            table[:, place] = column
+    return table
+
+
+def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
+    """Return names and columns; without a line of names, these are the columns' numbers from 0."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        first = next(csv.reader([stream.readline(1 << 20)]), [])
+        stream.seek(0)
+        names = [name.strip() for name in first]
+        has_names = not all(map(_is_number, names))
+        if has_names and any(map(_is_number, names)):
+            raise ValueError(f"the first line has numbers and names: {', '.join(names)[:100]}")
+        table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
+    if not table.size:
+        raise ValueError("has no rows")
+    if has_names and len(names) != table.shape[1]:
+        raise ValueError(f"has {len(names)} names and {table.shape[1]} columns")
+    return names if has_names else list(map(str, range(table.shape[1]))), [_narrowed(column) for column in table.T]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _narrowed(column: np.ndarray) -> np.ndarray:
+    """Return a column as int64 if all its numbers are whole, as class labels are; else as it is."""
+    if (np.abs(column) < 2**53).all() and (column == np.trunc(column)).all():
+        return column.astype(np.int64)
+    return column
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"{path}: Parquet files need pyarrow: pip install 'mpicoll[parquet]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            for field in schema:
+                if not (arrow.types.is_integer(field.type) or arrow.types.is_floating(field.type)):
+                    raise ValueError(f"column {field.name!r} holds {field.type}, not numbers")
+            if not file.metadata.num_rows:
+                raise ValueError("has no rows")
+            table: Any = file.read(use_threads=False)
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"is not a Parquet file that can be read: {error}") from None
+    for name, column in zip(schema.names, table.columns, strict=True):
+        if column.null_count:
+            raise ValueError(f"column {name!r} has {column.null_count} missing values")
+    return list(schema.names), [column.to_numpy() for column in table.columns]
