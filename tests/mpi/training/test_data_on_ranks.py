@@ -138,7 +138,7 @@ def test_ranks_divide_files_and_hold_all_rows(comm: Intracomm, shared_folder: Pa
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("1,2,red\n", "1.csv: could not convert"), ("1,0\n", "1.csv: has columns 0, 1, .*0.csv has 0, 1, 2")],
+    [("1,2,0\n1,2,red\n", "1.csv: could not convert"), ("1,0\n", "1.csv: has columns 0, 1, .*0.csv has 0, 1, 2")],
 )
 def test_a_part_that_does_not_fit_is_refused_on_every_rank(
     comm: Intracomm, shared_folder: Path, content: str, message: str
