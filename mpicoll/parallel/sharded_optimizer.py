@@ -85,7 +85,7 @@ class ShardedOptimizer(ShardedState):
     ------
     TypeError, ValueError
         If an argument of this rank is wrong; the message names it.
-    UsageError
+    mpicoll.errors.UsageError
         On every rank, if `offload` cannot be used on one of them.
     RemoteError
         If only arguments of other ranks are wrong.
