@@ -87,18 +87,18 @@ def variants(specs: Sequence[str]) -> list[Variant]:
     return found
 
 
-def clouds() -> Dataset:
-    """Return the harder task, the same for all seeds."""
+def clouds(train: int = _TRAIN, test: int = _TEST) -> Dataset:
+    """Return the harder task, the same for all seeds, with so many samples to train on and to test with."""
     import numpy as np
 
     from mpicoll.data.datasets import ArraySamples, stored
 
     random = np.random.default_rng(77)
     centres = random.standard_normal((_CLASSES * _CLOUDS, _FEATURES)) * _DISTANCE / np.sqrt(2 * _FEATURES)
-    cloud = random.integers(0, len(centres), _TRAIN + _TEST)
+    cloud = random.integers(0, len(centres), train + test)
     x = (centres[cloud] + random.standard_normal((len(cloud), _FEATURES))).astype(np.float32)
     y = (cloud % _CLASSES).astype(np.int64)
-    parts = ArraySamples(x[:_TRAIN], y[:_TRAIN], 1.0), ArraySamples(x[_TRAIN:], y[_TRAIN:], 1.0)
+    parts = ArraySamples(x[:train], y[:train], 1.0), ArraySamples(x[train:], y[train:], 1.0)
     return stored(parts, _FEATURES, "float32", classes=_CLASSES)
 
 

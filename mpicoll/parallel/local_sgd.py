@@ -29,8 +29,10 @@ class LocalSteps(FlatVectorStrategy):
     of the differences, so that replicas may differ. (Zhang et al., "Deep learning with elastic averaging SGD", NIPS
     2015, the synchronous form.)
 
-    At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. The optimizers'
-    vectors are not averaged, except when a run resumes on another number of ranks. Parameters are those of
+    At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. With *final*
+    averaging they get their own values back for the next step: nothing is synchronised while training goes on, and the
+    mean of the replicas is the model in the end. (Zinkevich et al., "Parallelized stochastic gradient descent", NIPS
+    2010.) The optimizers' vectors are not averaged, except when a run resumes on another number of ranks. Parameters are those of
     :class:`~mpicoll.parallel.strategy.Replicated`.
     """
 
@@ -45,12 +47,25 @@ class LocalSteps(FlatVectorStrategy):
     ) -> None:
         super().__init__(model, parameters, comm, config, average=True)
         self._center, self._gradient = parameters.copy(), np.zeros_like(parameters)
-        self._every, self._squares = config.sync_every, squares
+        is_final = config.averaging == "final"
+        self._every, self._squares = None if is_final else config.sync_every, squares
+        self._kept, self._at_center = parameters.copy() if is_final else None, False
         self._pull = _ELASTICITY / self._size if config.averaging == "elastic" else None
         self._optimizer = optimizer_for(config, parameters, self._spans)
         self._flat = FlatParameters(model.layout, parameters, self._gradient)
         self._scale, self._compress = 1.0, True
         self._steps = np.zeros(1, np.int64)
+
+    @property
+    def replica(self) -> np.ndarray:
+        """This rank's own replica, from which its next step starts; not a copy."""
+        return self._vector if self._kept is None or not self._at_center else self._kept
+
+    def fetch(self) -> None:
+        """Continue from this rank's own replica after an evaluation of the mean."""
+        if self._kept is not None and self._at_center:
+            self._vector[:] = self._kept
+        self._at_center = False
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`Strategy`; gradients are means over this rank's samples only."""
@@ -72,7 +87,10 @@ class LocalSteps(FlatVectorStrategy):
         return norm
 
     def meet(self) -> None:
-        """Set every replica to the centre, and average running statistics."""
+        """Set every replica to the centre, with final averaging until the next step, and average running statistics."""
+        if self._kept is not None and not self._at_center:
+            self._kept[:] = self._vector
+        self._at_center = True
         if self._steps[0]:
             self._average()
         self._vector[:] = self._center
@@ -103,7 +121,7 @@ class LocalSteps(FlatVectorStrategy):
         return {name: array.copy() for name, array in self._own().items()} | self._residuals()
 
     def _own(self) -> dict[str, np.ndarray]:
-        return {"replica": self._vector, **self._optimizer.shared_state(), "steps": self._steps}
+        return {"replica": self.replica, **self._optimizer.shared_state(), "steps": self._steps}
 
     def load_own_state(self, state: dict[str, np.ndarray]) -> bool:
         """See :class:`Strategy`."""
@@ -113,6 +131,7 @@ class LocalSteps(FlatVectorStrategy):
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
         """See :class:`Strategy`; replicas continue from the centre, with the mean of the optimizers' vectors."""
+        self.replica[:] = self._center
         for name, vector in self._optimizer.state.items():
             vector[:] = sum(states[name], np.zeros_like(vector))
             self.sync.comm.Allreduce(MPI.IN_PLACE, vector, MPI.SUM)
@@ -124,7 +143,7 @@ class LocalSteps(FlatVectorStrategy):
     def nbytes(self) -> dict[str, int]:
         """See :class:`Strategy`."""
         return {
-            "parameters": self._vector.nbytes + self._center.nbytes,
+            "parameters": self._vector.nbytes + self._center.nbytes + (0 if self._kept is None else self._kept.nbytes),
             "gradients": self._gradient.nbytes + self.sync.flat.nbytes,
             "optimizer": self._optimizer.nbytes,
         }

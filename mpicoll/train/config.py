@@ -32,7 +32,8 @@ PRECISIONS = ("full", "bfloat16", "float16")
 SCALINGS = ("none", "linear", "sqrt")
 BASE_BATCH = 64
 """Default of ``--base-batch``."""
-AVERAGINGS = ("periodic", "elastic")
+AVERAGINGS = ("periodic", "elastic", "final")
+GRAPHS = ("exponential", "ring", "complete")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
 BALANCES = ("equal", "auto")
@@ -118,7 +119,9 @@ class TrainConfig:
     optimizer, beta1, beta2, epsilon, trust
         Update rule and its settings; None for the rule's defaults, see :mod:`mpicoll.optim.optimizers`.
     sync_every, averaging
-        For ``"local"``: steps between two averages, and ``"periodic"`` or ``"elastic"``.
+        For ``"local"``: steps between two averages, and ``"periodic"``, ``"elastic"`` or ``"final"``.
+    graph
+        For ``"gossip"``: ranks to which a rank sends, one of `GRAPHS`.
     servers, staleness, backup, damping, push, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     balance
@@ -193,6 +196,7 @@ class TrainConfig:
     base_batch: int = BASE_BATCH
     sync_every: int = 16
     averaging: str = "periodic"
+    graph: str = "exponential"
     servers: int = 0
     staleness: int | None = None
     backup: int = 0

@@ -22,6 +22,7 @@ DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 _OF_MODES = {
     "sync_every": "local",
     "averaging": "local",
+    "graph": "gossip",
     "servers": "ps",
     "staleness": "ps",
     "backup": "ps",
@@ -180,6 +181,8 @@ def _check_output(options: dict[str, Any]) -> None:
 
 def _check_mode(options: dict[str, Any]) -> None:
     mode = options["mode"]
+    if options["averaging"] == "final" and options["sync_every"] is not None:
+        raise UsageError("--sync-every has no meaning with --averaging final")
     for name, only in _OF_MODES.items():
         given = options[name] is not None and options[name] is not False
         if given and mode != only:

@@ -14,6 +14,7 @@ from mpicoll.train.config import (
     BALANCES,
     BASE_BATCH,
     FEEDBACK,
+    GRAPHS,
     MODES,
     OPTIMIZERS,
     PIPELINE_SCHEDULES,
@@ -156,8 +157,11 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
                        "this folder, without names, that are mapped into memory")  # fmt: skip
     group.add_argument("--sync-every", type=integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
-    group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean, or move "
-                       "replicas and a common centre towards each other (default: periodic)")  # fmt: skip
+    group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean; move "
+                       "replicas and a common centre towards each other; or only take the mean to evaluate it, and at "
+                       "the end of training (default: periodic)")  # fmt: skip
+    group.add_argument("--graph", choices=GRAPHS, help="gossip: ranks to which a rank sends in turn: those at "
+                       "distances 1, 2, 4, ...; the next one; or all others (default: exponential)")  # fmt: skip
     group = parser.add_argument_group("strategy parameter_server")
     group.add_argument("--servers", type=integer(1), metavar="N", help="the last N ranks are servers, each of a "
                        "part of the parameters (default: 1)")  # fmt: skip

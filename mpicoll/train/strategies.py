@@ -77,12 +77,17 @@ class LocalSGD(Strategy):
     Parameters
     ----------
     sync_every
-        Number of steps between two averages.
+        Number of steps between two averages; no meaning with ``averaging="final"``.
     averaging
-        ``"periodic"``: replicas are replaced with their mean; ``"elastic"``: they move towards a common centre. See
+        ``"periodic"``: replicas are replaced with their mean; ``"elastic"``: they move towards a common centre;
+        ``"final"``: they are averaged at the end, and for evaluations alone before. See
         :class:`~mpicoll.parallel.local_sgd.LocalSteps` for the papers.
     """
 
     name = "local"
     sync_every: int = 16
     averaging: str = "periodic"
+
+    def options(self) -> dict[str, Any]:
+        """Return the options, without steps between averages if there are none."""
+        return {**asdict(self), "sync_every": None if self.averaging == "final" else self.sync_every}

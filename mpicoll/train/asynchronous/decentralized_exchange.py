@@ -169,7 +169,7 @@ class GossipExchange:
     """Stochastic gradient push: every rank sends half of its weight, with its replica, to one other; an `Exchange`.
 
     A rank has a replica and a weight, 1 at first. After each step it sends half of its weight, with its replica, to the
-    rank at distance 1, 2, 4, ... in turn, if the mailbox there has a free slot. Received replicas are averaged with its
+    rank at distance 1, 2, 4, ... in turn (``--graph ring``: 1; ``complete``: 1, 2, 3, ...), if the mailbox there has a free slot. Received replicas are averaged with its
     own, by weights. The sum of all weights is constant, and so is, between updates, the sum of replicas times weights.
     Therefore no rank has to wait for another. On 4 ranks, step 0 and step 1::
 
@@ -182,7 +182,7 @@ class GossipExchange:
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._comm, self._replica, self._size = comm, replica, comm.Get_size()
-        self.scale = float(self._size)
+        self.scale, self._graph = float(self._size), config.graph
         self._weight, self._scratch = 1.0, np.empty_like(replica)
         self._optimizer = OPTIMIZERS["momentum"](replica, config.optimizer_settings)
         if state is not None:
@@ -197,8 +197,8 @@ class GossipExchange:
         self._counts = np.zeros(2, np.int64)
 
     def _ahead(self, rank: int) -> list[int]:
-        """Return the ranks at distances 1, 2, 4, ... from `rank`."""
-        return [(rank + (1 << k)) % self._size for k in range((self._size - 1).bit_length())]
+        """Return the ranks to which `rank` sends in turn."""
+        return [(rank + distance) % self._size for distance in distances(self._graph, self._size)]
 
     def before(self) -> None:
         """Average with the replicas that have arrived."""
@@ -279,6 +279,14 @@ class GossipExchange:
     def facts(self) -> dict[str, Any]:
         """Return the fraction of the steps in which the other rank's mailbox was full, and nothing was sent."""
         return {"skipped": float(self._counts[1] / max(1, self._counts[0]))}
+
+
+def distances(graph: str, size: int) -> list[int]:
+    """Return the distances at which a rank sends to others in turn, from 1 to ``size - 1``; none on one rank."""
+    if graph == "complete":
+        return list(range(1, size))
+    powers = [1 << k for k in range((size - 1).bit_length())]
+    return powers[:1] if graph == "ring" else powers
 
 
 def _slots(comm: MPI.Intracomm, mode: str, mailboxes_nbytes: int) -> int:

@@ -1,0 +1,89 @@
+"""Start of a study's runs that are not finished yet: one launch for all that need the same ranks and links."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench import launch
+from bench.cluster import EmulatedCluster, unavailable
+from bench.namespaces import NamespaceError
+from bench.studies.study_definition import Study
+from bench.studies.study_runs import StudyError, StudyRun, load, write_runs
+
+_LONGEST_RUN_SECONDS = 300.0
+_QUICK_STEPS = 3
+
+
+def planned(study: Study, seeds: int, *, quick: bool) -> list[StudyRun]:
+    """Return all runs of a study, those of one seed after the other.
+
+    Parameters
+    ----------
+    quick
+        True for runs of three steps, to see that they work.
+    """
+    runs = [run for seed in range(seeds) for run in study.runs(seed)]
+    if not quick:
+        return runs
+    return [replace(run, options={**run.options, "steps": _QUICK_STEPS, "warmup": 0}) for run in runs]
+
+
+def pending(runs: Sequence[StudyRun], results: Path) -> list[StudyRun]:
+    """Return the runs that have no outcome in a file of results."""
+    known = load(results)
+    return [run for run in runs if run.key not in known]
+
+
+def run_all(runs: Sequence[StudyRun], results: Path) -> None:
+    """Take all runs that are not finished; their outcomes are added to the file of results as they come.
+
+    Raises
+    ------
+    StudyError
+        If a launch failed, or emulated links are needed and cannot be had.
+    """
+    left = pending(runs, results)
+    if len(left) < len(runs):
+        sys.stdout.write(f"  {len(runs) - len(left)} of {len(runs)} runs are finished\n")
+        sys.stdout.flush()
+    places = dict.fromkeys((run.ranks, run.gbit) for run in left)
+    for ranks, gbit in places:
+        here = [run for run in left if (run.ranks, run.gbit) == (ranks, gbit)]
+        where = f"{ranks} ranks" if gbit is None else f"{ranks} emulated hosts, {gbit:g} Gbit/s"
+        sys.stdout.write(f"  {len(here)} runs on {where}\n")
+        sys.stdout.flush()
+        _launch(here, results, ranks, gbit)
+
+
+def _launch(runs: Sequence[StudyRun], results: Path, ranks: int, gbit: float | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="mpicoll-study-") as folder:
+        listed = Path(folder, "runs.json")
+        write_runs(listed, runs)
+        arguments = ["-m", "bench.studies.run_worker", str(listed), str(results.resolve())]
+        seconds = _LONGEST_RUN_SECONDS * len(runs)
+        try:
+            if gbit is None:
+                command = launch.command(ranks, arguments)
+                done = subprocess.run(command, env=launch.clean_environment(), check=False, timeout=seconds)
+                status = done.returncode
+            else:
+                status = _run_on_cluster(arguments, ranks, gbit, seconds)
+        except subprocess.TimeoutExpired:
+            raise StudyError(f"{len(runs)} runs on {ranks} ranks took more than {seconds:.0f} s") from None
+    if status:
+        raise StudyError(f"a launch on {ranks} ranks ended with exit status {status}")
+
+
+def _run_on_cluster(arguments: Sequence[str], hosts: int, gbit: float, seconds: float) -> int:
+    if reason := unavailable():
+        raise StudyError(f"emulated links: {reason}")
+    try:
+        with EmulatedCluster(hosts, 1, gbit) as cluster:
+            return cluster.run(arguments, timeout=seconds, stream=True).returncode
+    except (ValueError, FileNotFoundError, NamespaceError) as error:
+        raise StudyError(f"emulated links: {error}") from None
