@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.studies import batch_size
+from bench.studies import batch_size, compressor_choice, link_rates, slow_workers, synchronisation
 from bench.studies.run_scheduler import planned, run_all
 from bench.studies.study_definition import Study
 from bench.studies.study_pages import draw, method_page, outcomes_of, page_of
@@ -23,6 +23,10 @@ STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         batch_size.STUDY,
+        synchronisation.STUDY,
+        compressor_choice.STUDY,
+        link_rates.STUDY,
+        slow_workers.STUDY,
     )
 }
 _FOLDER, _QUICK_FOLDER = Path("docs", "studies"), Path("build", "quick-studies")
@@ -73,9 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(study: Study, seeds: int, folder: Path, *, quick: bool, measure: bool) -> None:
     sys.stdout.write(f"{study.name}: {study.title}\n")
     sys.stdout.flush()
-    runs, results = planned(study, seeds, quick=quick), folder / f"{study.name}.jsonl"
+    results = folder / f"{study.name}.jsonl"
     if measure:
-        run_all(runs, results)
+        run_all(planned(study, seeds, results, quick=quick), results)
+        if study.follow is not None:
+            run_all(planned(study, seeds, results, quick=quick), results)
+    runs = planned(study, seeds, results, quick=quick)
     outcomes = outcomes_of(study, runs, results)
     if not outcomes:
         raise StudyError(f"{results}: has no results of this study")

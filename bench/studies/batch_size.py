@@ -27,6 +27,7 @@ RULES: dict[str, dict[str, Any]] = {
     "square root": {"scale_lr": "sqrt"},
     "square root, warm-up": {"scale_lr": "sqrt", "warmup": 0.15},
     "LARS, linear, warm-up": {"optimizer": "lars", "lr": 2.0, "scale_lr": "linear", "warmup": 0.15},
+    "LARS, square root, warm-up": {"optimizer": "lars", "lr": 2.0, "scale_lr": "sqrt", "warmup": 0.15},
     "LAMB, square root, warm-up": {"optimizer": "lamb", "lr": 0.01, "scale_lr": "sqrt", "warmup": 0.15},
 }
 """Options of each row; `warmup` is a fraction of the steps."""
@@ -63,7 +64,7 @@ def draw(figure: Figure, outcomes: Outcomes) -> None:
         groups = names_of(chosen(outcomes, name), "group")
         values = [[100 * each.accuracy for each in chosen(outcomes, name, group)] for group in groups]
         line_with_interval(axes, [int(group) for group in groups], values, label=name)
-    axes.set(xlabel="samples in a batch", ylabel="test accuracy, %", ylim=(70, None))
+    axes.set(xlabel="samples in a batch", ylabel="test accuracy, %", ylim=(40, None))
     axes.set_xscale("log", base=2)
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)

@@ -19,18 +19,27 @@ _LONGEST_RUN_SECONDS = 300.0
 _QUICK_STEPS = 3
 
 
-def planned(study: Study, seeds: int, *, quick: bool) -> list[StudyRun]:
-    """Return all runs of a study, those of one seed after the other.
+def planned(study: Study, seeds: int, results: Path, *, quick: bool) -> list[StudyRun]:
+    """Return all runs of a study that are known yet, those of one seed after the other.
 
     Parameters
     ----------
+    results
+        File of results; runs that follow from others are known when those are finished.
     quick
         True for runs of three steps, to see that they work.
     """
-    runs = [run for seed in range(seeds) for run in study.runs(seed)]
-    if not quick:
+    runs = [_shortened(run, quick) for seed in range(seeds) for run in study.runs(seed)]
+    if study.follow is None:
         return runs
-    return [replace(run, options={**run.options, "steps": _QUICK_STEPS, "warmup": 0}) for run in runs]
+    known = load(results)
+    found = [known[run.key] for run in runs if run.key in known]
+    return runs + [_shortened(run, quick) for seed in range(seeds) for run in study.follow(seed, found)]
+
+
+def _shortened(run: StudyRun, quick: bool) -> StudyRun:
+    options = {**run.options, "steps": _QUICK_STEPS, "warmup": 0} if quick else run.options
+    return replace(run, options=options)
 
 
 def pending(runs: Sequence[StudyRun], results: Path) -> list[StudyRun]:

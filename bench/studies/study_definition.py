@@ -41,6 +41,8 @@ class Study:
         Text in place of the plot.
     conclusions
         Sentences on the published results.
+    follow
+        Function of a seed and the outcomes of `runs` that returns further runs of that seed; None for none.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Study:
     draw: Callable[[Figure, Outcomes], None]
     caption: str
     conclusions: tuple[str, ...]
+    follow: Callable[[int, Outcomes], list[StudyRun]] | None = None
 
 
 def names_of(outcomes: Outcomes, attribute: str) -> list[str]:
