@@ -56,7 +56,7 @@ def tables(outcomes: Outcomes) -> list[str]:
     """Return a table for each rate."""
     lines = []
     for group in names_of(outcomes, "group"):
-        rows = [("strategy", f"seconds to {GOAL:.0%}", "seconds", "kB a step", "accuracy, %")]
+        rows: list[tuple[str, ...]] = [("strategy", f"seconds to {GOAL:.0%}", "seconds", "kB a step", "accuracy, %")]
         for name in names_of(outcomes, "variant"):
             if found := chosen(outcomes, name, group):
                 rows.append((name, *_cells(found)))

@@ -84,7 +84,7 @@ class _ReplicaObserver(Observer):
         """Record the replica, on every rank."""
         if self._config.mode in _REPLICAS:
             self._recorded = _RecordedStrategy(loop.strategy, self._model, loop.step_plan.total_steps)
-            loop.strategy = self._recorded  # type: ignore[assignment]
+            loop.strategy = self._recorded
 
     def ended(self, loop: Loop) -> None:
         """Compare the replicas; collective."""
@@ -100,9 +100,10 @@ class _ReplicaObserver(Observer):
 
     def _tested(self, replica: np.ndarray) -> list[float]:
         """Return the accuracy of every rank's replica on all test samples."""
-        engine, store = SequentialMicroBatches(self._model), FlatParameters(self._model.layout, replica)
+        store: Any = FlatParameters(self._model.layout, replica)
+        engine = SequentialMicroBatches(self._model)
         samples = self._dataset.test
-        hits = sum(engine.loss(store, x, y)[1] for x, y in shares_for_evaluation(samples, 1, 0))  # type: ignore[arg-type]
+        hits = sum(engine.loss(store, x, y)[1] for x, y in shares_for_evaluation(samples, 1, 0))
         found = np.empty(self._comm.Get_size())
         self._comm.Allgather(np.array([hits / samples.count]), found)
         return [float(each) for each in found]

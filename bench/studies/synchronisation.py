@@ -48,7 +48,7 @@ def _mean_distance(outcomes: Outcomes) -> list[float | None]:
 def tables(outcomes: Outcomes) -> list[str]:
     """Return the page's table."""
     head = ("synchronisation", "accuracy, %", "from each step", "kB a step", "gradients late", "distance")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     base = {each.run.seed: each.accuracy for each in chosen(outcomes, "each step")}
     for name in names_of(outcomes, "variant"):
         found = chosen(outcomes, name)

@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpicoll.errors import SearchError
     from mpicoll.search.group_trial import Trial, TrialPruned
+    from mpicoll.search.population_run import Member, run_population
+    from mpicoll.search.population_settings import MemberRecord, PopulationResult
     from mpicoll.search.study_run import StudyResult, run
 
 _MODULES = {
+    "Member": "search.population_run",
+    "MemberRecord": "search.population_settings",
+    "PopulationResult": "search.population_settings",
     "SearchError": "errors",
     "StudyResult": "search.study_run",
     "Trial": "search.group_trial",
     "TrialPruned": "search.group_trial",
     "run": "search.study_run",
+    "run_population": "search.population_run",
 }
-__all__ = ["SearchError", "StudyResult", "Trial", "TrialPruned", "run"]
+__all__ = ["Member", "MemberRecord", "PopulationResult", "SearchError", "StudyResult", "Trial", "TrialPruned", "run",
+           "run_population"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
     mpirun -n 8 python -m mpicoll.search --space lr=log:1e-3..1 batch=32,64,128 --trials 32 --epochs 10
     mpirun -n 8 python -m mpicoll.search --group 2 --pruner asha --storage study.journal --space lr=log:1e-3..1
+    mpirun -n 8 python -m mpicoll.search --population 16 --space lr=log:1e-3..1 --epochs 30
     mpirun -n 8 python -m mpicoll.search --help
 
 Exit status: 0; 1 if the study could not start or go on; 2 if the options are wrong; 130 after an interrupt. NumPy and
@@ -38,6 +39,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
+    if options.population is not None:
+        _run_population(options, world)
+    else:
+        _run_study(options, world)
+
+
+def _run_population(options: SearchOptions, world: MPI.Intracomm) -> None:
+    from mpicoll.consensus import all_succeed
+    from mpicoll.search.population_report import PopulationTable, check_population_outputs, publish
+    from mpicoll.search.population_run import train_population
+    from mpicoll.search.population_settings import PopulationSettings
+    from mpicoll.search.trainer_member import TrainerPopulation, population_facts
+
+    source = TrainerPopulation(options)
+    all_succeed(world, lambda: check_population_outputs(options) if world.rank == 0 else None)
+    settings = PopulationSettings(
+        space=options.space,
+        members=options.population or 0,
+        generations=source.generations,
+        direction=METRICS[options.metric],
+        quantile=options.quantile,
+        seed=options.sampler_seed,
+        storage=options.storage,
+        facts=population_facts(options.trainer, options.metric, options.interval),
+    )
+    table = PopulationTable(options, source.generations)
+    try:
+        result = train_population(source.member, settings, world, options.group, source.config.timeout, table.add)
+    finally:
+        table.close()
+    if world.rank == 0:
+        publish(result, options)
+
+
+def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
     from mpicoll.consensus import all_succeed
     from mpicoll.search.search_space import grid
     from mpicoll.search.study_report import TrialTable, check_outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpicoll.errors import UsageError
 from mpicoll.search.search_space import Parameter, parse_space
@@ -38,7 +38,8 @@ examples:
   mpirun -n 8 python -m mpicoll.search --space lr=log:1e-3..1 batch=32,64,128 --trials 32 --epochs 10
   mpirun -n 8 python -m mpicoll.search --group 2 --pruner asha --storage study.journal --plot plots \\
       --space lr=log:1e-3..1 model=mlp,conv hidden=int:16..256 -- --epochs 27 --seed 1
-  mpirun -n 4 python -m mpicoll.search --sampler grid --space optimizer=sgd,momentum lr=0.01,0.1 --epochs 5"""
+  mpirun -n 4 python -m mpicoll.search --sampler grid --space optimizer=sgd,momentum lr=0.01,0.1 --epochs 5
+  mpirun -n 8 python -m mpicoll.search --population 16 --space lr=log:1e-3..1 weight-decay=log:1e-5..1e-2 --epochs 30"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class SearchOptions:
         Seed of the sampler.
     plot, json
         Folder of plots, and file of the results.
+    population, interval, quantile
+        Members of population-based training, epochs between two generations, and fraction of the members that are
+        replaced; None, 1 and 0.25 for a study of trials.
     trainer
         The trainer's options.
     """
@@ -84,6 +88,9 @@ class SearchOptions:
     json: str | None
     progress: bool
     quiet: bool
+    population: int | None
+    interval: int
+    quantile: float
     trainer: tuple[str, ...]
 
 
@@ -101,6 +108,16 @@ def _integer(least: int):  # type: ignore[no-untyped-def]
     return convert
 
 
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction above 0 and at most 0.5")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mpicoll.search",
@@ -113,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_search(parser)
     _add_study(parser)
+    _add_population(parser)
     _add_output(parser)
     return parser
 
@@ -181,12 +199,16 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         help="result that is optimised (default: %(default)s)",
     )
     group.add_argument(
-        "--sampler-seed", type=_integer(0), default=0, metavar="N", help="seed of the sampler (default: %(default)s)"
+        "--sampler-seed",
+        type=_integer(0),
+        default=0,
+        metavar="N",
+        help="seed of the sampler, and of a population's decisions (default: %(default)s)",
     )
     group.add_argument(
         "--storage",
         metavar="FILE",
-        help="journal that keeps the study; a study that is there goes on, "
+        help="journal that keeps the study, or folder that keeps the population; what is there goes on, "
         "and repeats no trial that has finished (default: none)",
     )
     group.add_argument(
@@ -194,10 +216,33 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_population(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "population-based training",
+        "Members train at the same time. After each generation the worst continue from the best, with perturbed options.",
+    )
+    group.add_argument(
+        "--population",
+        type=_integer(2),
+        metavar="N",
+        help="members, at least one for each group; --space then has options that may change between epochs",
+    )
+    group.add_argument("--interval", type=_integer(1), metavar="EPOCHS", help="epochs of a generation (default: 1)")
+    group.add_argument(
+        "--quantile",
+        type=_fraction,
+        metavar="X",
+        help="fraction of the members that are replaced, and of those that they continue from (default: 0.25)",
+    )
+
+
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
-        "--plot", metavar="FOLDER", help="draw history, importance of parameters, and parallel coordinates"
+        "--plot",
+        metavar="FOLDER",
+        help="draw history, importance of parameters, and parallel coordinates; of a population, "
+        "score and parameters of its members over time",
     )
     group.add_argument("--json", metavar="FILE", help="write all trials and the best one")
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
@@ -225,6 +270,23 @@ def parse_search(argv: Sequence[str]) -> SearchOptions:
     if not options["space"]:
         raise UsageError("--space: there is nothing to search for; see --help")
     options["space"] = parse_space(options["space"])
+    _complete_population(options)
     if options["trials"] is None and options["sampler"] != "grid":
         options["trials"] = 32
     return SearchOptions(**options, trainer=(*others, *words[cut + 1 :]))
+
+
+def _complete_population(options: dict[str, Any]) -> None:
+    """Fill in the defaults of population-based training; refuse options that have no meaning with it or without it."""
+    without = ("interval", "quantile")
+    if options["population"] is None:
+        for name in without:
+            if options[name] is not None:
+                raise UsageError(f"--{name} has no meaning without --population")
+    else:
+        defaults = {"trials": None, "sampler": "tpe", "pruner": "none", "points": 4, "reduction": 3, "study": "study"}
+        for name, default in defaults.items():
+            if options[name] != default:
+                raise UsageError(f"--{name} has no meaning with --population")
+    options["interval"] = options["interval"] or 1
+    options["quantile"] = options["quantile"] or 0.25

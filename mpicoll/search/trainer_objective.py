@@ -55,8 +55,8 @@ class TrainerObjective:
                 option = parameter.name.replace("_", "-")
                 raise UsageError(f"--space {option}: not an option of the trainer that a trial can choose")
         self._check_files()
-        for values in _samples(space, self.defaults):
-            self._config(_options(values), 0)
+        for values in samples_of_space(space, self.defaults):
+            self._config(options_of(values), 0)
 
     def _check_files(self) -> None:
         other = self._config([], 1)
@@ -73,7 +73,7 @@ class TrainerObjective:
     def command(self, values: Mapping[str, Any], number: int, ranks: int) -> str:
         """Return the command that repeats a trial alone."""
         words = [text.replace(_NUMBER, str(number)) for text in self._fixed]
-        return f"mpirun -n {ranks} python -m mpicoll.train {shlex.join([*words, *_options(values)])}".rstrip()
+        return f"mpirun -n {ranks} python -m mpicoll.train {shlex.join([*words, *options_of(values)])}".rstrip()
 
     def __call__(self, trial: Trial, comm: Intracomm) -> float:
         """Train, and return the metric; collective.
@@ -87,7 +87,7 @@ class TrainerObjective:
         for parameter in self._space:
             if applies(parameter.name, {**self.defaults, **values}):
                 values[parameter.name] = parameter.suggest(trial)
-        config = self._config(_options(values), trial.number)
+        config = self._config(options_of(values), trial.number)
         result = run(config, make_communicator(config, comm), observer=_Reporter(trial, self._metric))
         self._note(trial, result)
         if trial.should_prune() and result["stopped"]:
@@ -123,11 +123,12 @@ class _Reporter(Observer):
             loop.ask_to_stop()
 
 
-def _options(values: Mapping[str, Any]) -> list[str]:
+def options_of(values: Mapping[str, Any]) -> list[str]:
+    """Return values as options of the trainer's command line."""
     return [text for name, value in values.items() for text in written(name, value)]
 
 
-def _samples(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> Iterator[dict[str, Value]]:
+def samples_of_space(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> Iterator[dict[str, Value]]:
     """Yield values that stand for the whole space: the ends of each parameter, with each choice of its owner."""
     owners = [each for each in space if each.name in {owner for owner, _ in OWNERS.values()}]
     others = [each for each in space if each not in owners]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 from mpi4py import MPI
 
@@ -47,6 +50,42 @@ def _record_of(row: list[float]) -> StepRecord:
     """Return a step's record from its row of the table."""
     step, epoch, rate, loss, accuracy = row
     return StepRecord(int(step), int(epoch), rate, loss, None if accuracy == _NO_ACCURACY else accuracy)
+
+
+def state_in_memory(strategy: SynchronousStrategy) -> dict[str, np.ndarray]:
+    """Return the state of a strategy on this rank: arrays that the strategy goes on to use, and copies of its own."""
+    shared = {name: array for name, array in _arrays(strategy)}
+    return shared | {_OWN + name: array for name, array in strategy.own_state().items()}
+
+
+def load_from_memory(strategy: SynchronousStrategy, state: dict[str, np.ndarray]) -> None:
+    """Restore a strategy from what :func:`state_in_memory` returned on a rank with the same place. Collective.
+
+    Raises
+    ------
+    ValueError
+        If names, element types or shapes differ; nothing has been changed then.
+    """
+    wanted = {name: array for name, array in _arrays(strategy)}
+    for name, array in wanted.items():
+        found = state.get(name)
+        if found is None or found.shape != array.shape or found.dtype != array.dtype:
+            here = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise ValueError(f"state: {name} is {here}, and {array.dtype}{list(array.shape)} is wanted")
+    for name, array in wanted.items():
+        array[...] = state[name]
+    strategy.meet()
+    own = {name.removeprefix(_OWN): array for name, array in state.items() if name.startswith(_OWN)}
+    if not strategy.load_own_state(own):
+        strategy.clear_residuals()
+
+
+def _arrays(strategy: SynchronousStrategy) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of the shared state on this rank with their names."""
+    for name, entry in strategy.tensors().items():
+        entries: Any = [entry] if isinstance(entry, Whole | PerRank | Piece) else entry
+        for number, each in enumerate(entries):
+            yield (name if not number else f"{name}.{number}"), each.array
 
 
 def _shared(mesh: Mesh, strategy: SynchronousStrategy, *, writes: bool) -> Tensors:
