@@ -142,6 +142,7 @@ def draw_population(result: PopulationResult, space: Sequence[Parameter], metric
     """Draw score and hyper-parameters of all members over the generations, those that led to the best one in bold."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 2.6 * (1 + len(space))), layout="constrained")
     FigureCanvasAgg(figure)
@@ -165,6 +166,7 @@ def draw_population(result: PopulationResult, space: Sequence[Parameter], metric
             axes.set_yticks(range(len(parameter.values)), [str(value) for value in parameter.values])
     panels[0].set(ylabel=metric, title=f"{len(members)} members; black: what led to the best")
     panels[-1].set(xlabel="generation")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)
 
 

@@ -54,7 +54,7 @@ def _record_of(row: list[float]) -> StepRecord:
 
 def state_in_memory(strategy: SynchronousStrategy) -> dict[str, np.ndarray]:
     """Return the state of a strategy on this rank: arrays that the strategy goes on to use, and copies of its own."""
-    shared = {name: array for name, array in _arrays(strategy)}
+    shared = dict(_arrays(strategy))
     return shared | {_OWN + name: array for name, array in strategy.own_state().items()}
 
 
@@ -66,7 +66,7 @@ def load_from_memory(strategy: SynchronousStrategy, state: dict[str, np.ndarray]
     ValueError
         If names, element types or shapes differ; nothing has been changed then.
     """
-    wanted = {name: array for name, array in _arrays(strategy)}
+    wanted = dict(_arrays(strategy))
     for name, array in wanted.items():
         found = state.get(name)
         if found is None or found.shape != array.shape or found.dtype != array.dtype:
