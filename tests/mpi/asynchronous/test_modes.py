@@ -17,6 +17,7 @@ from mpicoll import Intracomm
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
 from mpicoll.train.asynchronous import replica
+from mpicoll.train.asynchronous.decentralized_exchange import distances
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.training_run import run
 
@@ -47,6 +48,9 @@ MODES: dict[str, dict[str, Any]] = {
     "gossip": {"mode": "gossip", "nesterov": True},
     "local": {"mode": "local", "sync_every": 4},
     "elastic": {"mode": "local", "sync_every": 4, "averaging": "elastic", "compression": "int8"},
+    "final": {"mode": "local", "averaging": "final"},
+    "ring": {"mode": "gossip", "graph": "ring"},
+    "complete": {"mode": "gossip", "graph": "complete"},
 }
 
 
@@ -106,7 +110,31 @@ def test_one_local_step_at_a_time_is_synchronous_training(comm: Intracomm) -> No
     assert found[1]["test_loss"] == pytest.approx(found[0]["test_loss"], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "local", "elastic"])
+def test_replicas_that_are_averaged_at_the_end_are_those_of_runs_alone(comm: Intracomm) -> None:
+    """Evaluations of the mean in between change nothing; the final model is the mean of what ranks get by themselves."""
+    more: dict[str, Any] = {"dtype": "float64", "steps": 70, "mode": "local"}
+    often, once = (
+        run(replace(CONFIG, **more, averaging="final", evaluate_every=every), comm) for every in (1, 1 << 30)
+    )
+    apart = run(replace(CONFIG, **more, sync_every=1000), comm)
+    assert often["test_loss"] == pytest.approx(once["test_loss"], rel=1e-9)
+    assert [epoch["test_loss"] for epoch in often["epochs"]][-1] == often["test_loss"]
+    if comm.size > 1:  # periodic averaging begins each epoch with the mean
+        assert abs(apart["test_loss"] - once["test_loss"]) > 1e-6 * once["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "size", "expected"),
+    [
+        ("exponential", 1, []), ("exponential", 2, [1]), ("exponential", 5, [1, 2, 4]), ("exponential", 8, [1, 2, 4]),
+        ("ring", 1, []), ("ring", 5, [1]), ("complete", 1, []), ("complete", 4, [1, 2, 3]),
+    ],
+)  # fmt: skip
+def test_distances_of_gossip_graphs(graph: str, size: int, expected: list[int]) -> None:
+    assert distances(graph, size) == expected
+
+
+@pytest.mark.parametrize("name", ["synchronous", "local", "elastic", "final"])
 def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, shared_folder: Path, name: str) -> None:
     config = configured(name, comm, steps=24, compression=None)
     wanted = run(config, comm)["parameters_sha256"]
