@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch test-torch test-torch-conformance test-jax warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch studies test-torch test-torch-conformance test-jax warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -164,6 +164,9 @@ bench-strategies: warmup  ## samples a second, memory and bytes of every strateg
 bench-async: warmup  ## ways of training that do not wait, and a parameter server's pace
 	$(BIN)/python -m bench.async_modes --ranks $(RANKS) $(ARGS)
 	$(BIN)/python -m bench.server
+
+studies: warmup  ## many short runs that answer questions about training, and a page for each; two hours (partly Linux, root)
+	$(BIN)/python -m bench.studies $(ARGS)
 
 bench-torch: $(VENV)/torch warmup  ## mpicoll.torch against gloo on 2 ranks, in five minutes
 	$(BIN)/python -m bench.torch_backend $(ARGS)

@@ -81,5 +81,16 @@ STUDY = Study(
     tables=tables,
     draw=draw,
     caption="Test accuracy against the batch, for each rule",
-    conclusions=(),
+    conclusions=(
+        "Without scaling, every fourfold batch costs more accuracy than the one before: 2 points from 32 to "
+        "128, 25 points from 2048 to 8192.",
+        "Linear scaling keeps the accuracy up to batch 512 (0.2 points below batch 32), and with a warm-up up "
+        "to 2048 (1.4 points). The warm-up makes no difference before 2048.",
+        "At batch 8192 the 20 steps of linear scaling have too large a rate, 6.4, and end below no scaling. "
+        "The square root is better there and worse before.",
+        "LARS with linear scaling is the best at 128 and 512, by 0.6 and 1.3 points, and fails at 2048. With "
+        "the square root it equals linear scaling with warm-up at 2048.",
+        "LAMB with the square root loses least over the whole range, and leads by 9 points at 8192. A rate "
+        "that is tuned for each batch may change this order.",
+    ),
 )

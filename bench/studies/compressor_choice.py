@@ -140,5 +140,16 @@ STUDY = Study(
     tables=tables,
     draw=draw,
     caption="Accuracy against bytes a step, at equal steps and at equal bytes",
-    conclusions=(),
+    conclusions=(
+        "At equal steps `bf16`, `int8` and `int4` with feedback equal dense gradients. So do `sign`, "
+        "`topk:0.05` and `powersgd:2` with feedback, which send 5 to 16 times fewer bytes.",
+        "Error feedback is needed by compressors that leave much out: without it `sign` loses 6 points, "
+        "`topk:0.05` loses 9 and `powersgd:2` loses 18.",
+        "Unbiased compressors with a large variance are no substitute for feedback at this learning rate: "
+        "`qsgd` loses 3 points, `ternary` and `wangni:0.05` about 10, `randomk:0.05` 24. Those with a small "
+        "variance, `natural` and stochastic rounding to 8 or 4 bits, lose at most 0.4, and no less than "
+        "rounding to nearest.",
+        "At equal bytes `sign` with feedback is the best, 27 points above dense gradients, since it takes 16 "
+        "times as many steps.",
+    ),
 )

@@ -113,10 +113,22 @@ STUDY = Study(
     "far do the replicas drift apart?",
     setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9 with learning "
     f"rate {RATE}, which decays to 0. Ranks of gossip and of a server take steps when they can; *late* is by chance of "
-    "the machine, and shorter on ranks with cores of their own. Distances are root mean squares over the ranks.",
+    "the machine, and shorter on ranks with cores of their own. Distances are root mean squares over the ranks. All "
+    "replicas of local steps are averaged at the end of an epoch, but without synchronisation only to evaluate the mean, "
+    "which is all that is sent there.",
     runs=runs,
     tables=tables,
     draw=draw,
     caption="Distance between replicas against steps, and accuracy against bytes",
-    conclusions=(),
+    conclusions=(
+        "Averaging replicas every 64 steps sends 64 times fewer bytes and costs no accuracy on this task: the "
+        "models are 0.75 points better than with averages of gradients in each step, and better for each of "
+        "the five seeds.",
+        "Without any synchronisation the mean of the replicas is 5 points worse than a synchronous model, and "
+        "3 points worse than a single replica. The replicas are 15 from their mean then, and 3 if they are "
+        "averaged every 64 steps.",
+        "Gossip sends half of the bytes of averaged gradients and loses 0.2 points. The graph makes no "
+        "difference on 8 ranks.",
+        "Gradients that are four updates late lose nothing that five seeds can show, whatever the bound.",
+    ),
 )

@@ -92,3 +92,37 @@ def test_a_wrong_option_is_one_line_on_one_rank(options: str, says: str) -> None
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [says]
     assert "Traceback" not in done.text
+
+
+def killed_when(folder: Path, generation: int) -> Callable[[dict[int, int]], None]:
+    """Return a function that kills a rank when a population has been saved after so many generations."""
+
+    def kill(pids: dict[int, int]) -> None:
+        if 1 in pids and (folder / f"step-{generation:08}").exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids.pop(1), signal.SIGKILL)
+            time.sleep(0.1)
+
+    return kill
+
+
+def test_a_killed_population_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    words = (*SEARCH, "--space", "lr=log:1e-3..1", "batch=64,128", "--population", "3", "--no-progress")
+    fixed = ("--", "--epochs", "5", "--step-seconds", "0.002", "--hidden", "16")
+    paths = [tmp_path / f"{number}.json" for number in range(2)]
+    whole = launch(2, *words, "--json", str(paths[0]), "--plot", str(tmp_path / "plots"), *fixed)
+    assert whole.returncode == 0, whole.text
+    assert (tmp_path / "plots" / "population.png").exists()
+    lines = whole.stdout.splitlines()
+    assert lines[0].split() == ["generation", "member", "score", "parameters"]
+    assert len([line for line in lines if " lr=" in f" {line.strip()}" and " batch=" in line]) >= 15
+    storage = tmp_path / "population"
+    stored = ("--storage", str(storage), "--json", str(paths[1]))
+    first = launch(2, *words, *stored, *fixed, meanwhile=killed_when(storage, 2))
+    assert first.returncode != 0
+    again = launch(2, *words, *stored, *fixed)
+    assert again.returncode == 0, again.text
+    found = [json.loads(path.read_text()) for path in paths]
+    assert found[1]["history"] == found[0]["history"]
+    assert 0 < found[1]["new_generations"] < 5
+    assert found[1]["best"] == found[0]["best"]

@@ -1,0 +1,184 @@
+"""Studies: results that are kept, runs that are not repeated, and pages that say what the results say."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.studies import __main__ as command
+from bench.studies import compressor_choice, link_rates
+from bench.studies.run_scheduler import pending, planned, run_all
+from bench.studies.study_definition import accuracy_cell, median_curve
+from bench.studies.study_pages import draw, method_page, outcomes_of, page_of
+from bench.studies.study_runs import CHANCE, StudyError, StudyOutcome, StudyRun, append, load, read_runs, write_runs
+from mpicoll.train.config import MODES, OPTIMIZERS, TrainConfig
+from tests.test_layers import REPOSITORY
+
+STUDIES = command.STUDIES
+PAGES = REPOSITORY / "docs" / "studies"
+RUN = StudyRun("sign", "64", 1, 2, {"batch": 64, "hidden": (8, 8), "slow": ((1, 5.0),)})
+
+
+def outcome(run, accuracy=0.9, **more):
+    values = {"steps": 5, "seconds": 1.0, "samples_per_second": 9.0, "sent_nbytes": 100.0, "curve": [[5, 1.0, accuracy]],
+              **more}  # fmt: skip
+    return StudyOutcome(run, accuracy=accuracy, **values)
+
+
+def test_outcomes_survive_a_file(tmp_path):
+    path, kept = tmp_path / "r.jsonl", outcome(RUN, distances=[[63, 0.5]], late=2.0)
+    append(path, kept)
+    append(path, outcome(replace(RUN, seed=2), diverged="the loss became nan"))
+    found = load(path)
+    assert found[RUN.key] == kept
+    assert list(found) == [RUN.key, replace(RUN, seed=2).key]
+    assert load(tmp_path / "none.jsonl") == {}
+    write_runs(tmp_path / "runs.json", [RUN])
+    assert read_runs(tmp_path / "runs.json") == [RUN]
+
+
+def test_a_line_that_was_not_finished_is_removed(tmp_path):
+    path = tmp_path / "r.jsonl"
+    append(path, outcome(RUN))
+    whole = path.read_text()
+    path.write_text(whole + whole[:40])
+    assert set(load(path)) == {RUN.key}
+    assert path.read_text() == whole
+
+
+def change(line, name, value):
+    record = json.loads(line)
+    record[name] = value
+    return json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: "{}",
+        lambda line: line[:-20],
+        lambda line: change(line, "accuracy", 1.5),
+        lambda line: change(line, "seconds", None),
+        lambda line: change(line, "run", {"variant": 3}),
+        lambda line: change(line, "more", 1),
+        lambda line: "[1]",
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, damage):
+    path = tmp_path / "r.jsonl"
+    append(path, outcome(RUN))
+    line = path.read_text().strip()
+    path.write_text(f"{line}\n{damage(line)}\n")
+    with pytest.raises(StudyError, match=r"r\.jsonl, line 2"):
+        load(path)
+
+
+def test_finished_runs_are_not_repeated(tmp_path, monkeypatch):
+    path = tmp_path / "r.jsonl"
+    runs = [replace(RUN, seed=seed, ranks=2 + seed % 2) for seed in range(5)]
+    append(path, outcome(runs[2]))
+    assert pending(runs, path) == [runs[0], runs[1], runs[3], runs[4]]
+    started = []
+    monkeypatch.setattr(
+        "bench.studies.run_scheduler._launch", lambda here, *place: started.append((list(here), place[1]))
+    )
+    run_all(runs, path)
+    assert started == [([runs[0], runs[4]], 2), ([runs[1], runs[3]], 3)]
+    changed = replace(RUN, seed=2, options={**RUN.options, "batch": 65})
+    assert pending([changed], path) == [changed]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_runs_are_runs_of_the_trainer(name):
+    runs = STUDIES[name].runs(3)
+    assert len({run.key for run in runs}) == len(runs) > 3
+    for run in runs:
+        config = TrainConfig(dataset="clouds", seed=run.seed, **run.options)
+        assert config.mode in MODES
+        assert config.optimizer in OPTIMIZERS
+        assert config.servers < run.ranks
+        assert run.seed == 3
+
+
+def test_steps_at_equal_bytes_follow_from_the_first_seed(tmp_path):
+    study, path = STUDIES["compressors"], tmp_path / "r.jsonl"
+    first = planned(study, 2, path, quick=False)
+    assert {run.group for run in first} == {compressor_choice.AT_STEPS}
+    for run in first:
+        sent = 1000.0 if run.variant == "dense" else 100.0 if run.seed == 0 else 7.0
+        append(path, outcome(run, sent_nbytes=sent))
+    runs = planned(study, 2, path, quick=False)
+    follow = runs[len(first) :]
+    assert len(follow) == len(first)
+    steps = {(run.variant == "dense"): run.options["steps"] for run in follow}
+    assert steps == {True: compressor_choice.DENSE_STEPS, False: 10 * compressor_choice.DENSE_STEPS}
+    assert all(run.options["epochs"] * 128 >= run.options["steps"] for run in follow)
+
+
+def test_quick_runs_are_short_and_have_keys_of_their_own(tmp_path):
+    study = STUDIES["batch-size"]
+    quick, whole = (planned(study, 1, tmp_path / "none", quick=each) for each in (True, False))
+    assert {run.options["steps"] for run in quick} == {3}
+    assert not {run.key for run in quick} & {run.key for run in whole}
+
+
+def test_cells():
+    runs = [outcome(replace(RUN, seed=seed), 0.9 + 0.01 * seed) for seed in range(5)]
+    assert accuracy_cell(runs) == "92.00 [90.00, 94.00]"
+    assert accuracy_cell(runs[:1]) == "90.00"
+    assert accuracy_cell([]) == ""
+    lost = [replace(each, accuracy=CHANCE, diverged="nan") for each in runs]
+    assert accuracy_cell(lost) == "diverged"
+    assert accuracy_cell([*runs[1:], lost[0]]) == "92.00 [10.00, 94.00] (1 diverged)"
+    longer = replace(runs[0], curve=[[5, 3.0, 0.5], [9, 4.0, 0.6]])
+    assert median_curve([longer, runs[4]], "curve", 2) == ([5], [pytest.approx(0.72)])
+    assert link_rates.seconds_to_goal(replace(longer, curve=[[1, 2.0, 0.89], [2, 4.5, 0.9]])) == 4.5
+    assert link_rates.seconds_to_goal(longer) is None
+
+
+# ---- the published pages --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_published_pages_are_written_from_the_published_results(name):
+    study, results = STUDIES[name], PAGES / f"{name}.jsonl"
+    outcomes = outcomes_of(study, planned(study, 5, results, quick=False), results)
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == page_of(study, outcomes)
+    assert len({each.run.seed for each in outcomes}) == 5
+    assert not pending(planned(study, 5, results, quick=False), results)
+    assert study.conclusions
+
+
+def test_the_page_on_the_method_is_current():
+    assert (PAGES / "method.md").read_text(encoding="utf-8") == method_page(list(STUDIES.values()))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_plots_are_drawn(name, tmp_path):
+    pytest.importorskip("matplotlib")
+    study, results = STUDIES[name], PAGES / f"{name}.jsonl"
+    outcomes = outcomes_of(study, planned(study, 5, results, quick=False), results)
+    draw(study, outcomes, tmp_path / "plot.svg")
+    assert "</svg>" in (tmp_path / "plot.svg").read_text()
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["--seeds 0", "--only none", "--output /dev/null/x"])
+def test_wrong_arguments(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(words.split())
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_study_without_results_is_an_error(tmp_path, capsys):
+    assert command.main(["--only", "batch-size", "--pages-only", "--output", str(tmp_path)]) == 1
+    assert "has no results of this study" in capsys.readouterr().err
+
+
+def test_a_launch_that_fails_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.studies.run_scheduler.launch.command", lambda ranks, arguments: ["false"])
+    with pytest.raises(StudyError, match="a launch on 2 ranks ended with exit status 1"):
+        run_all([RUN], tmp_path / "r.jsonl")
