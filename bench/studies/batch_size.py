@@ -47,8 +47,8 @@ def runs(seed: int) -> list[StudyRun]:
 
 def tables(outcomes: Outcomes) -> list[str]:
     """Return the page's tables."""
-    steps = {group: next(each.steps for each in outcomes if each.run.group == group and (each.steps or True))
-             for group in names_of(outcomes, "group")}  # fmt: skip
+    groups = names_of(outcomes, "group")
+    steps = {group: max(each.steps for each in outcomes if each.run.group == group) for group in groups}
     known = ", ".join(f"{count} at {group}" for group, count in steps.items() if count)
     return [
         f"Test accuracy in percent by the batch, after {EPOCHS} epochs; steps: {known}.",

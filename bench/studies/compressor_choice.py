@@ -101,8 +101,8 @@ def tables(outcomes: Outcomes) -> list[str]:
             )
         )
     what = (
-        f"Test accuracy after {STEPS} steps, its difference from dense with the same seed, and test accuracy when a rank "
-        f"has sent as many bytes as without compression in {DENSE_STEPS} steps, or after {MOST_STEPS} steps."
+        f"Test accuracy after {STEPS} steps, its difference from dense with the same seed, and test accuracy when a "
+        f"rank has sent as many bytes as without compression in {DENSE_STEPS} steps, or after {MOST_STEPS} steps."
     )
     return [what, "", *container(text_tables.markdown(rows, names=2))]
 
@@ -133,8 +133,8 @@ STUDY = Study(
     question="Which compressor of gradients keeps the accuracy with the same number of steps, and which gets furthest "
     "with the same number of bytes? What do error feedback and unbiased rounding contribute?",
     setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9, learning "
-    f"rate {RATE}, which decays to 0 in the steps of each run. With error feedback each rank keeps a momentum of its own, "
-    "see {doc}`../guides/compress`; unbiased compressors have none.",
+    f"rate {RATE}, which decays to 0 in the steps of each run. With error feedback each rank keeps a momentum of its "
+    "own, see {doc}`../guides/compress`; unbiased compressors have none.",
     runs=runs,
     follow=follow,
     tables=tables,

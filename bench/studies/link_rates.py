@@ -98,10 +98,10 @@ STUDY = Study(
     title="Strategies over slow links",
     question="Which strategy trains fastest over links of 0.1, 1 and 10 Gbit/s, and from which rate on is it enough to "
     "send all gradients as they are?",
-    setting=f"A perceptron with two hidden layers of 256 elements (76,554 parameters) on {HOSTS} emulated hosts with one "
-    f"rank each, {BATCH} samples in a step over all hosts, {EPOCHS} epochs, momentum 0.9 with learning rate {RATE}, which "
-    "decays to 0. The hosts share the cores, so that computation takes longer than on real ones: at 10 Gbit/s the "
-    "seconds say little. {doc}`../benchmarks/method` describes the emulation, which needs Linux and root.",
+    setting=f"A perceptron with two hidden layers of 256 elements (76,554 parameters) on {HOSTS} emulated hosts with "
+    f"one rank each, {BATCH} samples in a step over all hosts, {EPOCHS} epochs, momentum 0.9 with learning rate "
+    f"{RATE}, which decays to 0. The hosts share the cores, so that computation takes longer than on real ones: at 10 "
+    "Gbit/s the seconds say little. {doc}`../benchmarks/method` describes the emulation, which needs Linux and root.",
     runs=runs,
     tables=tables,
     draw=draw,

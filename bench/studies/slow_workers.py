@@ -32,7 +32,7 @@ def runs(seed: int) -> list[StudyRun]:
     found = []
     for slow in SLOW:
         options = {"lr": RATE, "hidden": (128,), "epochs": 2, "steps": STEPS, "batch": BATCH, "evaluate_every": 2,
-                   "step_seconds": STEP_SECONDS, "slow": tuple((rank, FACTOR) for rank in range(1, 1 + slow))}  # fmt: skip
+                   "step_seconds": STEP_SECONDS, "slow": tuple((1 + rank, FACTOR) for rank in range(slow))}  # fmt: skip
         for name, own in VARIANTS.items():
             found.append(StudyRun(name, f"{slow} slow", seed, RANKS, options | own))
     return found
@@ -84,9 +84,10 @@ STUDY = Study(
     name="slow-workers",
     title="Slow workers",
     question="What do slow workers cost in synchronous and in asynchronous training, in time and in accuracy?",
-    setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9 with learning "
-    f"rate {RATE}, which decays to 0. Gradients take {1e3 * STEP_SECONDS:g} ms on every rank, slept, and {FACTOR:g} times "
-    "as long on slow ones: artificial delays, as if the model were larger. A server is one of the ranks.",
+    setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9 with "
+    f"learning rate {RATE}, which decays to 0. Gradients take {1e3 * STEP_SECONDS:g} ms on every rank, slept, and "
+    f"{FACTOR:g} times as long on slow ones: artificial delays, as if the model were larger. A server is one of the "
+    "ranks.",
     runs=runs,
     tables=tables,
     draw=draw,

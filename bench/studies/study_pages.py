@@ -47,7 +47,7 @@ def page_of(study: Study, outcomes: Outcomes) -> str:
 def method_page(studies: Sequence[Study]) -> str:
     """Return the page that leads to the studies, and says what they have in common."""
     rows = [f"| {{doc}}`{study.name}` | {study.question} |" for study in studies]
-    text = f"""# Studies: method
+    return f"""# Studies: method
 
 Studies train small models many times, and answer a question about distributed training each.
 
@@ -62,8 +62,8 @@ $ make studies ARGS="--only batch-size --seeds 5 --output folder"
 
 The program writes the results of each run to a file of JSON lines, `NAME.jsonl`, and the pages and plots from these
 files. A run that is in the file is not repeated, so that a study which was interrupted goes on, and `--seeds 10` adds
-runs to those that there are. The files of the published pages lie beside them in `docs/studies`, where the program looks
-unless `--output` names another folder. {{ref}}`cmd-studies` has all options.
+runs to those that there are. The files of the published pages lie beside them in `docs/studies`, where the program
+looks unless `--output` names another folder. {{ref}}`cmd-studies` has all options.
 
 ## Task
 
@@ -80,7 +80,6 @@ became infinite or NaN counts as one that guesses ({CHANCE:.0%}).
 Accuracies and bytes do not depend on the machine, but for asynchronous training. Seconds do. They are published only
 where they are dominated by emulated links or by artificial delays.
 """
-    return text
 
 
 def draw(study: Study, outcomes: Outcomes, path: Path) -> None:

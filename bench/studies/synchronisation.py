@@ -109,13 +109,13 @@ def draw(figure: Figure, outcomes: Outcomes) -> None:
 STUDY = Study(
     name="synchronisation",
     title="Less synchronisation",
-    question="What does it cost to synchronise rarely, with some ranks only, with late gradients, or not at all, and how "
-    "far do the replicas drift apart?",
-    setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9 with learning "
-    f"rate {RATE}, which decays to 0. Ranks of gossip and of a server take steps when they can; *late* is by chance of "
-    "the machine, and shorter on ranks with cores of their own. Distances are root mean squares over the ranks. All "
-    "replicas of local steps are averaged at the end of an epoch, but without synchronisation only to evaluate the mean, "
-    "which is all that is sent there.",
+    question="What does it cost to synchronise rarely, with some ranks only, with late gradients, or not at all, and "
+    "how far do the replicas drift apart?",
+    setting=f"A perceptron with 128 hidden elements, {BATCH} samples in a step over all ranks, momentum 0.9 with "
+    f"learning rate {RATE}, which decays to 0. Ranks of gossip and of a server take steps when they can; *late* is by "
+    "chance of the machine, and shorter on ranks with cores of their own. Distances are root mean squares over the "
+    "ranks. All replicas of local steps are averaged at the end of an epoch, but without synchronisation only to "
+    "evaluate the mean, which is all that is sent there.",
     runs=runs,
     tables=tables,
     draw=draw,

@@ -32,8 +32,8 @@ class LocalSteps(FlatVectorStrategy):
     At the end of an epoch all replicas are set to the centre, so that there is one model to evaluate. With *final*
     averaging they get their own values back for the next step: nothing is synchronised while training goes on, and the
     mean of the replicas is the model in the end. (Zinkevich et al., "Parallelized stochastic gradient descent", NIPS
-    2010.) The optimizers' vectors are not averaged, except when a run resumes on another number of ranks. Parameters are those of
-    :class:`~mpicoll.parallel.strategy.Replicated`.
+    2010.) The optimizers' vectors are not averaged, except when a run resumes on another number of ranks. Parameters
+    are those of :class:`~mpicoll.parallel.strategy.Replicated`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalSteps(FlatVectorStrategy):
 
     @property
     def replica(self) -> np.ndarray:
-        """This rank's own replica, from which its next step starts; not a copy."""
+        """Replica of this rank, from which its next step starts; not a copy."""
         return self._vector if self._kept is None or not self._at_center else self._kept
 
     def fetch(self) -> None:

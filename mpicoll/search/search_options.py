@@ -219,7 +219,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def _add_population(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "population-based training",
-        "Members train at the same time. After each generation the worst continue from the best, with perturbed options.",
+        "Members train at the same time. After each generation the worst continue from the best, with changed options.",
     )
     group.add_argument(
         "--population",

@@ -202,7 +202,7 @@ def test_states_cross_between_ranks(comm: Intracomm) -> None:
 
 # ---- members of the command line ------------------------------------------------------------------------------------
 
-FIXED = ("--dataset synthetic:800x6x4 --hidden 12 --epochs 4 --warmup 5 --timeout 20").split()
+FIXED = ("--dataset=synthetic:800x6x4", "--hidden=12", "--epochs=4", "--warmup=5", "--timeout=20")
 
 
 def population(comm: Intracomm, space: str, *words: str, **more: Any) -> tuple[TrainerPopulation, PopulationResult]:

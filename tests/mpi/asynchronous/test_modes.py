@@ -111,7 +111,7 @@ def test_one_local_step_at_a_time_is_synchronous_training(comm: Intracomm) -> No
 
 
 def test_replicas_that_are_averaged_at_the_end_are_those_of_runs_alone(comm: Intracomm) -> None:
-    """Evaluations of the mean in between change nothing; the final model is the mean of what ranks get by themselves."""
+    """Evaluations of the mean in between change nothing; the final model is the mean of what ranks get alone."""
     more: dict[str, Any] = {"dtype": "float64", "steps": 70, "mode": "local"}
     often, once = (
         run(replace(CONFIG, **more, averaging="final", evaluate_every=every), comm) for every in (1, 1 << 30)
