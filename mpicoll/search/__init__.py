@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpicoll.errors import SearchError
     from mpicoll.search.group_trial import Trial, TrialPruned
-    from mpicoll.search.population_run import Member, run_population
+    from mpicoll.search.population_member import Member
+    from mpicoll.search.population_run import run_population
     from mpicoll.search.population_settings import MemberRecord, PopulationResult
     from mpicoll.search.study_run import StudyResult, run
 
 _MODULES = {
-    "Member": "search.population_run",
+    "Member": "search.population_member",
     "MemberRecord": "search.population_settings",
     "PopulationResult": "search.population_settings",
     "SearchError": "errors",

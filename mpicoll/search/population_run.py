@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -17,7 +16,8 @@ from mpicoll.consensus import all_succeed, share, wait_politely
 from mpicoll.errors import TrainingError, UsageError
 from mpicoll.search.group_trial import Group, Trial
 from mpicoll.search.member_transfer import State, transfer
-from mpicoll.search.population_selection import Params, Replacement, first_params, replacements
+from mpicoll.search.population_member import Member
+from mpicoll.search.population_selection import Replacement, first_params, replacements
 from mpicoll.search.population_settings import (
     COPIED,
     FAILED,
@@ -27,28 +27,8 @@ from mpicoll.search.population_settings import (
     PopulationSettings,
 )
 from mpicoll.search.population_storage import PopulationStorage
-from mpicoll.search.search_space import Parameter, parse_space
+from mpicoll.search.search_space import parse_space
 from mpicoll.search.trial_execution import COMPLETE, INTERRUPTED, TrialExecutor
-
-
-class Member(Protocol):
-    """Member of a population on each rank of the group that trains it.
-
-    Every method but `train` is called on each rank for itself.
-    """
-
-    def train(self, params: Mapping[str, Any], comm: Intracomm) -> float:
-        """Train for a generation with hyper-parameters `params`, and return the score; collective over `comm`.
-
-        The score of the group's first rank counts. An exception, or a score that is NaN or infinite, is a failure of
-        this member alone.
-        """
-
-    def state(self) -> State:
-        """Return all arrays that training changes, such as parameters and optimizer state, on this rank."""
-
-    def load(self, state: State) -> None:
-        """Continue from the arrays of another member's `state`, which this one may keep."""
 
 
 def run_population(
@@ -69,11 +49,9 @@ def run_population(
 ) -> PopulationResult:
     """Train a population, and adapt its hyper-parameters meanwhile. Collective over `comm`.
 
-    Groups of ranks train members. After each generation the worst members, and those that failed, continue from the
-    states of the best, with perturbed hyper-parameters (Jaderberg et al., "Population based training of neural
-    networks", arXiv:1711.09846, 2017). States go from each rank of a group to the same rank of another one by messages.
-    Rank 0 decides, by random numbers that depend on `seed` and the generation alone, so that a run gives the same
-    result each time if its members do.
+    After each generation the worst members, and those that failed, continue from the states of the best, with perturbed
+    hyper-parameters (Jaderberg et al., "Population based training of neural networks", arXiv:1711.09846, 2017). States
+    go between ranks by messages. Rank 0 decides, by random numbers that depend on `seed` and the generation alone.
 
     Parameters
     ----------
@@ -83,16 +61,13 @@ def run_population(
         Hyper-parameters as on the command line, such as ``["lr=log:1e-3..1", "batch=32,64"]``.
     members, generations
         Number of members, at least one for each group, and of generations, those of earlier runs included.
-    comm
-        All ranks; ``MPI.COMM_WORLD`` by default.
-    group
-        Ranks that train a member together, by which the number of ranks must be divisible.
+    comm, group
+        All ranks, ``MPI.COMM_WORLD`` by default; ranks that train a member together, a divisor of their number.
     direction
         ``"maximize"`` or ``"minimize"`` the score.
-    quantile
-        Fraction of the members that are replaced, and of those that they continue from; above 0, at most 0.5.
-    resample
-        Probability with which a hyper-parameter is drawn anew instead of perturbed.
+    quantile, resample
+        Fraction of the members that are replaced, and of those that they continue from, above 0, at most 0.5;
+        probability with which a hyper-parameter is drawn anew instead of perturbed.
     storage
         Folder in which the population is saved after each generation, and from which it goes on; None for none.
     timeout
@@ -275,21 +250,3 @@ class _Population:
         best = min(last, key=lambda record: (sign * record.score, record.member), default=None)
         number, score = (None, math.nan) if best is None else (best.member, best.score)
         return PopulationResult(number, score, self._history, done, seconds, stopped, dict(self.members))
-
-
-def check_space(space: Sequence[Parameter], allowed: Sequence[str]) -> None:
-    """Raise if a hyper-parameter cannot change while a member trains.
-
-    Raises
-    ------
-    UsageError
-        Naming it.
-    """
-    for parameter in space:
-        if parameter.name not in allowed:
-            option = parameter.name.replace("_", "-")
-            names = ", ".join(name.replace("_", "-") for name in allowed)
-            raise UsageError(f"--space {option}: cannot change while a member trains; with --population: {names}")
-
-
-__all__ = ["Member", "Params", "check_space", "run_population", "train_population"]

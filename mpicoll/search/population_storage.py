@@ -12,7 +12,7 @@ from mpicoll.search.member_transfer import State
 from mpicoll.search.population_settings import MemberRecord, PopulationSettings, as_json, from_json
 
 if TYPE_CHECKING:
-    from mpicoll.search.population_run import Member
+    from mpicoll.search.population_member import Member
 
 
 class SavedPopulation(NamedTuple):

@@ -15,8 +15,8 @@ from mpicoll.data.datasets import Dataset, load
 from mpicoll.errors import UsageError
 from mpicoll.parallel.mesh import make_mesh
 from mpicoll.search.member_transfer import State
-from mpicoll.search.population_run import check_space
 from mpicoll.search.search_options import SearchOptions
+from mpicoll.search.search_space import Parameter
 from mpicoll.search.trainer_objective import options_of, samples_of_space
 from mpicoll.train.assembly import check_ranks, make_communicator, make_loop
 from mpicoll.train.clock import Clock
@@ -138,3 +138,18 @@ class TrainerMember:
 def population_facts(trainer: Sequence[str], metric: str, interval: int) -> str:
     """Return what a population must have in common with the one in its storage, beside its own settings."""
     return " ".join([f"metric={metric}", f"interval={interval}", *trainer])
+
+
+def check_space(space: Sequence[Parameter], allowed: Sequence[str]) -> None:
+    """Raise if a hyper-parameter cannot change while a member trains.
+
+    Raises
+    ------
+    UsageError
+        Naming it.
+    """
+    for parameter in space:
+        if parameter.name not in allowed:
+            option = parameter.name.replace("_", "-")
+            names = ", ".join(name.replace("_", "-") for name in allowed)
+            raise UsageError(f"--space {option}: cannot change while a member trains; with --population: {names}")

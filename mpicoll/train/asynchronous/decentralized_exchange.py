@@ -171,7 +171,8 @@ class GossipExchange:
     A rank has a replica and a weight, 1 at first. After each step it sends half of its weight, with its replica, to the
     rank at distance 1, 2, 4, ... in turn (``--graph ring``: 1; ``complete``: 1, 2, 3, ...), if the mailbox there has a
     free slot. Received replicas are averaged with its own, by weights. The sum of all weights is constant, and so is,
-    between updates, the sum of replicas times weights. Therefore no rank has to wait for another. On 4 ranks, step 0 and step 1::
+    between updates, the sum of replicas times weights. Therefore no rank has to wait for another. On 4
+    ranks, step 0 and step 1::
 
         0 -> 1 -> 2 -> 3 -> 0        0 -> 2, 1 -> 3, 2 -> 0, 3 -> 1
 
