@@ -114,7 +114,8 @@ STUDY = Study(
     setting=f"A perceptron with two hidden layers of 256 elements (76,810 parameters) on {HOSTS} emulated hosts with "
     f"one rank each, {BATCH} samples in a step over all hosts, {EPOCHS} epochs, momentum 0.9 with learning rate "
     f"{RATE}, which decays to 0. The hosts share the cores, so that computation takes longer than on "
-    "real ones, and other programs used them too: seconds are published where links take most of the time. {doc}`../benchmarks/method` describes the emulation, which needs Linux and root.",
+    "real ones, and other programs used them too: seconds are published where links take most of the time. "
+    "{doc}`../benchmarks/method` describes the emulation, which needs Linux and root.",
     runs=runs,
     tables=tables,
     draw=draw,
