@@ -77,11 +77,11 @@ def run_population(
 
     Raises
     ------
-    UsageError
+    mpicoll.errors.UsageError
         On every rank, if an argument is wrong, or the storage is of another population.
     CheckpointError
         On every rank, if the storage cannot be written or read.
-    TrainingError
+    mpicoll.errors.TrainingError
         On every rank, if all members have failed.
     SearchError
         If a transfer fails.
