@@ -47,13 +47,14 @@ def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
 
 def _run_population(options: SearchOptions, world: MPI.Intracomm) -> None:
     from mpicoll.consensus import all_succeed
-    from mpicoll.search.population_report import PopulationTable, check_population_outputs, publish
+    from mpicoll.search.population_report import PLOT, PopulationTable, publish
     from mpicoll.search.population_run import train_population
     from mpicoll.search.population_settings import PopulationSettings
+    from mpicoll.search.study_report import check_outputs
     from mpicoll.search.trainer_member import TrainerPopulation, population_facts
 
     source = TrainerPopulation(options)
-    all_succeed(world, lambda: check_population_outputs(options) if world.rank == 0 else None)
+    all_succeed(world, lambda: check_outputs(options, [PLOT]) if world.rank == 0 else None)
     settings = PopulationSettings(
         space=options.space,
         members=options.population or 0,
@@ -76,12 +77,12 @@ def _run_population(options: SearchOptions, world: MPI.Intracomm) -> None:
 def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
     from mpicoll.consensus import all_succeed
     from mpicoll.search.search_space import grid
-    from mpicoll.search.study_report import TrialTable, check_outputs
+    from mpicoll.search.study_report import PLOTS, TrialTable, check_outputs
     from mpicoll.search.study_run import run_study
     from mpicoll.search.trainer_objective import TrainerObjective
 
     objective = TrainerObjective(options.trainer, options.space, options.metric)
-    all_succeed(world, lambda: check_outputs(options) if world.rank == 0 else None)
+    all_succeed(world, lambda: check_outputs(options, [f"{name}.png" for name in PLOTS]) if world.rank == 0 else None)
     points = None
     if options.sampler == "grid":
         points = list(grid(options.space, objective.defaults, options.points))

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.errors import UsageError
 from mpicoll.search.population_settings import COPIED, FAILED, MemberRecord, PopulationResult, as_json
 from mpicoll.search.search_options import METRICS, SearchOptions
 from mpicoll.search.search_space import Choice, Parameter, Range
-from mpicoll.train.run_report import check_writable, say, write_json
+from mpicoll.train.run_report import say, write_json
 
-_PLOT = "population.png"
+PLOT = "population.png"
 _HEAD = f"{'generation':>10} {'member':>6} {'score':>9}  parameters"
 
 
@@ -84,26 +83,6 @@ def values_of(params: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={text}" for name, text in texts.items())
 
 
-def check_population_outputs(options: SearchOptions) -> None:
-    """Refuse outputs that could not be written, before hours of training.
-
-    Raises
-    ------
-    UsageError
-        If a folder cannot be made or written, or matplotlib is missing.
-    """
-    check_writable([options.json])
-    if options.plot is None:
-        return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('--plot needs matplotlib: pip install "mpicoll[search,plot]"')
-    try:
-        Path(options.plot).expanduser().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--plot {options.plot}: {error.strerror}") from None
-    check_writable([str(Path(options.plot, _PLOT))])
-
-
 def publish(result: PopulationResult, options: SearchOptions) -> None:
     """Print the summary and write the files that the options name."""
     if not options.quiet:
@@ -115,7 +94,7 @@ def publish(result: PopulationResult, options: SearchOptions) -> None:
         facts = {"new_generations": result.new_generations, "seconds": result.seconds, "stopped": result.stopped}
         write_json(options.json, {"best": best, **facts, "history": [as_json(each) for each in result.history]})
     if options.plot is not None:
-        draw_population(result, options.space, options.metric, Path(options.plot, _PLOT).expanduser())
+        draw_population(result, options.space, options.metric, Path(options.plot, PLOT).expanduser())
 
 
 def summary_of_population(result: PopulationResult, options: SearchOptions) -> str:

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]
 _HEAD = f"{'trial':>5} {'state':<11} {'value':>9} {'seconds':>8} {'group':>5}  parameters"
-_PLOTS = {
+PLOTS = {
     "history": "plot_optimization_history",
     "importance": "plot_param_importances",
     "parallel": "plot_parallel_coordinate",
@@ -106,8 +106,13 @@ def summary_of(result: StudyResult, metric: str) -> str:
     return f"{text}\nbest: trial {result.best_number}, {metric} {result.best_value:.6g}"
 
 
-def check_outputs(options: SearchOptions) -> None:
+def check_outputs(options: SearchOptions, plots: Iterable[str]) -> None:
     """Refuse outputs that could not be written, before hours of training.
+
+    Parameters
+    ----------
+    plots
+        Names of the plots' files, for `options.plot`.
 
     Raises
     ------
@@ -123,7 +128,7 @@ def check_outputs(options: SearchOptions) -> None:
         Path(options.plot).expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--plot {options.plot}: {error.strerror}") from None
-    check_writable([str(Path(options.plot, f"{name}.png")) for name in _PLOTS])
+    check_writable([str(Path(options.plot, name)) for name in plots])
 
 
 def draw(study: optuna.Study, folder: str) -> None:
@@ -134,7 +139,7 @@ def draw(study: optuna.Study, folder: str) -> None:
     import optuna
     from matplotlib import pyplot
 
-    for name, function in _PLOTS.items():
+    for name, function in PLOTS.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

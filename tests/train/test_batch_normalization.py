@@ -9,6 +9,7 @@ from mpicoll.models.builders import alexnet, perceptron
 from mpicoll.models.layers import BatchNorm, Dense, RandomKey, Residual, batch_norms
 from mpicoll.models.layers.layer_interface import Workspace
 from mpicoll.models.sequential import FlatParameters, Model
+from tests.train.test_layer_gradients import slopes
 
 SHAPES = pytest.mark.parametrize("shape", [(4,), (2, 3, 4)], ids=str)
 KEY = RandomKey(1, 2, np.arange(6))
@@ -33,18 +34,6 @@ def gradients_of(layer, arrays, x, weights, key=KEY, *, below=True):
     out = layer.forward(arrays, x, place).copy()
     into = layer.backward(arrays, weights.copy(), place, found, below=below, add=False)
     return out, [*found, into]
-
-
-def slopes(value, array, width=1e-6):
-    found = np.empty_like(array)
-    for place in np.ndindex(array.shape):
-        kept = array[place]
-        array[place] = kept + width
-        above = value()
-        array[place] = kept - width
-        found[place] = (above - value()) / (2 * width)
-        array[place] = kept
-    return found
 
 
 @SHAPES
