@@ -55,7 +55,7 @@ warmup: $(VENV)/ready
 CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compression/test_sparse.py
 
 test-serial: warmup  ## tests that need no launcher
-	$(BIN)/python -m pytest -q -n 2 tests --ignore tests/mpi --ignore tests/system $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests --ignore tests/mpi --ignore tests/system $(ARGS)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
 # Every algorithm on many ranks; what is made of collectives is much the same on fewer.
