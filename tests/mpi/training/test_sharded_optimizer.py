@@ -17,7 +17,8 @@ from mpicoll.checkpoint import CheckpointStore
 from mpicoll.errors import MismatchError, MpicollError, RemoteError, UsageError
 from mpicoll.models.layers import Dense
 from mpicoll.models.sequential import Model
-from mpicoll.optim.optimizers import OPTIMIZERS, ParameterSpan
+from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.optim.update_rule import ParameterSpan
 from tests.mpi.conftest import common_folder
 
 pytestmark = pytest.mark.mpi
