@@ -18,7 +18,7 @@ types, those for long vectors, and counts take turns: each comes up with every a
 
 
 def first(count: int, cases: Sequence[Case]) -> Sequence[Case]:
-    """Return all cases where every one is run, otherwise the first `count`: those that each launch a program."""
+    """Return all cases in ``make test-all``, and the first `count` in ``make test``; for cases that launch programs."""
     return cases if ALL else cases[:count]
 
 

@@ -97,9 +97,7 @@ def conform(ranks: int, modules: Sequence[str], *, timeout: float = 900.0) -> Re
     folder, report = folder_of_tests(), Report(ranks)
     present = [name for name in modules if (folder / f"{name}.py").exists()]
     with tempfile.TemporaryDirectory(prefix="mpicoll-conformance-") as results:
-        outcome = run(
-            ranks, [str(PROGRAM), str(folder), results, *present], timeout=timeout, test_timeout=40.0 * max(3, ranks)
-        )
+        outcome = run(ranks, [str(PROGRAM), str(folder), results, *present], timeout=timeout, test_timeout=120.0)
         collect(report, Path(results))
         if outcome.returncode or outcome.hung or len(list(Path(results).iterdir())) != ranks:
             report.trouble = f"the run ended with status {outcome.returncode}\n{outcome.text[-20000:]}"

@@ -22,7 +22,7 @@ def folder() -> Path:
 
 
 def test_mpi4pys_own_tests_pass(folder: Path) -> None:
-    report = conform(3 if extent.ALL else 2, QUICK)  # three ranks on two cores take three times as long
+    report = conform(3 if extent.ALL else 2, QUICK)
     assert report.good, f"{report.summary()}\n{report.details()}"
     assert not [name for name in QUICK if not any(test.startswith(f"{name}.") for test in report.passed)]
 
