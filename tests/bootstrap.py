@@ -12,10 +12,17 @@ from pathlib import Path
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
+def _own_folder(path: Path) -> None:
+    """Give pytest a root for temporary folders that no other rank cleans up at the same time."""
+    path.mkdir()
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(path)
+
+
 def main() -> None:
     folder = Path(os.environ["MPICOLL_TEST_FOLDER"])
     rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), str(os.getpid()))
     (folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
+    _own_folder(folder / f"rank-{rank}")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=(folder / f"rank-{rank}.stack").open("w"), all_threads=True)
     if os.environ.get("MPICOLL_TEST_QUIET") and rank != "0":
