@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpicoll.collectives import compressed, compression_tuning, select, tuning_table
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
 from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
@@ -97,6 +98,7 @@ class Intracomm(ObjectCollectives):
         self._vector_calls = VectorCalls(self._scope, self._table)
         self._block_exchange = BlockExchange(self._scope, self._table)
         self._objects = Reductions(Exchange(self._scope, self._table))
+        self._nonblocking_vector_calls = NonblockingVectorCalls(self._scope)
         self._nonblocking_table = self._table if channel.node is not None else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,7 +225,7 @@ class Intracomm(ObjectCollectives):
 
 _SET_UP = (
     "_scope", "_size", "_uncompressed", "_auto_table", "_table", "_vector_calls", "_block_exchange", "_objects",
-    "_nonblocking_table",
+    "_nonblocking_table", "_nonblocking_vector_calls",
 )  # fmt: skip
 """Attributes that :meth:`Intracomm._set_up` makes."""
 

@@ -31,7 +31,7 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
     with channel.alone:
         if channel.refusal is not None:
             settle(channel, scope.timeout)
-        _refuse_if_running(channel)
+        refuse_if_running(channel)
         key = plan_cache.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
         lane = channel.lanes.get(key) if key is not None else None
         if lane is not None:
@@ -53,7 +53,7 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
             plan_cache.note(channel, key, task, plan)
 
 
-def _refuse_if_running(channel: Channel) -> None:
+def refuse_if_running(channel: Channel) -> None:
     """Raise RuntimeError if compiled code has begun a call in another thread, which has not taken the lock yet."""
     if channel.dispatch.running:
         raise RuntimeError(BUSY)
@@ -115,7 +115,7 @@ def start(scope: CallContext, *what: Any) -> Request:
         return Request(scope.timeout)
     scope = scope._replace(means=scope.means._replace(hierarchy=False, may_block=False), may_wait=False)
     with scope.channel.alone:
-        _refuse_if_running(scope.channel)
+        refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
         task = validate.prepare(scope, CallArguments(*what))
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
@@ -128,7 +128,7 @@ def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     scope = scope._replace(means=scope.means._replace(may_block=False))
     scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:
-        _refuse_if_running(scope.channel)
+        refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
         task = validate.prepare(scope, CallArguments(*what))
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:

@@ -72,7 +72,7 @@ def _operation(scope: CallContext, collective: str, around: Neighborhood, *buffe
         raise RuntimeError(BUSY)
     settle(channel, scope.timeout)
     channel.ensure_usable()
-    return NeighborhoodOperation(channel, collective, collective.capitalize(), buffers, False, around.sources)
+    return NeighborhoodOperation(channel, collective, collective.capitalize(), buffers, False, sources=around.sources)
 
 
 def run(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> None:

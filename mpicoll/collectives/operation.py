@@ -140,6 +140,10 @@ class NativeOperation:
     ----------
     chosen
         True for ``algorithm="native"``: a blocking call is then the MPI library's blocking one, without a deadline.
+    packed
+        The call whose packed buffers the arguments are; None where the arguments are the caller's.
+    described
+        The signature of the call, if it says more than the collective.
     """
 
     channel: Channel
@@ -147,10 +151,12 @@ class NativeOperation:
     title: str
     arguments: Arguments
     chosen: bool
+    packed: CheckedOperation | None = None
+    described: Signature | None = None
 
     def signature(self) -> Signature:
-        """Return the signature of the call, which has no arguments."""
-        return Signature.of(f"{self.title}(algorithm=native)")
+        """Return the signature of the call."""
+        return self.described or Signature.of(f"{self.title}(algorithm=native)")
 
     def enter(self, timeout: float) -> int:
         """Enter the collective and return its number."""
@@ -173,6 +179,11 @@ class NativeOperation:
         """Make the MPI library's nonblocking call."""
         request = NONBLOCKING[self.collective](self.channel.comm, *self.arguments)
         return NativeRun(self.channel, request, self.signature(), number)
+
+    def unload(self) -> None:
+        """Copy a packed result to its places in the caller's buffer."""
+        if self.packed is not None and self.packed.result is not None:
+            self.packed.result.buffer.give_back()
 
     def run(self, timeout: float) -> None:
         """Execute the operation."""

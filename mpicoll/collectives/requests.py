@@ -142,9 +142,8 @@ class Request(OwnRequest):
 
     def _begin(self, flight: InFlight) -> None:
         self._flight = flight
-        if self.step():
-            return
-        progress_engine.add(self)
+        if not self.step():
+            progress_engine.add(self)
 
     def _complete(self) -> None:
         self._flight = None
@@ -205,9 +204,10 @@ class CollectiveRequest(Request):
         channel.occupants[self._slot] = self
 
     def _complete(self) -> None:
-        if isinstance(self._task, CheckedOperation):
+        if isinstance(self._task, NativeOperation):
+            self._task.unload()
+        elif self._task is not None and self._plan is not None:
             self._task.channel.occupants.pop(self._slot, None)
-        if isinstance(self._task, CheckedOperation) and self._plan is not None:
             self._task.unload(self._plan)
             self._plan.free()
         self._task = self._plan = None

@@ -11,9 +11,10 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.collectives import alltoallw
-from mpicoll.collectives.call_context import AnyOp
+from mpicoll.collectives.call_context import AnyOp, CallArguments
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import start
+from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
 from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import Request
 from mpicoll.compression import Compressor, ErrorFeedback
@@ -38,6 +39,7 @@ class NonblockingCollectives(BlockingCollectives):
     """Nonblocking collectives: each starts an operation and returns its request."""
 
     _nonblocking_table: int
+    _nonblocking_vector_calls: NonblockingVectorCalls
 
     def _quick(
         self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
@@ -67,7 +69,9 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`; return its request."""
-        return start(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        return self._nonblocking_vector_calls.start(
+            CallArguments("gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm)
+        )
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatter`; return its request."""
@@ -76,7 +80,9 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`; return its request."""
-        return start(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        return self._nonblocking_vector_calls.start(
+            CallArguments("scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm)
+        )
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`; return its request."""
@@ -97,7 +103,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`; return its request."""
-        return start(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        return self._nonblocking_vector_calls.start(CallArguments("alltoallv", sendbuf, recvbuf, algorithm=algorithm))
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Alltoallw`, by the MPI library."""

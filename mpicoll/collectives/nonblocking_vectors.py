@@ -1,0 +1,195 @@
+"""Nonblocking Gatherv, Scatterv and Alltoallv, in which ranks do not know each other's counts.
+
+They send each part directly, whatever the counts are. The MPI library does so in a tenth of the time that it takes to
+make a plan for one call, so that ``"auto"`` takes its nonblocking functions, on all ranks. Arguments are checked
+before; those that the MPI library does not take, such as strided arrays, are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.buffers.plain_specs import array_of, key_of, plain_blocks
+from mpicoll.collectives import select, validate
+from mpicoll.collectives.call_context import CallArguments, CallContext
+from mpicoll.collectives.checked_arguments import VectorPart
+from mpicoll.collectives.execute import refuse_if_running, start
+from mpicoll.collectives.operation import CheckedOperation, NativeOperation
+from mpicoll.collectives.requests import CollectiveRequest, Request
+from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.native import Arguments
+from mpicoll.progress.call_signature import Signature
+
+_MAX_KNOWN = 256
+_DIRECT = {"gatherv": "linear", "scatterv": "linear", "alltoallv": "pairwise"}
+
+
+class _Extent(NamedTuple):
+    """Blocks of a specification, in elements; `stop` is where the last one ends."""
+
+    stop: int
+    counts: tuple[int, ...]
+    displs: tuple[int, ...]
+
+
+class NonblockingVectorCalls:
+    """Nonblocking vector collectives on one communicator."""
+
+    def __init__(self, scope: CallContext) -> None:
+        self._scope = scope
+        self._size, self._rank = scope.channel.size, scope.channel.rank
+        self._known: dict[tuple[Any, bool], _Extent | None] = {}  # by specification, and whether it is written
+        self._described: dict[Any, Signature] = {}
+
+    def start(self, made: CallArguments) -> Request:
+        """Start a call and return its request.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the arguments are wrong; the other ranks are told.
+        """
+        scope = self._scope
+        if self._size == 1 or (made.algorithm or scope.algorithm) != select.AUTO:
+            return start(scope, *made)
+        with scope.channel.alone:
+            refuse_if_running(scope.channel)
+            settle(scope.channel, scope.timeout)
+            scope.channel.ensure_usable()
+            return CollectiveRequest(self._plain(made) or _packed(scope, made), scope.timeout)
+
+    def _plain(self, made: CallArguments) -> NativeOperation | None:
+        """Return the operation if the arguments are plain, contiguous arrays whose blocks fit; else None."""
+        if made.collective == "alltoallv":
+            return self._plain_alltoallv(made.sendbuf, made.recvbuf)
+        if type(made.root) is not int or not 0 <= made.root < self._size:
+            return None
+        gathers = made.collective == "gatherv"
+        part, whole = (made.sendbuf, made.recvbuf) if gathers else (made.recvbuf, made.sendbuf)
+        part = array_of(part, sent=gathers)
+        if type(part) is not np.ndarray or not _is_plain(part, written=not gathers):
+            return None
+        blocks = None
+        if self._rank == made.root:
+            array, extent = self._extent(whole, written=gathers)
+            if extent is None or extent.counts[self._rank] != part.size:
+                return None
+            if array.dtype != part.dtype or _meet(part, array):
+                return None
+            blocks = _as_blocks(array, extent)
+        own = [part, _datatype(part.dtype)]
+        ends = (own, blocks) if gathers else (blocks, own)
+        return self._operation(made.collective, (*ends, made.root), part.dtype, part.size > 0, f"root={made.root}")
+
+    def _plain_alltoallv(self, sendbuf: Any, recvbuf: Any) -> NativeOperation | None:
+        target, into = self._extent(recvbuf, written=True)
+        if into is None:
+            return None
+        if in_place(sendbuf):
+            return self._operation("alltoallv", (MPI.IN_PLACE, _as_blocks(target, into)), target.dtype, into.stop > 0)
+        source, out = self._extent(sendbuf, written=False)
+        if out is None or out.counts[self._rank] != into.counts[self._rank] or source.dtype != target.dtype:
+            return None
+        if _meet(source, target):
+            return None
+        arguments = _as_blocks(source, out), _as_blocks(target, into)
+        return self._operation("alltoallv", arguments, target.dtype, into.stop > 0 or out.stop > 0)
+
+    def _operation(
+        self, collective: str, arguments: Arguments, dtype: np.dtype, known: bool, *parts: str
+    ) -> NativeOperation:
+        """Return the operation; `known` if this rank has elements, and so knows the type of all ranks' elements."""
+        title, rest = collective.capitalize(), ", ".join([*parts, "algorithm=native"])
+        key = title, rest, dtype, known
+        described = self._described.get(key)
+        if described is None:
+            described = self._described[key] = Signature.in_part(title, f"dtype={dtype}", rest, known=known)
+        return NativeOperation(self._scope.channel, collective, title, arguments, False, described=described)
+
+    def _extent(self, spec: Any, *, written: bool) -> tuple[Any, _Extent | None]:
+        """Return array and extent of blocks that lie in the array, apart from each other if they are written."""
+        array, key = key_of(spec)
+        if key is None:
+            return array, None
+        try:
+            extent = self._known[key, written]
+        except (KeyError, TypeError):  # a list of lists has no hash
+            extent = _extent_of(spec, self._size, written)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            if not any(type(each) is list for each in key):
+                self._known[key, written] = extent
+        if extent is None or extent.stop > array.size or not _is_plain(array, written=written):
+            return array, None
+        return array, extent
+
+
+def _is_plain(array: np.ndarray, *, written: bool) -> bool:
+    return array.flags.c_contiguous and (array.flags.writeable or not written) and _datatype(array.dtype) is not None
+
+
+@cache
+def _datatype(dtype: np.dtype) -> MPI.Datatype | None:
+    """Return the MPI datatype of elements; None if they are in another byte order or MPI has none."""
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        return None
+    try:
+        return MPI.Datatype.fromcode(dtype.char)
+    except ValueError:
+        return None
+
+
+def _as_blocks(array: np.ndarray, extent: _Extent) -> list[Any]:
+    return [array, (extent.counts, extent.displs), _datatype(array.dtype)]
+
+
+def _extent_of(spec: Any, size: int, written: bool) -> _Extent | None:
+    blocks = plain_blocks(spec, size)
+    if blocks is None:
+        return None
+    places = sorted((displ, displ + count) for displ, count in zip(blocks.displs, blocks.counts, strict=True) if count)
+    stops = list(accumulate((stop for _, stop in places), max))
+    if written and any(begin < stop for (begin, _), stop in zip(places[1:], stops, strict=False)):
+        return None
+    return _Extent(stops[-1] if stops else 0, blocks.counts, blocks.displs)
+
+
+def _meet(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(one.size and other.size and np.may_share_memory(one, other))
+
+
+def _packed(scope: CallContext, made: CallArguments) -> NativeOperation:
+    """Check any other arguments, and return the operation with the memory that they are packed into."""
+    scope = scope._replace(may_wait=False)  # the root tells nobody its counts
+    task = validate.prepare(scope, made._replace(algorithm=_DIRECT[made.collective]))
+    assert isinstance(task, CheckedOperation)
+    given, result, counts = task.given, task.result, task.counts or ()
+    sent = None if given is None else _as_argument(task, given, counts, whole=made.collective != "gatherv")
+    received = None
+    if result is not None:
+        received = _as_argument(task, result, task.recvcounts or counts, whole=made.collective != "scatterv")
+    if given is not None and result is not None and given.buffer is result.buffer:
+        sent = MPI.IN_PLACE
+    elif made.collective == "scatterv" and result is None:
+        received = MPI.IN_PLACE
+    arguments: Arguments = (sent, received) if made.collective == "alltoallv" else (sent, received, task.root)
+    described = replace(task, algorithm=select.NATIVE).signature()
+    return NativeOperation(
+        scope.channel, made.collective, task.title, arguments, False, packed=task, described=described
+    )
+
+
+def _as_argument(task: CheckedOperation, part: VectorPart, counts: Sequence[int], *, whole: bool) -> Any:
+    """Return a part as an argument of the MPI library."""
+    memory, times = part.view(task.carrier), 1
+    if _datatype(task.carrier) is None:
+        memory, times = memory.view(np.uint8), task.carrier.itemsize
+    return [memory, [count * times for count in counts]] if whole else memory
