@@ -7,7 +7,7 @@ write the same records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mpicoll.objects import pickling
@@ -35,6 +35,10 @@ _NONE, _FALSE, _TRUE, _INT, _FLOAT, _COMPLEX, _BYTES, _STR, _PICKLE = (
 )
 _TRUSTED = _PICKLE | TRUSTED << 50
 
+_CONTAINERS = frozenset((list, tuple, dict))
+_DEPTH = 1
+"""Levels of containers in a container that are looked through."""
+
 Found = tuple[int, bytes]
 """The bits of a record's first word that describe the object, and its bytes."""
 
@@ -48,12 +52,29 @@ def _from_str(obj: str) -> Found | None:
 
 
 def _from_sequence(obj: Any) -> Found | None:
-    return (_TRUSTED, pickling.dumps(obj)) if len(obj) <= FEW and PLAIN.issuperset(map(type, obj)) else None
+    if len(obj) <= FEW and PLAIN.issuperset(map(type, obj)):
+        return _TRUSTED, pickling.dumps(obj)
+    return (_PICKLE, pickling.dumps(obj)) if _is_simple(obj, obj, _DEPTH) else None
 
 
 def _from_dict(obj: dict[Any, Any]) -> Found | None:
     # Keys may be of any type, but none that is worth to be sent apart.
-    return (_PICKLE, pickling.dumps(obj)) if len(obj) <= FEW and PLAIN.issuperset(map(type, obj.values())) else None
+    return (_PICKLE, pickling.dumps(obj)) if _is_simple(obj, obj.values(), _DEPTH) else None
+
+
+def _is_simple(obj: Any, values: Collection[Any], depth: int) -> bool:
+    """Return whether a container has few values, of exact built-in types, in containers that are simple, too."""
+    if len(obj) > FEW:
+        return False
+    for each in values:
+        kind = type(each)
+        if kind in PLAIN:
+            continue
+        if depth == 0 or kind not in _CONTAINERS:
+            return False
+        if not _is_simple(each, each.values() if kind is dict else each, depth - 1):
+            return False
+    return True
 
 
 _WRITERS: dict[type, Callable[[Any], Found | None]] = {
