@@ -170,6 +170,8 @@ class JobRequest(Request):
             if self._error is not None:
                 self._end()
             return True if status is None else super().Wait(status)
+        if progress_engine.pending() == 1:
+            self._flight.be_patient()
         for _ in range(self._tries):
             if progress_engine.advance_alone(self, self._go_on):
                 self._complete()
@@ -302,9 +304,6 @@ class MessageRequest(JobRequest, PersistentRequest):
         """Wait until the operation is complete; see :meth:`Request.Wait`."""
         if not self._plain:
             return Request.Wait(self, status)
-        flight = self._flight
-        if flight is not None and progress_engine.pending() == 1:
-            flight.be_patient()
         return super().Wait(status)
 
     def _go_on(self) -> bool:

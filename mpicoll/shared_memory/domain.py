@@ -38,7 +38,7 @@ STAGE_NBYTES = 512 << 10
 """Bytes of a stage; the stages of some ranks together fit into the caches."""
 NEAR_SLOT_NBYTES = 8 << 10
 """In bytes. Longer vectors that lie in memory segments do not pass through slots."""
-_SPINS, _YIELDS = 2000, 100
+_SPINS, YIELDS = 2000, 100
 """Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
 _START_SPINS = 100
 """Polls of a rank that starts an operation, about a microsecond, for ranks that start it at the same time."""
@@ -157,7 +157,7 @@ class SharedMemoryDomain:
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
             (words.SPINS, 1 if self._oversubscribed else _SPINS),
-            (words.YIELDS, _YIELDS),
+            (words.YIELDS, YIELDS),
             (words.START_SPINS, 1 if self._oversubscribed else _START_SPINS),
             (words.START_YIELDS, self.size if self._oversubscribed else 0),
         ):
@@ -199,12 +199,14 @@ class SharedMemoryDomain:
         """Take the next nonblocking lane; :meth:`end_turn` or :meth:`undo_turn` returns it."""
         if not self._turns:
             self._turns = [self._turn(1 + PLAN_LANES + number) for number in range(NONBLOCKING_LANES)]
-        return self._turns.pop(0)
+        turn = self._turns.pop(0)
+        # A rank that advances several operations waits for none of them; see `SharedOperation.be_patient`.
+        turn.job[words.YIELDS] = 0
+        return turn
 
     def _turn(self, lane: int) -> NonblockingSlot:
         job = self._job(lane, self.slot_nbytes)
-        # A rank that advances several operations waits for none of them.
-        job[words.SPINS], job[words.YIELDS] = 1 if self._oversubscribed else _START_SPINS, 0
+        job[words.SPINS] = 1 if self._oversubscribed else _START_SPINS
         return NonblockingSlot(job, job.ctypes.data, None)
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:

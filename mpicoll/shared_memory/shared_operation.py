@@ -14,7 +14,7 @@ from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
-from mpicoll.shared_memory.domain import Ending, SharedMemoryDomain
+from mpicoll.shared_memory.domain import YIELDS, Ending, SharedMemoryDomain
 from mpicoll.shared_memory.fast_dispatch import describe
 
 _SETTLE_SECONDS = 10.0
@@ -74,6 +74,10 @@ class SharedOperation(InFlight):
                 "MPICOLL_TRANSFER=off does without"
             )
         return status in (words.DONE, words.FALLBACK)
+
+    def be_patient(self) -> None:
+        """Let compiled code yield the core more often before it returns, as in blocking calls."""
+        self._job[words.YIELDS] = YIELDS
 
     def _seen(self) -> list[list[int]]:
         """Return each rank's stage, call and count; those of the operation before if this one has not started."""
