@@ -120,8 +120,25 @@ class FlatParameters:
         """See :class:`ParameterStore`."""
 
 
-Tape = list[Workspace]
-"""State between forward and backward pass, a workspace for each layer; each micro-batch in flight needs its own."""
+class Tape:
+    """State between forward and backward pass; each micro-batch in flight needs its own.
+
+    Attributes
+    ----------
+    rooms : list of Workspace
+        A workspace for each layer.
+    inputs : dict of int to (rows, ...) array
+        Inputs of segments of layers whose activations are computed again, by their first layer.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.rooms = [Workspace() for _ in range(layers)]
+        self.inputs: dict[int, np.ndarray] = {}
+
+    def clear(self, layers: range) -> None:
+        """Release the activations of some layers."""
+        for number in layers:
+            self.rooms[number].clear()
 
 
 class Model:
@@ -144,6 +161,11 @@ class Model:
         Shapes of the parameter arrays in the vector, in order.
     layout : ParameterLayout
         Offsets of the arrays in the vector.
+    recompute : int or None
+        Number of layers in a segment; None for one segment with all layers. The activations of all segments but the
+        last are released after the forward pass, except for their inputs, and computed again in the backward pass:
+        with n layers in segments of about the root of n, memory for activations grows with the root of n too, for one
+        more forward pass. (Chen et al., "Training deep nets with sublinear memory cost", 2016, section 4.)
     """
 
     def __init__(
@@ -157,11 +179,17 @@ class Model:
         self.shapes = [shape for layer in self.layers for shape in layer.shapes]
         self.layout = ParameterLayout(self.layers)
         self.parameter_count = self.layout.bounds[-1]
+        self.recompute: int | None = None
         self._tape = self.tape()
 
     def tape(self) -> Tape:
         """Return a new tape."""
-        return [Workspace() for _ in self.layers]
+        return Tape(len(self.layers))
+
+    def _segments(self) -> list[range]:
+        count = len(self.layers)
+        length = self.recompute or count
+        return [range(first, min(first + length, count)) for first in range(0, count, length)]
 
     def initial_parameters(self, seed: int) -> InitialParameters:
         """Return the source of initial parameters, which `seed` determines."""
@@ -183,11 +211,21 @@ class Model:
         key
             Key of random numbers, in training; None in an evaluation.
         """
+        *released, last = self._segments()
         with tracing.span("forward"):
-            for number, (layer, room) in enumerate(zip(self.layers, tape, strict=True)):
-                room.key = key
-                x = layer.forward(storage.parameters(number), x, room)
-                storage.release(number)
+            for room in tape.rooms:
+                room.key, room.again = key, False
+            for segment in released:
+                tape.inputs[segment.start] = x
+                x = self._through(segment, storage, x, tape)
+                tape.clear(segment)
+            return self._through(last, storage, x, tape)
+
+    def _through(self, segment: range, storage: ParameterStore, x: np.ndarray, tape: Tape) -> np.ndarray:
+        """Return the output of some layers."""
+        for number in segment:
+            x = self.layers[number].forward(storage.parameters(number), x, tape.rooms[number])
+            storage.release(number)
         return x
 
     def backward(
@@ -202,16 +240,30 @@ class Model:
         below
             True to return the derivative with respect to the input of the first layer, False to return None.
         """
+        *released, last = self._segments()
         with tracing.span("backward"):
-            for number in range(len(self.layers) - 1, -1, -1):
-                wanted = below or number > 0
-                arrays, gradients = storage.parameters(number), storage.gradients(number)
-                into = self.layers[number].backward(arrays, delta, tape[number], gradients, below=wanted, add=add)
-                storage.release(number)
-                storage.complete(number)
-                if into is not None:
-                    delta = into
+            delta = self._back_through(last, storage, delta, tape, below=below, add=add)
+            for segment in reversed(released):
+                for number in segment:
+                    tape.rooms[number].again = True
+                self._through(segment, storage, tape.inputs.pop(segment.start), tape)
+                delta = self._back_through(segment, storage, delta, tape, below=below, add=add)
+                tape.clear(segment)
         return delta if below else None
+
+    def _back_through(
+        self, segment: range, storage: ParameterStore, delta: np.ndarray, tape: Tape, *, below: bool, add: bool
+    ) -> np.ndarray:
+        """Write or add the gradients of some layers; return the derivative with respect to their input."""
+        for number in reversed(segment):
+            wanted, room = below or number > 0, tape.rooms[number]
+            arrays, gradients = storage.parameters(number), storage.gradients(number)
+            into = self.layers[number].backward(arrays, delta, room, gradients, below=wanted, add=add)
+            storage.release(number)
+            storage.complete(number)
+            if into is not None:
+                delta = into
+        return delta
 
     def loss(self, storage: ParameterStore, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return summed loss and number of hits; `y` are the targets that the loss takes."""

@@ -53,6 +53,7 @@ class ModelShard:
         self.model = (
             Model([layer for layer, *_ in self._divided], whole.dtype, whole.loss_function) if divided_any else whole
         )
+        self.model.recompute = whole.recompute
         counted = mesh.tensor is None or mesh.tensor.Get_rank() == 0
         arrays = zip(self.model.layout.spans, self._divided, strict=True)
         self._counted = [

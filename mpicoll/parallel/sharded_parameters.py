@@ -200,19 +200,31 @@ class ChunkedParameters:
             initial.fill(own.start, chunk)
         self._gathering = GroupPrefetch(division, self._blocks, min(2 if ahead else 1, len(self._blocks)))
         self._ahead, self._last_layer, self._previous = ahead, len(division.layout.bounds) - 2, 0
+        self._completed = len(self._blocks)  # the backward pass has been through this unit and those above
 
     def arrays(self, layer: int) -> Arrays:
         """See :class:`Parameters`."""
         number = self._division.unit_of(layer)
         data = self._gathering.use(number)
         if self._ahead:
-            self._gathering.prepare(number + (-1 if self._falls(layer) else 1))
+            self._prepare_after(layer, number)
         self._previous = layer
         return self._division.views(layer, data)
 
-    def _falls(self, layer: int) -> bool:
-        """Return True in a backward pass, in which layers fall; after layer 0 comes a forward pass or an update."""
-        return 0 < layer < self._previous or layer == self._previous == self._last_layer
+    def _prepare_after(self, layer: int, number: int) -> None:
+        """Start to gather the unit that is used next.
+
+        Layers fall one by one in a backward pass, which layer 0 ends. Where activations are computed again, passes
+        forward through a few layers interrupt it, from a lower layer up to those that the backward pass has completed.
+        """
+        if layer > 0 and layer in (self._previous, self._previous - 1):
+            self._completed = number
+            self._gathering.prepare(number - 1)
+            return
+        if layer == self._previous == 0:  # the backward pass is over
+            self._completed = len(self._blocks)
+        if number + 1 < self._completed:
+            self._gathering.prepare(number + 1)
 
     def before_update(self) -> None:
         """See :class:`Parameters`."""

@@ -105,6 +105,8 @@ class TrainConfig:
         State that is divided among the ranks, together with all before it in `SHARDINGS`.
     offload
         Folder of files for the optimizer state of sharded strategies; None to keep it in memory.
+    recompute
+        Number of layers in a segment of which only the input is kept for the backward pass; None to keep all.
     tensor, pipeline
         Number of ranks that share each layer, and number of pipeline stages; the other ranks are replicas.
     microbatches
@@ -182,6 +184,7 @@ class TrainConfig:
     clip: float | None = None
     shard: str = "none"
     offload: str | None = None
+    recompute: int | None = None
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1

@@ -42,6 +42,8 @@ class DataDescription(NamedTuple):
 def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     """Return the model that `config` names, with the data set's numbers of features and classes.
 
+    A Model, built-in or of the user's, is divided into segments as ``--recompute`` says.
+
     Raises
     ------
     DataError
@@ -49,8 +51,18 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     UsageError
         If there is no such function, or its model cannot be divided as the options say.
     """
-    if config.model not in MODELS:
-        return _own_model(config, dataset)
+    model = _built_in(config, dataset) if config.model in MODELS else _own_model(config, dataset)
+    if config.recompute is not None:
+        layers = len(model.layers)
+        if isinstance(model, OwnModel):
+            raise UsageError(f"--recompute needs a model of layers; that of --model {config.model} has none")
+        if config.recompute >= layers:
+            raise UsageError(f"--recompute {config.recompute}: the model has {layers} layers, which are one segment")
+        model.recompute = config.recompute
+    return model
+
+
+def _built_in(config: TrainConfig, dataset: Dataset) -> Model:
     if config.model == "transformer":
         sizes = config.context, config.width, config.heads, config.layers
         return transformer(*sizes, config.dtype, dropout=config.dropout)

@@ -155,6 +155,9 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
                        "(sharded_optimizer), gradients (sharded_gradients), parameters (sharded)")  # fmt: skip
     group.add_argument("--offload", metavar="FOLDER", help="sharded strategies: keep the optimizer state in files of "
                        "this folder, without names, that are mapped into memory")  # fmt: skip
+    group.add_argument("--recompute", type=integer(1), metavar="LAYERS", help="keep only the inputs of segments of so "
+                       "many layers for the backward pass, and compute the rest once more: less memory for "
+                       "activations, the same results")  # fmt: skip
     group.add_argument("--sync-every", type=integer(1), metavar="STEPS",
                        help="local: steps between two averages (default: 16)")  # fmt: skip
     group.add_argument("--averaging", choices=AVERAGINGS, help="local: replace replicas with their mean; move "

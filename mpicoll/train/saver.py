@@ -19,7 +19,7 @@ from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.option_checks import DEFAULTS
 
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
-         "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "offload",
+         "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "offload", "recompute",
          "prefetch", "share_data", "pipeline_schedule", "evaluate_every", "tensorboard", "run", "plot", "trace",
          "trace_steps", "servers", "staleness", "backup", "damping",
          "on_silence", "balance", "slow", "jitter", "step_seconds")  # fmt: skip

@@ -29,7 +29,7 @@ _GIVEN = (
     "dataset", "labels", "target", "test_fraction", "share_data", "model", "hidden", "filters", "layers", "heads",
     "width", "context", "dropout", "batch_norm", "dtype", "mode", "shard",
 )  # fmt: skip
-_OF_LAYERS = ("tensor", "pipeline", "microbatches", "pipeline_schedule")
+_OF_LAYERS = ("recompute", "tensor", "pipeline", "microbatches", "pipeline_schedule")
 OPTIONS = tuple(name for name in DEFAULTS if name not in _GIVEN + _OF_LAYERS)
 """Keyword arguments of :class:`Trainer` that are options of the command line."""
 

@@ -102,6 +102,8 @@ class BatchNorm:
             return sums[1 : 1 + width], sums[1 + width :]
         mean, square = sums[1 : 1 + width] / count, sums[1 + width :] / count
         variance = np.maximum(square - mean * mean, 0)
+        if room.again:
+            return mean, variance
         now = np.concatenate([mean, variance * (count / max(count - 1, 1))])
         self.running *= 1 - self._momentum
         self.running += self._momentum * now

@@ -51,6 +51,8 @@ class Workspace:
         Input of the layer.
     key : RandomKey or None
         Key of random numbers in training; None in an evaluation, in which nothing is random.
+    again : bool
+        True if the forward pass computes activations of this step once more: statistics must not count them twice.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,11 @@ class Workspace:
         self._inner: list[Workspace] = []
         self.x = np.empty((0, 0))
         self.key: RandomKey | None = None
+        self.again = False
+
+    def clear(self) -> None:
+        """Release the arrays."""
+        self._arrays, self._inner, self.x = {}, [], np.empty((0, 0))
 
     def rows(self, name: str, rows: int, tail: Shape, dtype: np.dtype) -> np.ndarray:
         """Return the first `rows` rows of the array `name`, contents undefined, shape ``(rows, *tail)``."""
@@ -67,11 +74,12 @@ class Workspace:
         return kept[:rows]
 
     def inner(self, number: int) -> Workspace:
-        """Return the workspace of layer `number` within the layer, with the same key."""
+        """Return the workspace of layer `number` within the layer, of the same step."""
         while len(self._inner) <= number:
             self._inner.append(Workspace())
-        self._inner[number].key = self.key
-        return self._inner[number]
+        inner = self._inner[number]
+        inner.key, inner.again = self.key, self.again
+        return inner
 
     @property
     def nbytes(self) -> int:

@@ -94,6 +94,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({"optimizer": "lamb", "lr": 0.01}, {"shard": "gradients", "bucket_bytes": 1000}),
     ({"optimizer": "lars", "lr": 1.0, "pipeline": 2}, {"overlap": "on"}),
     ({"pipeline": 2, "microbatches": 2}, {"pipeline_schedule": "gpipe"}),
+    ({"hidden": [16, 12, 8]}, {"recompute": 2}),
     *(({**SERVED, "staleness": staleness}, {"servers": 2}) for staleness in (None, 0)),
     ({**SERVED, "servers": 2}, {"servers": 1}),
     *((SYNCHRONOUS, {"staleness": staleness}) for staleness in (4, None)),
