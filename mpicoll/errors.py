@@ -93,7 +93,7 @@ class DataError(TrainingError, ValueError):
 
 
 class ModelTooLarge(TrainingError, MemoryError):
-    """A rank may not use as much memory as its part of the model's state needs; the message says how much that is."""
+    """Ranks may not use as much memory as their parts of the model's state need; the message says how much that is."""
 
 
 class NonFiniteLoss(TrainingError, ArithmeticError):

@@ -1,9 +1,8 @@
-"""Check that a rank may use the memory that its part of a model's state needs, before any of it is allocated."""
+"""Check that the ranks may use the memory that a model's state needs, before any of it is allocated."""
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,12 +11,13 @@ from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.parameter_groups import cut
+from mpicoll.train.available_memory import MemoryLimit, address_space_left, group_limit, machine_limit
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.strategies import strategy_name
 
 
 def check_memory(config: TrainConfig, model: Model, mesh: Mesh) -> None:
-    """Refuse a model whose state does not fit into the address space that is left to a rank. Collective.
+    """Refuse a model whose state does not fit into the memory that is left to the ranks. Collective.
 
     Parameters
     ----------
@@ -27,20 +27,51 @@ def check_memory(config: TrainConfig, model: Model, mesh: Mesh) -> None:
     Raises
     ------
     ModelTooLarge
-        On every rank, if a limit on the address space (``ulimit -v``) leaves too little on one of them.
+        On every rank, if too little is left on one of them under a limit on the address space (``ulimit -v``), or to
+        the ranks of a node, or of a control group, together.
     """
     needed, ranks = state_nbytes(config, model, mesh.data.Get_size()), mesh.world.Get_size()
-    short = np.zeros((ranks, 2), np.int64)
-    mesh.world.Allgather(np.array([needed, min(_left(), np.iinfo(np.int64).max)], np.int64), short)
-    lacking = [rank for rank in range(ranks) if short[rank, 0] > short[rank, 1]]
-    if not lacking:
+    limits = machine_limit(), group_limit()
+    own = [needed, address_space_left(), *(number for limit in limits for number in (limit.key, limit.left))]
+    table = np.zeros((ranks, len(own)), np.int64)
+    mesh.world.Allgather(np.array(own, np.int64), table)
+    lacking = _of_one_rank(table) or next(filter(None, map(_of_many, (table,) * 2, (2, 4), limits)), None)
+    if lacking is None:
         return
-    needed, left = short[lacking[0]].tolist()
     hint = "" if config.shard == "parameters" or config.is_asynchronous else "; --strategy sharded divides them"
+    name = strategy_name(config.mode, config.shard)
     raise ModelTooLarge(
-        f"parameters, gradients and optimizer state take {_megabytes(needed)} on rank {lacking[0]} with --strategy "
-        f"{strategy_name(config.mode, config.shard)}, and its address-space limit leaves {_megabytes(left)}{hint}"
+        f"parameters, gradients and optimizer state take {_megabytes(lacking.needed)} on {lacking.where} with "
+        f"--strategy {name}, and {lacking.what} leaves {_megabytes(lacking.left)}{hint}"
     )
+
+
+class _Lacking(NamedTuple):
+    """Memory that is lacking."""
+
+    where: str
+    needed: int
+    what: str
+    left: int
+
+
+def _of_one_rank(table: np.ndarray) -> _Lacking | None:
+    """Return the first rank whose address space is too small."""
+    for rank, (needed, left) in enumerate(table[:, :2].tolist()):
+        if needed > left:
+            return _Lacking(f"rank {rank}", needed, "its address-space limit", left)
+    return None
+
+
+def _of_many(table: np.ndarray, column: int, limit: MemoryLimit) -> _Lacking | None:
+    """Return the first ranks that share a limit which is too small for them together."""
+    for key in dict.fromkeys(table[:, column].tolist()):
+        ranks = np.flatnonzero(table[:, column] == key)
+        needed, left = int(table[ranks, 0].sum()), int(table[ranks, column + 1].min())
+        if needed > left:
+            where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, from rank {ranks[0]} on,"
+            return _Lacking(where, needed, f"the memory of {limit.what}", left)
+    return None
 
 
 def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
@@ -74,15 +105,3 @@ def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.0f} MB"
-
-
-def _left() -> int:
-    """Return the bytes that this process may still map; the largest int64 without a limit."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return int(np.iinfo(np.int64).max)
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return limit
-    return max(0, limit - pages * resource.getpagesize())

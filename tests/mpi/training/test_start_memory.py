@@ -8,7 +8,8 @@ import pytest
 
 from mpicoll import Intracomm
 from mpicoll.errors import ModelTooLarge
-from mpicoll.train import training_run
+from mpicoll.train import memory_check, training_run
+from mpicoll.train.available_memory import MemoryLimit
 from mpicoll.train.loop import Loop
 from mpicoll.train.options import parse
 
@@ -72,3 +73,19 @@ def test_a_limit_on_memory_refuses_replicas_and_lets_shards_train(
         assert math.isfinite(run(comm, "sharded")["train_loss"])
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize("name", ["machine_limit", "group_limit"])
+def test_ranks_that_share_memory_need_it_together(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if comm.size < 2:
+        pytest.skip("two ranks")
+    # Enough for each rank of the first half alone; the second half has a machine or a group of its own.
+    far, half = comm.rank >= (comm.size + 1) // 2, (comm.size + 1) // 2
+    limit = MemoryLimit("the node", 2 if far else 1, 1 << 40 if far else 5 * WHOLE // 2 * half)
+    monkeypatch.setattr(memory_check, name, lambda: limit)
+    ranks = "rank 0" if half == 1 else f"{half} ranks, from rank 0 on,"
+    with pytest.raises(ModelTooLarge, match=f"on {ranks} with --strategy replicated, and the memory of the node"):
+        run(comm, "replicated")
+    enough = MemoryLimit("the node", limit.key, 1 << 40)
+    monkeypatch.setattr(memory_check, name, lambda: enough)
+    assert math.isfinite(run(comm, "sharded")["train_loss"])

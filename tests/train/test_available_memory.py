@@ -1,0 +1,78 @@
+"""Memory that is left, by files of the system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpicoll.train.available_memory import address_space_left, group_limit, machine_limit
+
+MEGABYTE = 1 << 20
+NO_LIMIT = (1 << 63) - 1
+
+
+def files(root: Path, contents: dict[str, str]) -> None:
+    for name, text in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def group(top: str, path: str, limit: str, used: int, cached: int, *, old: bool = False) -> dict[str, str]:
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    names = names if old else ("memory.max", "memory.current", "inactive_file")
+    place = f"{top}/{path}".rstrip("/")
+    stat = f"anon 5\n{names[2]} {cached}\n"
+    return {f"{place}/{names[0]}": f"{limit}\n", f"{place}/{names[1]}": f"{used}\n", f"{place}/memory.stat": stat}
+
+
+def test_this_machine() -> None:
+    assert 0 < address_space_left() <= NO_LIMIT
+    assert MEGABYTE < machine_limit().left < NO_LIMIT
+    assert machine_limit().key == machine_limit().key != group_limit().key
+    assert group_limit().left > 0
+
+
+def test_memory_that_can_be_freed_and_swap_space_count(tmp_path: Path) -> None:
+    files(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 3000 kB\nSwapFree: 500 kB\nHugePages_Free: 0\n"})
+    assert machine_limit(tmp_path).left == 3500 << 10
+
+
+@pytest.mark.parametrize("text", ["", "MemAvailable: x kB", "MemTotal: 5 kB"])
+def test_a_machine_that_does_not_say_has_no_limit(tmp_path: Path, text: str) -> None:
+    files(tmp_path, {"proc/meminfo": text})
+    assert machine_limit(tmp_path).left == NO_LIMIT
+    assert machine_limit(tmp_path / "nothing").left == NO_LIMIT
+
+
+def test_the_smallest_of_the_groups_around_a_process_counts(tmp_path: Path) -> None:
+    top = "sys/fs/cgroup"
+    files(tmp_path, {"proc/self/cgroup": "0::/job/step\n", **group(top, "job/step", "max", 50, 0)})
+    assert group_limit(tmp_path).left == NO_LIMIT
+    files(tmp_path, group(top, "job", "1000", 700, 100))
+    assert group_limit(tmp_path).left == 400
+    files(tmp_path, group(top, "job/step", "900", 50, 0))
+    assert group_limit(tmp_path).left == 400
+    files(tmp_path, group(top, "job/step", "300", 350, 0))
+    assert group_limit(tmp_path).left == 0
+
+
+def test_the_older_version(tmp_path: Path) -> None:
+    files(tmp_path, {"proc/self/cgroup": "4:cpu:/\n3:memory:/pod\n0::/\n"})
+    files(tmp_path, group("sys/fs/cgroup/memory", "pod", "1000", 400, 0, old=True))
+    assert group_limit(tmp_path).left == 600
+
+
+def test_a_path_of_outside_the_container_means_its_top(tmp_path: Path) -> None:
+    files(tmp_path, {"proc/self/cgroup": "0::/../other\n", **group("sys/fs/cgroup", "", "1000", 900, 0)})
+    assert group_limit(tmp_path).left == 100
+
+
+def test_groups_differ_by_their_place(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("a", "b"):
+        root = tmp_path / name
+        files(root, {"proc/self/cgroup": f"0::/{name}\n", **group("sys/fs/cgroup", name, "1000", 1, 0)})
+        keys.add(group_limit(root).key)
+    assert len(keys) == 2
