@@ -21,7 +21,7 @@ except ImportError as error:
 if not _dist.is_available():
     raise ImportError("mpicoll.torch: this PyTorch was built without torch.distributed", name="torch")
 
-from mpicoll.torch import process_group, rendezvous
+from mpicoll.torch import process_group, rendezvous, shared_buckets
 from mpicoll.torch.async_optimizer import AsyncOptimizer
 from mpicoll.torch.comm_hooks import CompressionHook, hook
 from mpicoll.torch.distributed_optimizer import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
@@ -97,3 +97,4 @@ __all__ = [
 
 rendezvous.install()
 process_group.register()
+shared_buckets.install()

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
 from mpicoll.errors import MpicollError
+from mpicoll.torch.group_backend import GroupBackend
 from mpicoll.torch.group_work import CallQueue, EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
@@ -68,6 +69,12 @@ class BaseGroup(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> GroupBackend:
+        """Return the backend for a device; RuntimeError, as PyTorch expects, if it is not the CPU."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"process group: the backend mpicoll has tensors of the CPU only, not of {device}")
+        return GroupBackend(self)
 
     @property
     def group_name(self) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from mpicoll.shared_memory import numpy_allocator
 
@@ -21,21 +24,65 @@ _BYTES = tuple(
 """Element types that can be moved only."""
 
 
-def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return an uninitialised tensor in this process' memory segment; local.
+def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
+    """Uninitialised tensor in this process' memory segment, which the ranks of a node share; local.
 
-    Collectives among the ranks of a node read and write such tensors, and views of them, without a copy. Where there
-    are no memory segments it is an ordinary tensor.
+    Collectives among the ranks of a node read and write such tensors, and views of them, without a copy. Other ranks
+    access the memory in collectives only. It is freed when the last tensor that lies in it is gone, on each rank by
+    itself. Where there are no memory segments, and where the segment is full, the tensor is an ordinary one.
 
     Parameters
     ----------
-    shape
-        The lengths of the dimensions.
+    size
+        The lengths of the dimensions, as numbers or as one sequence. There are no dimensions if it is left out.
+    dtype
+        The element type; None is ``torch.get_default_dtype()``.
+    group
+        A process group, or None. The tensor serves all groups of the process.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the CPU. Its storage cannot be resized.
+
+    Raises
+    ------
+    TypeError
+        If a length is not an integer, `dtype` is not an element type that lies in ordinary memory, or `group` is
+        neither a process group nor None.
+    ValueError
+        If a length is negative.
+
+    Examples
+    --------
+    >>> weights = mpicoll.torch.empty(1000, 1000).normal_()
+    >>> dist.all_reduce(weights)  # no copy
     """
+    shape = _shape(size)
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(chosen, torch.dtype):
+        raise TypeError(f"dtype: {dtype!r} is not a torch.dtype")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: {group!r} is neither a process group nor None")
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    room = numpy_allocator.empty(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(room).view(dtype).view(shape)
+        return torch.empty(shape, dtype=chosen)
+    room = torch.from_numpy(numpy_allocator.empty(math.prod(shape) * chosen.itemsize, np.uint8))
+    try:
+        return room.view(chosen).view(shape)
+    except RuntimeError as error:
+        raise TypeError(f"dtype: tensors of {chosen} cannot lie in shared memory: {error}") from error
+
+
+def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the lengths of the dimensions as integers."""
+    given = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+    try:
+        shape = tuple(operator.index(length) for length in given)
+    except TypeError as error:
+        raise TypeError(f"size: {tuple(given)} are not integers") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"size: {shape} has a negative length")
+    return shape
 
 
 def memory(tensor: torch.Tensor) -> np.ndarray:
