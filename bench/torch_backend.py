@@ -1,15 +1,14 @@
 """Collectives of ``torch.distributed`` and training steps on the backend mpicoll, beside gloo, in turn in the same run.
 
 ``mpirun -n 2 python -m bench.torch_backend``, or without a launcher, which starts 2 ranks. Both backends are process
-groups of the same processes. Times are medians of the slowest rank's; *ratio* is gloo's time over mpicoll's. A step is
-one of DistributedDataParallel with a perceptron; its *communication* is what it takes beyond the same step without
-synchronisation.
+groups of the same processes. Times are medians of the slowest rank's; *ratio* is gloo's time over mpicoll's. Steps are
+those of DistributedDataParallel and of FSDP with the models of bench.torch_models. The *communication* of a step is
+what it takes beyond the same step without synchronisation.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
 import warnings
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
 PROGRAM = "bench.torch_backend"
 SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 OTHER_SIZES = (4 << 10, 1 << 20)
-WIDTHS = (1024, 2048, 2048, 1792, 128)
-"""Layers of the perceptron, which has ten million parameters."""
-BATCH = 32
+PARTS = ("collectives", "ddp", "fsdp")
+MODELS = ("perceptron", "convolutional", "transformer")
 Calls = Mapping[str, Callable[[Any], object]]
 
 
@@ -65,31 +63,6 @@ def compare(
     return [found[name].median for name in groups]
 
 
-def training_steps(group: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return a training step of DistributedDataParallel, and the same without synchronisation."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    layers: list[torch.nn.Module] = []
-    for inputs, outputs in itertools.pairwise(WIDTHS):
-        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    x = torch.randn(BATCH, WIDTHS[0])
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    def step_alone() -> None:
-        with model.no_sync():
-            step()
-
-    return step, step_alone
-
-
 def _row(name: str, nbytes: int, times: Sequence[float]) -> list[str]:
     return [name, format_nbytes(nbytes), *map(format_seconds, times), f"{times[1] / times[0]:.2f}"]
 
@@ -111,21 +84,39 @@ def _collective_rows(
     return rows
 
 
-def _training_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], seconds: float) -> list[list[str]]:
+def _training_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], model: str, seconds: float) -> list[list[str]]:
+    """Return the rows of a step of DistributedDataParallel, and of its communication."""
+    from bench import torch_models
     from mpicoll import measure
 
     calls: dict[str, Callable[[], None]] = {}
     for name, group in groups.items():
-        calls[name], calls[f"{name} alone"] = training_steps(group)
+        calls[name], calls[f"{name} alone"] = torch_models.ddp_steps(model, group)
     found = {name: timing.median for name, timing in measure.compare(comm, calls, seconds).items()}
     steps = [found[name] for name in groups]
-    alone = min(found[f"{name} alone"] for name in groups)
+    alone = sum(found[f"{name} alone"] for name in groups) / len(groups)  # the same program
     rest = [max(step - alone, 1e-9) for step in steps]
-    nbytes = 4 * sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
-    size = f"{nbytes / (1 << 20):.0f} MB"
+    nbytes = _megabytes(torch_models.made(model).nbytes)
+    return [_row(f"{model}, step", nbytes, steps), _row(f"{model}, communication", nbytes, rest)]
+
+
+def _megabytes(nbytes: int) -> int:
+    """Return a number of bytes, rounded to whole megabytes."""
+    return round(nbytes / (1 << 20)) << 20
+
+
+def _fsdp_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], model: str, seconds: float) -> list[list[str]]:
+    """Return the rows of a step of FSDP, with its own buffers and with buffers in shared memory."""
+    from bench import torch_models
+    from mpicoll import measure
+
+    calls = {name: torch_models.fsdp_step(model, group) for name, group in groups.items()}
+    calls["shared"] = torch_models.fsdp_step(model, groups["mpicoll"], shares_buffers=True)
+    found = {name: timing.median for name, timing in measure.compare(comm, calls, seconds).items()}
+    nbytes = _megabytes(torch_models.made(model).nbytes)
     return [
-        [name, size, *map(format_seconds, times), f"{times[1] / times[0]:.2f}"]
-        for name, times in (("step", steps), ("communication", rest))
+        _row(f"{model}, step of FSDP", nbytes, [found["mpicoll"], found["gloo"]]),
+        _row(f"{model}, step of FSDP, shared buffers", nbytes, [found["shared"], found["gloo"]]),
     ]
 
 
@@ -139,8 +130,14 @@ def _measure(comm: MPI.Intracomm, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("mpicoll")
     groups = {"mpicoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    rows = _collective_rows(comm, groups, arguments.sizes, arguments.seconds)
-    rows += _training_rows(comm, groups, 5 * arguments.seconds)
+    rows = (
+        _collective_rows(comm, groups, arguments.sizes, arguments.seconds) if "collectives" in arguments.parts else []
+    )
+    for model in arguments.models:
+        if "ddp" in arguments.parts:
+            rows += _training_rows(comm, groups, model, 5 * arguments.seconds)
+        if "fsdp" in arguments.parts:
+            rows += _fsdp_rows(comm, groups, model, 5 * arguments.seconds)
     if comm.Get_rank() == 0:
         head = ["call", "bytes", *groups, "ratio"]
         title = f"{comm.Get_size()} ranks, PyTorch {torch.__version__}, one thread a rank"
@@ -155,7 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=positive, nargs="+", default=[2], help="when not run under mpirun (default: 2)")
     sizes = "of all_reduce, such as 64K 1MB (default: 1 KB to 64 MB)"
     parser.add_argument("--sizes", type=parse_nbytes, nargs="+", default=SIZES, metavar="BYTES", help=sizes)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each row (default: %(default)s)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="of the benchmark (default: all)")
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=MODELS, help="of the steps (default: all)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="for each row, five times as long for steps (default: %(default)s)"
+    )
     return parser
 
 

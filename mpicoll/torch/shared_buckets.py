@@ -1,9 +1,9 @@
 """Gradient buckets of DistributedDataParallel in the memory that the ranks of a node share.
 
 The reducer of DistributedDataParallel is compiled code. It asks the group's backend for memory by a call that carries
-``TensorOptions``, which PyTorch cannot hand to a backend written in Python. Its buckets are vectors made by ``at::empty``
-while the reducer is constructed, and again when it divides the gradients anew after the first step. A dispatch mode is
-active during both, and answers these calls with shared memory.
+``TensorOptions``, which PyTorch cannot hand to a backend written in Python. Its buckets are vectors that ``at::empty``
+makes while the reducer is constructed, and again when it divides the gradients anew after the first step. A dispatch
+mode is active during both, and answers these calls with shared memory.
 """
 
 from __future__ import annotations

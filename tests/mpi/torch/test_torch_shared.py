@@ -1,4 +1,4 @@
-"""Tensors in shared memory: those of mpicoll.torch.empty, the buckets of DistributedDataParallel, the buffers of FSDP."""
+"""Tensors in shared memory: mpicoll.torch.empty, buckets of DistributedDataParallel, buffers of FSDP."""
 
 from __future__ import annotations
 
@@ -187,14 +187,10 @@ def test_ranks_free_memory_by_themselves(pg: Any) -> None:
 
 @pytest.mark.parametrize("as_view", [False, True])
 @pytest.mark.parametrize("buckets", [25, 0.1])
-def test_buckets_lie_in_shared_memory(
-    pg: Any, as_view: bool, buckets: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buckets_lie_in_shared_memory(pg: Any, as_view: bool, buckets: float, monkeypatch: pytest.MonkeyPatch) -> None:
     before = used()
     recorder = Recorder(monkeypatch, "Allreduce")
-    model = DistributedDataParallel(
-        network(), process_group=pg, gradient_as_bucket_view=as_view, bucket_cap_mb=buckets
-    )
+    model = DistributedDataParallel(network(), process_group=pg, gradient_as_bucket_view=as_view, bucket_cap_mb=buckets)
     shared_weights = train(model, pg.rank())
     if pg.size() > 1:
         assert len(recorder.inside) >= 4
