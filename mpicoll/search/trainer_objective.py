@@ -70,6 +70,10 @@ class TrainerObjective:
         fixed = [text.replace(_NUMBER, str(number)) for text in self._fixed]
         return replace(parse([*fixed, *chosen]), quiet=True, progress=False)
 
+    def configured(self, values: Mapping[str, Any], number: int) -> TrainConfig:
+        """Return the options of the trial `number` with the values `values`."""
+        return self._config(options_of(values), number)
+
     def command(self, values: Mapping[str, Any], number: int, ranks: int) -> str:
         """Return the command that repeats a trial alone."""
         words = [text.replace(_NUMBER, str(number)) for text in self._fixed]
