@@ -122,7 +122,7 @@ def _study(
     )  # fmt: skip
     result = run_study(objective, None, settings, world, arguments.group, objective.config.timeout)
     if result.counts["complete"] + result.counts["pruned"] != arguments.trials:
-        raise RuntimeError(f"the study has other trials than {arguments.trials} complete or pruned ones: {result.counts}")
+        raise RuntimeError(f"not all of {arguments.trials} trials are complete or pruned: {result.counts}")
     return result
 
 
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=5, help="studies, each beside its trials alone (default: %(default)s)")
     add("--sampler", choices=("random", "tpe", "cmaes"), default="tpe", help="default: %(default)s")
     add("--pruner", choices=("none", "asha", "median"), default="none",
-        help="asks for a decision after each epoch; pruned trials are trained to the end alone (default: none)")  # fmt: skip
+        help="is asked after each epoch; what it ends is trained to the end alone (default: none)")  # fmt: skip
     add("--no-storage", action="store_true", help="keep the study in memory, without a journal")
     add("--seed", type=int, default=0, help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="write all rounds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from mpicoll.search.coordinator_messages import Record
+from mpicoll.search.coordinator_messages import QUIET, Record
 from mpicoll.search.study_storage import INTERRUPTED, REASON
 
 GROUP, SECONDS = "group", "seconds"
@@ -48,7 +49,7 @@ _STATES = {
     "failed": TrialState.FAIL,
     INTERRUPTED: TrialState.FAIL,
 }
-_OF_OBJECTIVES = ("suggest", "report")
+_OF_OBJECTIVES = ("suggest", "reports")
 """Requests with arguments of the user's."""
 Listener = Callable[[TrialRecord], None]
 
@@ -66,6 +67,9 @@ class StudyCoordinator:
         Leaders of the groups, by number of the group.
     told
         Called with each finished trial.
+    together
+        ``together(sync=...)`` returns a block in which the study's storage collects what it writes, see
+        :class:`~mpicoll.search.study_storage.StudyJournal`; None for a storage that does not.
 
     Attributes
     ----------
@@ -75,8 +79,17 @@ class StudyCoordinator:
         Sum of the seconds of all trials of this run, and times of the first ask and the last end.
     """
 
-    def __init__(self, study: optuna.Study, trials: int | None, groups: Sequence[int], told: Listener) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        trials: int | None,
+        groups: Sequence[int],
+        told: Listener,
+        together: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
+    ) -> None:
         self.study = study
+        self._together = together or (lambda sync: contextlib.nullcontext())
+        self._decides = not isinstance(study.pruner, optuna.pruners.NopPruner)
         self._limit, self._told = trials, told
         self._groups = {leader: number for number, leader in enumerate(groups)}
         self._running: dict[int, tuple[optuna.Trial, float]] = {}
@@ -92,7 +105,7 @@ class StudyCoordinator:
         The reply has ``"refused"`` if the request was wrong, and ``"failed"`` if the study cannot go on.
         """
         reply = self._reply(leader, request)
-        if "end" in reply or "failed" in reply:
+        if ("end" in reply or "failed" in reply) and QUIET not in request:
             self._dismissed.add(leader)
         return reply
 
@@ -100,7 +113,7 @@ class StudyCoordinator:
         if self.failure is not None:
             return {"failed": self.failure}
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), self._together(sync=request["do"] == "end"):
                 warnings.simplefilter("ignore")
                 reply: Record = getattr(self, f"_{request['do']}")(leader, **request.get("with", {}))
             return reply
@@ -123,7 +136,7 @@ class StudyCoordinator:
         trial, now = self.study.ask(), time.monotonic()
         self._running[leader] = (trial, now)
         self.began = self.began or now
-        return {"number": trial.number}
+        return {"number": trial.number, "decides": self._decides}
 
     def _may_ask(self) -> bool:
         if self._stopping:
@@ -137,16 +150,27 @@ class StudyCoordinator:
         trial, _ = self._running[leader]
         return {"value": getattr(trial, f"suggest_{kind}")(name, **distribution)}
 
-    def _report(self, leader: int, value: float, step: int) -> Record:
-        """Take down an intermediate value, and decide on pruning."""
+    def _reports(self, leader: int, values: Sequence[tuple[float, int]]) -> Record:
+        """Take down intermediate values with their steps, and decide on pruning."""
         trial, _ = self._running[leader]
-        trial.report(value, step)
-        return {"prune": bool(trial.should_prune())}
+        for value, step in values:
+            trial.report(value, step)
+        return {"prune": self._decides and bool(trial.should_prune())}
 
-    def _end(self, leader: int, state: str, value: float | None, reason: str, attributes: Record) -> Record:
-        """Take down the end of a trial."""
+    def _end(
+        self,
+        leader: int,
+        state: str,
+        value: float | None,
+        reason: str,
+        attributes: Record,
+        reports: Sequence[tuple[float, int]],
+    ) -> Record:
+        """Take down the end of a trial, and hand out the next one."""
         trial, began = self._running[leader]
         now, group = time.monotonic(), self._groups[leader]
+        for reported in reports:
+            trial.report(*reported)
         for name, attribute in {**attributes, GROUP: group, SECONDS: now - began}.items():
             trial.set_user_attr(name, attribute)
         if reason:
@@ -160,7 +184,7 @@ class StudyCoordinator:
         else:
             self._finished += 1
         self._told(record_of(told))
-        return {}
+        return self._next(leader)
 
     def facts(self) -> Record:
         """Return the fields of a :class:`~mpicoll.search.study_run.StudyResult`, or ``"failed"`` and the reason."""

@@ -14,6 +14,8 @@ from mpicoll.errors import SearchError
 
 Record = dict[str, Any]
 _REQUEST, _REPLY = 1, 2
+QUIET = "quiet"
+"""Entry of a request that gets no reply."""
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.002
 
 
@@ -82,9 +84,18 @@ class RemoteCoordinator:
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
         self._comm, self._timeout = comm, timeout
+        self._posted: list[tuple[MPI.Request, np.ndarray]] = []
+
+    def post(self, record: Record) -> None:
+        """Send a request whose reply nobody needs; local."""
+        self._forget_posted()
+        self._posted.append(_send(self._comm, {**record, QUIET: True}, 0, _REQUEST))
+
+    def _forget_posted(self) -> None:
+        self._posted = [pair for pair in self._posted if not pair[0].Test()]
 
     def request(self, record: Record) -> Record:
-        """Return the reply to a request.
+        """Return the reply to a request; what was posted before is handled before.
 
         Raises
         ------
@@ -96,6 +107,7 @@ class RemoteCoordinator:
         while True:
             found = _receive(self._comm, 0, _REPLY) if sent.Test() else None
             if found is not None:
+                self._forget_posted()
                 return found[1]
             if time.monotonic() > deadline:
                 raise SearchError(f"rank 0, which coordinates the study, has not answered in {self._timeout:g} s")
@@ -140,6 +152,10 @@ class LocalCoordinator:
         self.poll()
         return reply
 
+    def post(self, record: Record) -> None:
+        """Handle a request of this rank whose reply nobody needs; see :meth:`RemoteCoordinator.post`."""
+        self.request({**record, QUIET: True})
+
     def poll(self) -> None:
         """Answer those who have asked, if no thread does."""
         if self._thread is None:
@@ -155,7 +171,8 @@ class LocalCoordinator:
         source, record = found
         with self._lock:
             reply = self._hub.handle(source, record)
-            self._sending.append(_send(self._comm, reply, source, _REPLY))
+            if QUIET not in record:
+                self._sending.append(_send(self._comm, reply, source, _REPLY))
         return True
 
     def _serve(self) -> None:

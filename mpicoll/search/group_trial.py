@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from mpicoll import Intracomm
 from mpicoll.consensus import share
 from mpicoll.errors import MismatchError, SearchError
 from mpicoll.search.coordinator_messages import Coordinator, Record
+
+_REPORT_SECONDS = 1.0
+"""Least time between two messages with intermediate values that no pruner waits for."""
 
 
 class TrialPruned(Exception):
@@ -60,20 +64,36 @@ class Group:
         ValueError, TypeError, SearchError
             On all ranks, as in :meth:`request`.
         """
-        reply: Record | None = None
-        if self.coordinator is not None:
-            try:
-                reply = {"asked": record, "reply": self.coordinator.request(record)}
-            except SearchError as error:
-                reply = {"asked": record, "reply": {"failed": str(error)}}
-        found = share(self.control, reply)
-        check(found["reply"])
+        found = self._asked(record)
         if self.coordinator is None and _plain(found["asked"]) != _plain(record):
             raise MismatchError(
                 f"trial: this rank asked for {record}, the first rank of the group for {found['asked']}"
             )
         answer: Record = found["reply"]
         return answer
+
+    def ask(self, record: Record) -> Record:
+        """Return the reply to a request of the leader on all ranks, whose own requests do not count; collective.
+
+        Raises
+        ------
+        ValueError, TypeError, SearchError
+            On all ranks, as in :meth:`request`.
+        """
+        answer: Record = self._asked(record)["reply"]
+        return answer
+
+    def _asked(self, record: Record) -> Record:
+        """Return the leader's request and the reply; collective."""
+        asked: Record | None = None
+        if self.coordinator is not None:
+            try:
+                asked = {"asked": record, "reply": self.coordinator.request(record)}
+            except SearchError as error:
+                asked = {"asked": record, "reply": {"failed": str(error)}}
+        found = share(self.control, asked)
+        check(found["reply"])
+        return found
 
     def close(self) -> None:
         """Free the communicators; collective."""
@@ -110,10 +130,12 @@ class Trial:
         The values suggested so far, by name.
     """
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: Group, number: int, *, decides: bool = True) -> None:
         self.number, self.params = number, dict[str, Any]()
         self.attributes: dict[str, Any] = {}
-        self._group, self._prune = group, False
+        self._group, self._prune, self._decides = group, False, decides
+        self._reports: list[tuple[float, int]] = []
+        self._told = time.monotonic()
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -150,14 +172,36 @@ class Trial:
     def report(self, value: float, step: int) -> None:
         """Report an intermediate value, for the pruner; that of the group's first rank counts, others are ignored.
 
+        In a study without a pruner nobody waits for an answer, and reports reach the storage within a few seconds.
+
         Parameters
         ----------
         step
             Number of the report, from 1: pruners compare trials at equal steps.
+
+        Raises
+        ------
+        ValueError
+            On the group's first rank, if `step` is negative.
         """
-        if self._group.coordinator is not None:
-            reply = self._group.request({"do": "report", "with": {"value": float(value), "step": int(step)}})
+        if self._group.coordinator is None:
+            return
+        value, step = float(value), int(step)
+        if step < 0:
+            raise ValueError(f"step: {step} is negative")
+        self._reports.append((value, step))
+        if self._decides:
+            reply = self._group.request({"do": "reports", "with": {"values": self.unsent_reports()}})
             self._prune = reply["prune"]
+        elif time.monotonic() - self._told > _REPORT_SECONDS:
+            self._group.coordinator.post({"do": "reports", "with": {"values": self.unsent_reports()}})
+        else:
+            self.poll()
+
+    def unsent_reports(self) -> list[tuple[float, int]]:
+        """Return the intermediate values that rank 0 has not been told, with their steps, and forget them."""
+        found, self._reports, self._told = self._reports, [], time.monotonic()
+        return found
 
     def should_prune(self) -> bool:
         """Return whether the pruner gives this trial up after the last report; collective over the group.

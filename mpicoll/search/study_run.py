@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.consensus import all_succeed, share
 from mpicoll.errors import SearchError, UsageError
-from mpicoll.search.coordinator_messages import Coordinator, LocalCoordinator, RemoteCoordinator
+from mpicoll.search.coordinator_messages import Coordinator, LocalCoordinator, Record, RemoteCoordinator
 from mpicoll.search.group_trial import Group, Trial
 from mpicoll.search.study_settings import StudySettings
 from mpicoll.search.trial_execution import STATES, Objective, Outcome, TrialExecutor
@@ -173,19 +173,22 @@ def _open(
         from mpicoll.search.study_storage import enqueue, journal, open_study, take_over
     except ImportError as error:
         raise UsageError(f'mpicoll.search needs Optuna: pip install "mpicoll[search]" ({error})') from None
+    together = None
     try:
         if study is None:
             optuna.logging.set_verbosity(optuna.logging.WARNING)
             storage = None if settings.storage is None else stack.enter_context(journal(settings.storage))
+            together = None if storage is None else storage.together
             study = open_study(storage, settings)
             take_over(study)
         if settings.grid is not None:
-            enqueue(study, settings.grid)
+            with contextlib.nullcontext() if together is None else together(sync=True):
+                enqueue(study, settings.grid)
     except UsageError:
         raise
     except Exception as error:  # of Optuna's; the other ranks wait for this one
         raise UsageError(f"--storage {settings.storage}: cannot be used: {type(error).__name__}: {error}") from error
-    return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None))
+    return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None), together)
 
 
 def _coordinator(channel: MPI.Intracomm, hub: StudyCoordinator | None, timeout: float) -> Coordinator:
@@ -209,25 +212,22 @@ def _run_to_the_end(objective: Objective, group: Group, timeout: float) -> None:
 def _run_trials(objective: Objective, group: Group, timeout: float) -> None:
     """Run trials on this group until there are none left; the groups end at about the same time."""
     executor = TrialExecutor(group, timeout)
-    for number in _numbers(group):
-        trial = Trial(group, number)
+    reply = _number(group, group.agree({"do": "next"}))
+    while reply is not None:
+        trial = Trial(group, reply["number"], decides=reply["decides"])
         outcome = executor.run(objective, trial)
-        if group.coordinator is not None:
-            with contextlib.suppress(SearchError):  # the next request fails, too, and all ranks hear of that
-                group.coordinator.request({"do": "end", "with": _end(outcome, trial)})
+        reply = _number(group, group.ask({"do": "end", "with": _end(outcome, trial)}))
     executor.close()
 
 
-def _numbers(group: Group) -> Iterator[int]:
-    """Yield the numbers of this group's trials."""
-    while True:
+def _number(group: Group, reply: Record) -> Record | None:
+    """Return a reply with the number of this group's next trial, after a wait if that is needed; None at the end."""
+    while "number" not in reply:
+        if "end" in reply:
+            return None
+        time.sleep(_WAIT_SECONDS)
         reply = group.agree({"do": "next"})
-        if "number" in reply:
-            yield reply["number"]
-        elif "end" in reply:
-            return
-        else:
-            time.sleep(_WAIT_SECONDS)
+    return reply
 
 
 def _end(outcome: Outcome, trial: Trial) -> dict[str, Any]:
@@ -236,6 +236,7 @@ def _end(outcome: Outcome, trial: Trial) -> dict[str, Any]:
         "value": outcome.value,
         "reason": outcome.reason,
         "attributes": trial.attributes,
+        "reports": trial.unsent_reports(),
     }
 
 

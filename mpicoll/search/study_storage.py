@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpicoll.errors import UsageError
@@ -24,19 +24,81 @@ _REPEATS = "repeats"
 """Attribute of a trial that takes the place of an interrupted one: the number of that."""
 
 
-class _NoLock:
-    """Lock of a journal that the job has locked as a whole, in the form that Optuna wants."""
+class _LockedFile(BaseJournalBackend):
+    """Journal's lines in a file that this process has locked; reads go to a copy in memory.
 
-    def acquire(self) -> bool:
-        """Do nothing."""
-        return True
+    Optuna's own backend opens the file for each look at a study, and writes each fact with a system call and an fsync
+    of its own, since other processes may write as well. Lines and their format are the same.
 
-    def release(self) -> None:
-        """Do nothing."""
+    Parameters
+    ----------
+    descriptor
+        The open file, which holds whole lines.
+
+    Raises
+    ------
+    ValueError
+        If a line is not JSON.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        with os.fdopen(os.dup(descriptor), "rb") as stream:
+            stream.seek(0)
+            self._lines = [json.loads(line) for line in stream]
+        self._held: list[bytes] | None = None
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        """Return the lines from a number on."""
+        return self._lines[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Add lines."""
+        texts = [json.dumps(log, separators=(",", ":")) for log in logs]
+        self._lines += map(json.loads, texts)
+        data = "".join(f"{text}\n" for text in texts).encode()
+        if self._held is None:
+            self._write(data, sync=True)
+        else:
+            self._held.append(data)
+
+    @contextlib.contextmanager
+    def together(self, *, sync: bool) -> Iterator[None]:
+        """Write the lines of the block at its end, and wait until they are on the disk if `sync` is true."""
+        self._held = []
+        try:
+            yield
+        finally:
+            data, self._held = b"".join(self._held), None
+            if data:
+                self._write(data, sync=sync)
+
+    def _write(self, data: bytes, *, sync: bool) -> None:
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        if sync:
+            os.fsync(self._descriptor)
+
+
+class StudyJournal(optuna.storages.JournalStorage):  # type: ignore[misc]
+    """Storage of Optuna's in a journal that this process has locked."""
+
+    def __init__(self, file: _LockedFile) -> None:
+        super().__init__(file)
+        self._file = file
+
+    def together(self, *, sync: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose facts are written at its end; on the disk by then if `sync` is true.
+
+        A process that is killed loses nothing that was written; without `sync`, a machine that fails may.
+        """
+        return self._file.together(sync=sync)
 
 
 @contextlib.contextmanager
-def journal(path: str) -> Iterator[optuna.storages.JournalStorage]:
+def journal(path: str) -> Iterator[StudyJournal]:
     """Open or make a journal, locked for this process until the block ends, or the process does.
 
     A line that a killed job has not written to its end is removed.
@@ -59,8 +121,7 @@ def journal(path: str) -> Iterator[optuna.storages.JournalStorage]:
         except OSError as error:
             raise UsageError(f"--storage {path}: cannot be locked: {error.strerror}") from None
         _remove_torn_line(path, descriptor)
-        backend = JournalFileBackend(str(place), lock_obj=_NoLock())
-        yield optuna.storages.JournalStorage(backend)
+        yield StudyJournal(_LockedFile(descriptor))
     finally:
         os.close(descriptor)
 

@@ -9,8 +9,14 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+from mpi4py import MPI
+
 from mpicoll import Intracomm
+from mpicoll.consensus import all_succeed
+from mpicoll.data.datasets import Dataset, load
 from mpicoll.errors import UsageError
+from mpicoll.models.sequential import Model
 from mpicoll.search.group_trial import Trial, TrialPruned
 from mpicoll.search.search_options import METRICS
 from mpicoll.search.search_space import OWNERS, Parameter, Value, applies
@@ -19,11 +25,16 @@ from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord
+from mpicoll.train.model_choice import build_model
 from mpicoll.train.options import option_names, parse, written
 from mpicoll.train.training_run import Observer, run
 
 _FILES = ("json", "log_steps", "tensorboard", "plot", "trace", "checkpoint")
 _NOT_SEARCHED = (*_FILES, "run", "trace_steps", "checkpoint_every", "resume", "progress", "quiet", "timeout")
+_OF_DATA = (
+    "dataset", "labels", "target", "test_fraction", "seed", "share_data", "dtype", "task", "context", "model",
+)  # fmt: skip
+"""Options on which a data set depends."""
 _NUMBER = "{trial}"
 
 
@@ -47,6 +58,7 @@ class TrainerObjective:
 
     def __init__(self, fixed: Sequence[str], space: Sequence[Parameter], metric: str) -> None:
         self._fixed, self._space, self._metric = list(fixed), space, metric
+        self._data: tuple[object, Dataset] | None = None
         self.config = self._config([], 0)
         self.defaults = asdict(self.config)
         known = option_names()
@@ -92,7 +104,7 @@ class TrainerObjective:
             if applies(parameter.name, {**self.defaults, **values}):
                 values[parameter.name] = parameter.suggest(trial)
         config = self._config(options_of(values), trial.number)
-        result = run(config, make_communicator(config, comm), observer=_Reporter(trial, self._metric))
+        result = run(config, make_communicator(config, comm), self._source, _Reporter(trial, self._metric))
         self._note(trial, result)
         if trial.should_prune() and result["stopped"]:
             raise TrialPruned
@@ -100,6 +112,18 @@ class TrainerObjective:
             raise Interrupted
         value = result[self._metric]
         return math.nan if value is None else float(value)
+
+    def _source(self, config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
+        """Return data set and model; the data set of the trial before if its options are the same. Collective."""
+        options = tuple(getattr(config, name) for name in _OF_DATA)
+        known = np.array([self._data is not None and self._data[0] == options], np.uint8)
+        comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)  # a rank may have failed while it was loading
+        if not known[0]:
+            self._data = options, load(config, comm)
+        assert self._data is not None
+        dataset = self._data[1]
+        model: Model = all_succeed(comm, lambda: build_model(config, dataset))
+        return dataset, model
 
     def _note(self, trial: Trial, result: Mapping[str, Any]) -> None:
         for name in (*METRICS, "steps", "samples_per_second", "parameters_sha256"):
