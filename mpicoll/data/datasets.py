@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,7 +76,11 @@ class StoredSamples:
 
     def another(self) -> StoredSamples:
         """Return the same samples with memory of their own, so that batches of both are valid at a time."""
-        return StoredSamples(self._source, self._x.shape[1], self._x.dtype.name, self._targets)
+        return self.seen_through(lambda source: source)
+
+    def seen_through(self, view: Callable[[Fillable], Fillable]) -> StoredSamples:
+        """Return the samples of another source, which `view` makes of this one's, with memory of their own."""
+        return StoredSamples(view(self._source), self._x.shape[1], self._x.dtype.name, self._targets)
 
 
 class Fillable(Protocol):

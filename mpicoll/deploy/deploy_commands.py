@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from mpi4py import MPI
 
-from mpicoll.data.datasets import Dataset
+from mpicoll.data.datasets import Dataset, StoredSamples
+from mpicoll.data.sample_subsets import labeled_only, subset
 from mpicoll.data.sampler import steps_per_epoch
 from mpicoll.deploy.deploy_options import DeployOptions
 from mpicoll.deploy.deployed_model import DeployedModel
@@ -23,6 +25,8 @@ from mpicoll.errors import UsageError
 from mpicoll.train.config import TrainConfig
 
 _BITS = {"int8": 8, "int4": 4}
+_LABELED = 0x1ABE1
+"""Part of the seed of the choice of labels, which makes its random stream differ from others."""
 _TRAINING = ("epochs", "batch", "lr", "momentum", "weight_decay", "timeout")
 
 
@@ -102,14 +106,35 @@ def lowrank(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm
 
 
 def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
-    """Return a new model, trained on the logits of `teacher` and the labels. Collective."""
+    """Return a new model, trained on the logits of `teacher` and the labels. Collective.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if more labels are wanted than there are training samples.
+    """
     chosen = options.chosen
+    dataset = _with_labels(dataset, teacher, options)
     shape = {"model": chosen["model"], "hidden": chosen["hidden"] or (), "filters": chosen["filters"] or 0}
     config = replace(training_config(teacher, options), **shape)
     student = new_model(config, dataset)
     step = description(options)
     made = student.with_parameters(train(_network(student, teacher, options), dataset, comm, config), step)
     return replace(made, data=data_of(teacher, options))
+
+
+def _with_labels(dataset: Dataset, model: DeployedModel, options: DeployOptions) -> Dataset:
+    """Return the data set with as many labels as are wanted; without samples that teach nothing."""
+    count, samples = options.chosen["labeled"], dataset.train
+    if count is None:
+        return dataset
+    if count > samples.count:
+        raise UsageError(f"--labeled {count}: there are {samples.count} training samples")
+    assert isinstance(samples, StoredSamples)  # as all data sets of features are
+    seed = data_config(model, options.data).seed
+    rows = np.sort(np.random.default_rng((seed, _LABELED)).permutation(samples.count)[:count])
+    view = subset if options.chosen["alpha"] == 0 else labeled_only
+    return replace(dataset, train=view(samples, rows))
 
 
 def _network(model: DeployedModel, teacher: DeployedModel, options: DeployOptions) -> PretrainedModel:

@@ -181,6 +181,9 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distillation")
     group.add_argument("--teacher", required=True, metavar="MODEL", help="model whose logits are learned from")
     _add_loss(group, "the teacher", 0.5)
+    group.add_argument("--labeled", type=_integer(1), metavar="N", help="training samples, drawn by --seed, whose "
+                       "labels are used; the others have the teacher's logits alone, and are left out with --alpha 0 "
+                       "(default: all)")  # fmt: skip
     group.add_argument("--model", choices=MODELS, default="mlp", help="kind of the new model (default: %(default)s)")
     group.add_argument("--hidden", type=_widths, metavar="N[,N...]", help="widths of the hidden layers of mlp")
     group.add_argument("--filters", type=_integer(1), metavar="N", help="filters of conv")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpicoll.data.sample_subsets import UNLABELED
 from mpicoll.deploy.fine_tuning import PretrainedModel
 from mpicoll.deploy.inference import Runtime
 from mpicoll.kernels.network import softmax_cross_entropy
@@ -44,6 +45,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 class DistilledModel(PretrainedModel):
     """Model whose training loss is ``alpha * soft_loss + (1 - alpha) * cross entropy``; see :func:`soft_loss`.
 
+    A sample whose label is :data:`~mpicoll.data.sample_subsets.UNLABELED` has no cross entropy: the set on which
+    knowledge is transferred needs no labels (Hinton, Vinyals and Dean, 2015, section 2).
+
     Parameters
     ----------
     layers, start
@@ -68,8 +72,21 @@ class DistilledModel(PretrainedModel):
         """Return summed loss and number of hits; write, or add, the sum of the samples' gradients."""
         delta = self.forward(storage, x, self._tape, key)
         soft, gradient = soft_loss(delta, self._teacher.logits(x), self._temperature)
-        hard, hits = softmax_cross_entropy(delta, y)
+        hard, hits = _labeled_cross_entropy(delta, y)
         delta *= np.float32(1 - self._alpha)
         delta += (self._alpha * gradient).astype(np.float32)
         self.backward(storage, delta, self._tape, add=add)
         return self._alpha * soft + (1 - self._alpha) * hard, hits
+
+
+def _labeled_cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
+    """Return loss and hits of the rows that have labels; turn `logits` into the gradient, 0 in the other rows."""
+    labeled = labels != UNLABELED
+    if labeled.all():
+        found: tuple[float, int] = softmax_cross_entropy(logits, labels)
+        return found
+    chosen = logits[labeled]
+    loss, hits = softmax_cross_entropy(chosen, labels[labeled])
+    logits[...] = 0
+    logits[labeled] = chosen
+    return loss, hits
