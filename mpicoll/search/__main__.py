@@ -46,15 +46,17 @@ def _run(options: SearchOptions, world: MPI.Intracomm) -> None:
 
 
 def _run_population(options: SearchOptions, world: MPI.Intracomm) -> None:
+    from mpicoll import Intracomm
     from mpicoll.consensus import all_succeed
     from mpicoll.search.population_report import PLOT, PopulationTable, publish
     from mpicoll.search.population_run import train_population
     from mpicoll.search.population_settings import PopulationSettings
     from mpicoll.search.study_report import check_outputs
-    from mpicoll.search.trainer_member import TrainerPopulation, population_facts
+    from mpicoll.search.trainer_member import TrainerPopulation, check_best, population_facts, save_best
 
     source = TrainerPopulation(options)
     all_succeed(world, lambda: check_outputs(options, [PLOT]) if world.rank == 0 else None)
+    all_succeed(world, lambda: check_best(options.best) if world.rank == 0 else None)
     settings = PopulationSettings(
         space=options.space,
         members=options.population or 0,
@@ -70,6 +72,8 @@ def _run_population(options: SearchOptions, world: MPI.Intracomm) -> None:
         result = train_population(source.member, settings, world, options.group, source.config.timeout, table.add)
     finally:
         table.close()
+    if options.best is not None and not result.stopped:
+        save_best(options.best, result, Intracomm(world, timeout=source.config.timeout))
     if world.rank == 0:
         publish(result, options)
 

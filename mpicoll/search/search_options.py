@@ -64,8 +64,8 @@ class SearchOptions:
         Journal file, and name of the study in it.
     sampler_seed
         Seed of the sampler.
-    plot, json
-        Folder of plots, and file of the results.
+    plot, best, json
+        Folder of plots, folder of the checkpoint of the best member of a population, and file of the results.
     population, interval, quantile
         Members of population-based training, epochs between two generations, and fraction of the members that are
         replaced; None, 1 and 0.25 for a study of trials.
@@ -85,6 +85,7 @@ class SearchOptions:
     study: str
     sampler_seed: int
     plot: str | None
+    best: str | None
     json: str | None
     progress: bool
     quiet: bool
@@ -244,6 +245,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="draw history, importance of parameters, and parallel coordinates; of a population, "
         "score and parameters of its members over time",
     )
+    group.add_argument(
+        "--best",
+        metavar="FOLDER",
+        help="with --population: write the best member's model as a checkpoint, for python -m mpicoll.deploy",
+    )
     group.add_argument("--json", metavar="FILE", help="write all trials and the best one")
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
     group.add_argument("--quiet", action="store_true", help="print nothing but errors and the best command")
@@ -278,7 +284,7 @@ def parse_search(argv: Sequence[str]) -> SearchOptions:
 
 def _complete_population(options: dict[str, Any]) -> None:
     """Fill in the defaults of population-based training; refuse options that have no meaning with it or without it."""
-    without = ("interval", "quantile")
+    without = ("interval", "quantile", "best")
     if options["population"] is None:
         for name in without:
             if options[name] is not None:

@@ -11,12 +11,16 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.errors import SearchError, TrainingError, UsageError
+from mpicoll.deploy.deployed_model import DeployedModel
+from mpicoll.deploy.evaluation import accuracy as evaluated_accuracy
+from mpicoll.deploy.inference import Runtime
+from mpicoll.deploy.model_sources import load_data, load_model
+from mpicoll.errors import CheckpointFailed, SearchError, TrainingError, UsageError
 from mpicoll.search import PopulationResult, run_population
 from mpicoll.search.member_transfer import transfer
 from mpicoll.search.population_settings import as_json
 from mpicoll.search.search_options import parse_search
-from mpicoll.search.trainer_member import TrainerPopulation
+from mpicoll.search.trainer_member import TrainerPopulation, check_best, save_best
 from mpicoll.search.trial_execution import Interrupted
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.training_run import run as train
@@ -218,7 +222,9 @@ def population(comm: Intracomm, space: str, *words: str, **more: Any) -> tuple[T
 
 
 @pytest.mark.parametrize("fixed", ["", "--optimizer adam --lr 0.01", "--strategy sharded", "--strategy local",
-                                   "--compression topk:0.2"])  # fmt: skip
+                                   "--compression topk:0.2", "--batch-norm synchronized", "--batch-norm local",
+                                   "--precision bfloat16", "--precision float16 --strategy sharded",
+                                   "--batch-norm local --precision bfloat16 --strategy sharded"])  # fmt: skip
 def test_a_member_that_is_not_replaced_has_the_bits_of_a_run_alone(comm: Intracomm, fixed: str) -> None:
     """Members stop and go on after each epoch; nobody is replaced where a quantile holds less than one member."""
     source, result = population(comm, "weight-decay=1e-4..1e-3", fixed=fixed.split(), quantile=0.01)
@@ -230,6 +236,28 @@ def test_a_member_that_is_not_replaced_has_the_bits_of_a_run_alone(comm: Intraco
         assert member.record is not None
         assert member.record.test_loss == alone["test_loss"]
         assert member.record.test_accuracy == alone["test_accuracy"]
+
+
+@pytest.mark.parametrize("fixed", ["", "--batch-norm local --precision bfloat16", "--strategy sharded"])
+def test_the_best_member_is_a_checkpoint_that_can_be_deployed(comm: Intracomm, shared_folder: Path, fixed: str) -> None:
+    _, result = population(comm, "lr=0.02..0.1", fixed=fixed.split())
+    folder = str(shared_folder / "best")
+    save_best(folder, result, comm)
+    model = load_model(folder, {}, comm)
+    accuracy = comm.allreduce(accuracy_of(model, comm) or 0.0) / comm.size
+    assert accuracy == pytest.approx(result.best_score, abs=1.1 / 160)  # logits of the same parameters, one sample less
+    if comm.rank == 0:
+        with pytest.raises(UsageError, match="has checkpoints already"):
+            check_best(folder)
+        with pytest.raises(UsageError, match="--best /proc/none"):
+            check_best("/proc/none")
+    comm.Barrier()
+    with pytest.raises(CheckpointFailed, match=r"--best .*: has a checkpoint of step"):
+        save_best(folder, result, comm)
+
+
+def accuracy_of(model: DeployedModel, comm: Intracomm) -> float | None:
+    return evaluated_accuracy(Runtime(model), load_data(model, {}, comm), comm)
 
 
 def test_members_that_diverge_are_replaced(comm: Intracomm) -> None:

@@ -1,7 +1,7 @@
 """Accuracy of a small model that learns from a larger one, beside the same model trained on the labels alone.
 
-``python -m bench.distillation`` trains, for each task and seed, a teacher with hidden layers of 256 and 128 units on
-all labels, and students with a fifth of its parameters or fewer. Under ``mpirun`` all ranks train.
+``python -m bench.distilled_students`` trains, for each task and seed, a teacher with hidden layers of 256 and 128 units
+on all labels, and students with a fifth of its parameters or fewer. Under ``mpirun`` all ranks train.
 
 A quarter of the training samples is held out for validation; no model is trained on them. Temperature and weight of
 the teacher are those with the best mean accuracy of all seeds on the validation samples; of the student alone, the
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mpicoll.data.datasets import Dataset
     from mpicoll.deploy.deployed_model import DeployedModel
 
-PROGRAM = "bench.distillation"
+PROGRAM = "bench.distilled_students"
 TEMPERATURES, ALPHAS = (1, 2, 4, 8), (0.5, 0.9)
 TEACHER, STUDENT = "256,128", "72,48"
 ALONE, LARGE = "alone", "teacher"
