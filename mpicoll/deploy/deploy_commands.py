@@ -114,7 +114,7 @@ def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, co
         On every rank, if more labels are wanted than there are training samples.
     """
     chosen = options.chosen
-    dataset = _with_labels(dataset, teacher, options)
+    dataset = with_labels(dataset, teacher, options)
     shape = {"model": chosen["model"], "hidden": chosen["hidden"] or (), "filters": chosen["filters"] or 0}
     config = replace(training_config(teacher, options), **shape)
     student = new_model(config, dataset)
@@ -123,8 +123,14 @@ def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, co
     return replace(made, data=data_of(teacher, options))
 
 
-def _with_labels(dataset: Dataset, model: DeployedModel, options: DeployOptions) -> Dataset:
-    """Return the data set with as many labels as are wanted; without samples that teach nothing."""
+def with_labels(dataset: Dataset, model: DeployedModel, options: DeployOptions) -> Dataset:
+    """Return the data set with as many labels as are wanted; without samples that teach nothing.
+
+    Raises
+    ------
+    UsageError
+        If more are wanted than there are training samples.
+    """
     count, samples = options.chosen["labeled"], dataset.train
     if count is None:
         return dataset

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.data.datasets import load
+from mpicoll.data.sample_subsets import UNLABELED
+from mpicoll.deploy.deploy_commands import with_labels
+from mpicoll.deploy.deploy_options import parse_deploy
 from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
 from mpicoll.deploy.distillation import DistilledModel, soft_loss
 from mpicoll.deploy.fake_quantization import QuantisedLayer, fake_activation, fake_weight
@@ -18,6 +25,7 @@ from mpicoll.deploy.quantization import activation_code, quantised_layer, weight
 from mpicoll.errors import UsageError
 from mpicoll.models.layers import Dense, Workspace
 from mpicoll.models.sequential import FlatParameters
+from mpicoll.train.config import TrainConfig
 
 SELF = Intracomm(MPI.COMM_SELF)
 RANDOM = np.random.default_rng(11)
@@ -216,14 +224,16 @@ def test_gradient_of_the_soft_loss(temperature: float) -> None:
     assert soft_loss(teacher, teacher, temperature)[0] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize("unlabeled", [(), (1, 4), range(6)])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_gradient_of_a_distilled_model(alpha: float) -> None:
+def test_gradient_of_a_distilled_model(alpha: float, unlabeled: Sequence[int]) -> None:
     teacher = Runtime(DeployedModel((layer(5, 4),)))
     random = np.random.default_rng(1)
     start = random.standard_normal(5 * 7 + 7 + 7 * 4 + 4).astype(np.float32)
     layers = [Dense(5, 7, relu=True), Dense(7, 4, relu=False)]
     model = DistilledModel(layers, start, teacher, temperature=3.0, alpha=alpha)
     flat, x, y = model.initial(0), random.standard_normal((6, 5)).astype(np.float32), np.arange(6) % 4
+    y[list(unlabeled)] = UNLABELED
     gradient = np.zeros_like(flat)
     model.loss_and_gradient(FlatParameters(model.layout, flat, gradient), x, y)
     direction = random.standard_normal(flat.size).astype(np.float32)
@@ -234,6 +244,35 @@ def test_gradient_of_a_distilled_model(alpha: float) -> None:
 
     assert float(gradient @ direction) == pytest.approx((loss(1e-3) - loss(-1e-3)) / 2e-3, rel=5e-3)
     assert (model.loss_and_gradient(FlatParameters(model.layout, flat, gradient), x[:0], y[:0])) == (0, 0)
+    labeled = np.setdiff1d(np.arange(6), list(unlabeled))
+    whole, part = (model.loss_and_gradient(FlatParameters(model.layout, flat, gradient), x[rows], y[rows])
+                   for rows in (np.arange(6), labeled))  # fmt: skip
+    assert whole[1] == part[1]  # hits are counted where there is a label
+
+
+@pytest.mark.parametrize("alpha", ["0", "0.5"])
+def test_as_many_labels_as_are_wanted(alpha: str) -> None:
+    data = {"dataset": "synthetic:400x6x3", "test_fraction": 0.25, "seed": 4}
+    dataset = load(TrainConfig(**data), SELF)
+    words = ["distill", "--teacher", "x", "--hidden", "3", "-o", "y.safetensors", "--labeled"]
+    options, more = (replace(parse_deploy([*words, count, "--alpha", alpha]), data=data) for count in ("50", "301"))
+    model = DeployedModel((layer(6, 3),))
+    x, y = dataset.train.batch(np.arange(300))
+    x, y = x.copy(), y.copy()
+    found = with_labels(dataset, model, options).train
+    seen, labels = found.batch(np.arange(found.count))
+    if alpha == "0":
+        assert found.count == 50
+        known = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+        assert [known[row.tobytes()] for row in seen] == labels.tolist()
+    else:
+        assert np.array_equal(seen, x)
+        assert np.count_nonzero(labels != UNLABELED) == 50
+        assert np.array_equal(labels[labels != UNLABELED], y[labels != UNLABELED])
+        again = found.another()
+        assert np.array_equal(again.batch(np.array([7, 3]))[1], labels[[7, 3]])
+    with pytest.raises(UsageError, match="--labeled 301: there are 300 training samples"):
+        with_labels(dataset, model, more)
 
 
 def test_straight_through_gradients_are_those_at_the_quantised_point() -> None:

@@ -89,6 +89,7 @@ COMMANDS = {
     "quantize again": ["--weights", "int4", "--qat", "1", "--percentile", "99.9"],
     "lowrank": ["--rank", "4", "--epochs", "1"],
     "distill": ["--hidden", "6", "--epochs", "8"],
+    "distill with few labels": ["--hidden", "6", "--epochs", "8", "--labeled", "60"],
 }
 
 

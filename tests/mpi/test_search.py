@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.data.datasets import load
 from mpicoll.errors import NonFiniteLoss, SearchError, UsageError
-from mpicoll.search import StudyResult, Trial, TrialPruned, run
+from mpicoll.search import StudyResult, Trial, TrialPruned, group_trial, run, trainer_objective
 from mpicoll.search import coordinator_messages as messages
 from mpicoll.search.coordinator import StudyCoordinator
 from mpicoll.search.search_space import parse_space
@@ -159,6 +161,30 @@ def test_pruning_is_decided_alike_on_all_ranks(comm: Intracomm) -> None:
     if result.study is not None:
         steps = {len(each.intermediate_values) for each in result.study.trials if each.state.name == "PRUNED"}
         assert steps <= {1, 3, 9}
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_reports_that_nobody_decides_on_are_kept(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    """Reports travel with the end of a trial, or before it without a reply."""
+    monkeypatch.setattr(group_trial, "_REPORT_SECONDS", 0.01)
+
+    def objective(trial: Trial, comm: Intracomm) -> float:
+        for step in range(1, 6):
+            trial.report(trial.number + step / 10, step)
+            assert not trial.should_prune()
+            time.sleep(pause)
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match="step: -1"):
+                trial.report(0.0, -1)
+        return trial.suggest_float("x", 0, 1)
+
+    result = run(objective, trials=7, comm=comm, group=group_size(), **OPTIONS)
+    assert result.counts["complete"] == 7
+    if result.study is not None:
+        for trial in result.study.trials:
+            assert trial.intermediate_values == {step: trial.number + step / 10 for step in range(1, 6)}
 
 
 @pytest.mark.parametrize(
@@ -315,6 +341,23 @@ def test_a_trial_has_the_bits_of_the_same_run_alone(comm: Intracomm) -> None:
         assert alone["parameters_sha256"] == result.best_attributes["parameters_sha256"]
         assert alone["test_accuracy"] == result.best_value
     part.Free()
+
+
+def test_trials_share_a_data_set_while_its_options_are_the_same(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[int] = []
+
+    def counted(config: Any, comm: Any) -> Any:
+        loads.append(config.seed)
+        return load(config, comm)
+
+    monkeypatch.setattr(trainer_objective, "load", counted)
+    objective = objective_of("seed=1,2 lr=0.1,0.2", "--steps 3 --dataset synthetic:200x4x3")
+    grid = [{"seed": seed, "lr": lr} for seed in (1, 2) for lr in (0.1, 0.2)]
+    result = run(objective, grid=grid, direction="maximize", comm=comm, group=WORLD.size, **OPTIONS)
+    assert result.counts["complete"] == 4
+    assert loads == [1, 2]
 
 
 def test_a_run_that_diverges_fails_and_others_are_pruned(comm: Intracomm) -> None:
