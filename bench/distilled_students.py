@@ -4,8 +4,8 @@
 on all labels, and students with a fifth of its parameters or fewer. Under ``mpirun`` all ranks train.
 
 A quarter of the training samples is held out for validation; no model is trained on them. Temperature and weight of
-the teacher are those with the best mean accuracy of all seeds on the validation samples; of the student alone, the
-number of epochs is chosen in the same way. Test samples are counted for these choices only.
+the teacher are those with the best mean accuracy of all seeds on the validation samples; of the student alone, weight
+decay and the number of epochs are chosen in the same way. Test samples take no part in the choice.
 
 Tasks: *digits* with all labels; *digits, 100 labels*, in which students see the labels of 100 training samples, and
 learn from the teacher's logits on the others; *synthetic*, 20,000 samples in 50 overlapping classes, half of them for
@@ -16,6 +16,7 @@ distilled one. Gains are differences with the same seed; an interval is the 95 %
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "bench.distilled_students"
 TEMPERATURES, ALPHAS = (1, 2, 4, 8), (0.5, 0.9)
+DECAYS = (0.0005, 0.005, 0.02)
 TEACHER, STUDENT = "256,128", "72,48"
 ALONE, LARGE = "alone", "teacher"
 _VALIDATION, _VALIDATION_SEED = 0.25, 0x7E57
@@ -109,9 +111,9 @@ def measure(name: str, seed: int, world: MPI.Intracomm, epochs: int | None = Non
     yield outcome(LARGE, "", teacher)
     common = ["--hidden", STUDENT, *([] if task.labeled is None else ["--labeled", str(task.labeled)])]
     longest = task.epochs if task.labeled is None else task.epochs * fit.train.count // task.labeled
-    for count in dict.fromkeys((task.epochs, longest)):
-        model = _train(teacher, fit, data, [*common, "--alpha", "0"], count, world)
-        yield outcome(ALONE, f"{count} epochs", model)
+    for count, decay in itertools.product(dict.fromkeys((task.epochs, longest)), DECAYS):
+        model = _train(teacher, fit, data, [*common, "--alpha", "0", "--weight-decay", f"{decay:f}"], count, world)
+        yield outcome(ALONE, f"{count} epochs, weight decay {decay:g}", model)
     for alpha in ALPHAS:
         for temperature in TEMPERATURES:
             chosen = [*common, "--alpha", str(alpha), "--temperature", str(temperature)]
