@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def measure(name: str, seed: int, world: MPI.Intracomm, epochs: int | None = Non
 
     task = TASKS[name]
     task = task if epochs is None else replace(task, epochs=epochs)
-    data = {"dataset": task.dataset, "test_fraction": task.test_fraction, "seed": seed}
+    data: dict[str, Any] = {"dataset": task.dataset, "test_fraction": task.test_fraction, "seed": seed}
     fit, validation = _parts(load(TrainConfig(**data), world), seed)
     teacher = _train(None, fit, data, ["--alpha", "0", "--hidden", TEACHER], task.epochs, world)
 
@@ -123,9 +123,11 @@ def measure(name: str, seed: int, world: MPI.Intracomm, epochs: int | None = Non
 
 def _parts(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Return the data set without the validation samples, and one whose test samples those are."""
+    from mpicoll.data.datasets import StoredSamples
     from mpicoll.data.sample_subsets import subset
 
     samples = dataset.train
+    assert isinstance(samples, StoredSamples)
     order = np.random.default_rng((seed, _VALIDATION_SEED)).permutation(samples.count)
     held_out = round(_VALIDATION * samples.count)
     fit, validation = subset(samples, np.sort(order[held_out:])), subset(samples, np.sort(order[:held_out]))
@@ -133,7 +135,7 @@ def _parts(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _train(
-    teacher: DeployedModel | None, dataset: Dataset, data: dict[str, object], words: Sequence[str], epochs: int,
+    teacher: DeployedModel | None, dataset: Dataset, data: dict[str, Any], words: Sequence[str], epochs: int,
     world: MPI.Intracomm,
 ) -> DeployedModel:  # fmt: skip
     """Return a model that ``distill`` makes; without a teacher, it learns from the labels."""

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import intervals, launch, progress, text_tables
+from bench import intervals, launch, text_tables
 from bench.benchmark_options import is_launcher
 
 if TYPE_CHECKING:
@@ -88,8 +88,16 @@ def measure(arguments: argparse.Namespace, world: MPI.Intracomm) -> tuple[float,
     part = world.Split(world.rank // arguments.group, world.rank)
     _round(objective, _short(arguments), 0, world, part)
     ready = process_age()
-    numbers = progress.bar(range(1, arguments.rounds + 1), "round", world.rank)
-    return ready, [_round(objective, arguments, number, world, part) for number in numbers]
+    rounds: list[Round] = []
+    for number in range(1, arguments.rounds + 1):
+        rounds.append(_round(objective, arguments, number, world, part))
+        if world.rank == 0:
+            done = rounds[-1]
+            text = (
+                f"round {number} of {arguments.rounds}: {done.study:.1f} s, alone {done.alone:.1f} s, {done.ratio:.1%}"
+            )
+            print(text, file=sys.stderr, flush=True)
+    return ready, rounds
 
 
 def _short(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -216,8 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if is_launcher():
         command = launch.command(arguments.ranks, ["-m", PROGRAM, *argv])
-        environment = {**launch.clean_environment(), **progress.environment()}
-        return subprocess.run(command, env=environment, check=False).returncode
+        return subprocess.run(command, env=launch.clean_environment(), check=False).returncode
     from mpi4py import MPI
 
     ready, rounds = measure(arguments, MPI.COMM_WORLD)

@@ -82,7 +82,7 @@ class _LockedFile(BaseJournalBackend):
             os.fsync(self._descriptor)
 
 
-class StudyJournal(optuna.storages.JournalStorage):  # type: ignore[misc]
+class StudyJournal(optuna.storages.JournalStorage):
     """Storage of Optuna's in a journal that this process has locked."""
 
     def __init__(self, file: _LockedFile) -> None:
