@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bench import intervals, launch, text_tables
 from bench.benchmark_options import is_launcher
 
@@ -109,10 +111,13 @@ def _round(
     objective: TrainerObjective, arguments: argparse.Namespace, number: int, world: Intracomm, part: Intracomm
 ) -> Round:
     """Run a study and its trials alone; collective."""
+    from mpicoll.consensus import share
+
     with tempfile.TemporaryDirectory(prefix="mpicoll-pace-") as folder:
         study = _study(objective, arguments, number, world, Path(folder, "journal"))
         there = [] if study.study is None else study.study.get_trials(deepcopy=False)
-    trials = world.bcast([(trial.params, trial.user_attrs["parameters_sha256"]) for trial in there])
+    found = [(trial.params, trial.user_attrs["parameters_sha256"]) for trial in there]
+    trials = share(world, {"trials": found} if world.rank == 0 else None)["trials"]
     seconds, training, differing = _alone(objective, trials, arguments.group, world, part)
     return Round(len(trials), study.seconds, seconds, training, study.busy, differing)
 
@@ -139,6 +144,8 @@ def _alone(
     part: Intracomm,
 ) -> tuple[float, float, int]:  # fmt: skip
     """Train each trial without a study; return seconds, seconds of training, and the number of other results."""
+    from mpi4py import MPI
+
     from mpicoll.train.assembly import make_communicator
     from mpicoll.train.training_run import run
 
@@ -152,7 +159,11 @@ def _alone(
         training += result["training_seconds"]
         differing += result["parameters_sha256"] != digest and part.rank == 0
     seconds = time.perf_counter() - began
-    return world.allreduce(seconds, max), world.allreduce(training, max), world.allreduce(differing)
+    largest = np.array([seconds, training])
+    world.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+    total = np.array([differing])
+    world.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
+    return float(largest[0]), float(largest[1]), int(total[0])
 
 
 def table(rounds: Sequence[Round]) -> list[str]:
