@@ -46,7 +46,11 @@ def factorise(
             layers.append(layer)
             continue
         inputs, outputs = layer.weight.shape
-        first, second = pieces[number] if pieces else (np.empty((inputs, width)), np.empty((width, outputs)))
+        first, second = (
+            pieces[number]
+            if pieces
+            else (np.empty((inputs, width), np.float32), np.empty((width, outputs), np.float32))
+        )
         factors = [np.ascontiguousarray(factor, np.float32) for factor in (first, second)]
         for factor in factors:
             comm.Bcast(factor)
