@@ -25,6 +25,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole_number(text: str) -> int:
+    """Read a whole number, 0 or above."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def positive_number(text: str) -> float:
     """Read a finite number above zero."""
     with contextlib.suppress(ValueError):

@@ -26,7 +26,7 @@ from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.measure import compare
-from mpicoll.quantities import format_nbytes, positive, positive_number, table
+from mpicoll.quantities import format_nbytes, positive_number, table, whole_number
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
 _FIRST, _FACTOR = 8, 4
@@ -51,7 +51,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=1.0,
         help="seconds of measurement for each size (default: %(default)s)",
     )
-    add("--max-mb", type=positive, default=16, help="largest message size in MB (default: %(default)s)")
+    add(
+        "--max-mb",
+        type=whole_number,
+        default=16,
+        help="largest message size in MB; 0 for one size (default: %(default)s)",
+    )
     add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser
 

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from mpicoll import tune
-from mpicoll.quantities import format_nbytes, parse_nbytes, positive, positive_number
+from mpicoll.quantities import format_nbytes, parse_nbytes, positive, positive_number, whole_number
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf", "1e999", "", "one"])
@@ -33,3 +33,10 @@ def test_tune_refuses_a_time_that_is_none(text: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("nbytes", [1, 96, 4096, 1 << 20, 3 << 30, 4097])
 def test_numbers_of_bytes_are_read_as_they_are_written(nbytes: int) -> None:
     assert parse_nbytes(format_nbytes(nbytes)) == nbytes
+
+
+def test_a_whole_number_may_be_0() -> None:
+    assert [whole_number(text) for text in ("0", "7")] == [0, 7]
+    for text in ("-1", "1.5", "", "x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
+            whole_number(text)
