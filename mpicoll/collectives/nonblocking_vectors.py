@@ -1,8 +1,9 @@
 """Nonblocking Gatherv, Scatterv and Alltoallv, in which ranks do not know each other's counts.
 
-They send each part directly, whatever the counts are. The MPI library does so in a tenth of the time that it takes to
-make a plan for one call, so that ``"auto"`` takes its nonblocking functions, on all ranks. Arguments are checked
-before; those that the MPI library does not take, such as strided arrays, are packed.
+Each part is sent directly, whatever the counts are. The MPI library does so in less time than making a plan for one
+call takes, so that ``"auto"`` takes its nonblocking functions, on all ranks. Arguments are checked before; those that
+the MPI library does not take, such as strided arrays, are packed. Ranks whose elements are of different types are
+noticed only where calls are compared (``MPICOLL_CHECK=full``).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.execute import refuse_if_running, start
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.requests import CollectiveRequest, Request
+from mpicoll.collectives.validate_moves import DIRECT
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import Arguments
 from mpicoll.progress.call_signature import Signature
 
 _MAX_KNOWN = 256
-_DIRECT = {"gatherv": "linear", "scatterv": "linear", "alltoallv": "pairwise"}
 
 
 class _Extent(NamedTuple):
@@ -169,7 +170,7 @@ def _meet(one: np.ndarray, other: np.ndarray) -> bool:
 def _packed(scope: CallContext, made: CallArguments) -> NativeOperation:
     """Check any other arguments, and return the operation with the memory that they are packed into."""
     scope = scope._replace(may_wait=False)  # the root tells nobody its counts
-    task = validate.prepare(scope, made._replace(algorithm=_DIRECT[made.collective]))
+    task = validate.prepare(scope, made._replace(algorithm=DIRECT[made.collective.removesuffix("v")]))
     assert isinstance(task, CheckedOperation)
     given, result, counts = task.given, task.result, task.counts or ()
     sent = None if given is None else _as_argument(task, given, counts, whole=made.collective != "gatherv")

@@ -32,7 +32,7 @@ from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
-_DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
+DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
 """Algorithms that send each part directly from its source to its destination, which alone need its length."""
 
 
@@ -209,12 +209,12 @@ def _algorithm(scope: CallContext, call: CallArguments, collective: str, nbytes:
     if not uneven:
         return algorithm_for(scope, collective, call.algorithm, nbytes)
     wanted = call.algorithm or scope.algorithm
-    if wanted in (select.NATIVE, _DIRECT[collective]):
+    if wanted in (select.NATIVE, DIRECT[collective]):
         return wanted
     if call.algorithm not in (None, select.AUTO):
-        direct = _DIRECT[collective]
+        direct = DIRECT[collective]
         raise ValueError(f"algorithm: {wanted!r} needs all counts on all ranks; take {direct!r} or 'native'")
-    return _DIRECT[collective]
+    return DIRECT[collective]
 
 
 def _tells_counts(scope: CallContext) -> bool:

@@ -68,7 +68,7 @@ class NonblockingCollectives(BlockingCollectives):
         return quick or start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Gatherv`; return its request."""
+        """Start :meth:`Gatherv`; return its request. ``"auto"`` takes the MPI library's function."""
         return self._nonblocking_vector_calls.start(
             CallArguments("gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm)
         )
@@ -79,7 +79,7 @@ class NonblockingCollectives(BlockingCollectives):
         return quick or start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Scatterv`; return its request."""
+        """Start :meth:`Scatterv`; return its request. ``"auto"`` takes the MPI library's function."""
         return self._nonblocking_vector_calls.start(
             CallArguments("scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm)
         )
@@ -102,7 +102,7 @@ class NonblockingCollectives(BlockingCollectives):
         return quick or start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
-        """Start :meth:`Alltoallv`; return its request."""
+        """Start :meth:`Alltoallv`; return its request. ``"auto"`` takes the MPI library's function."""
         return self._nonblocking_vector_calls.start(CallArguments("alltoallv", sendbuf, recvbuf, algorithm=algorithm))
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:

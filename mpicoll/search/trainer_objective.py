@@ -13,7 +13,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, load
 from mpicoll.errors import UsageError
 from mpicoll.models.sequential import Model
@@ -25,13 +24,12 @@ from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord
-from mpicoll.train.model_choice import build_model
 from mpicoll.train.options import option_names, parse, written
-from mpicoll.train.training_run import Observer, run
+from mpicoll.train.training_run import Observer, model_for, run
 
 _FILES = ("json", "log_steps", "tensorboard", "plot", "trace", "checkpoint")
 _NOT_SEARCHED = (*_FILES, "run", "trace_steps", "checkpoint_every", "resume", "progress", "quiet", "timeout")
-_OF_DATA = (
+OF_DATA = (
     "dataset", "labels", "target", "test_fraction", "seed", "share_data", "dtype", "task", "context", "model",
 )  # fmt: skip
 """Options on which a data set depends."""
@@ -115,15 +113,14 @@ class TrainerObjective:
 
     def _source(self, config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
         """Return data set and model; the data set of the trial before if its options are the same. Collective."""
-        options = tuple(getattr(config, name) for name in _OF_DATA)
+        options = tuple(getattr(config, name) for name in OF_DATA)
         known = np.array([self._data is not None and self._data[0] == options], np.uint8)
         comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)  # a rank may have failed while it was loading
         if not known[0]:
             self._data = options, load(config, comm)
         assert self._data is not None
         dataset = self._data[1]
-        model: Model = all_succeed(comm, lambda: build_model(config, dataset))
-        return dataset, model
+        return dataset, model_for(config, dataset, comm)
 
     def _note(self, trial: Trial, result: Mapping[str, Any]) -> None:
         for name in (*METRICS, "steps", "samples_per_second", "parameters_sha256"):

@@ -76,8 +76,9 @@ class SharedOperation(InFlight):
         return status in (words.DONE, words.FALLBACK)
 
     def be_patient(self) -> None:
-        """Let compiled code yield the core more often before it returns, as in blocking calls."""
-        self._job[words.YIELDS] = YIELDS
+        """Let compiled code yield the core before it returns, as in blocking calls, where ranks share cores."""
+        if self.channel.polls == 1:
+            self._job[words.YIELDS] = YIELDS
 
     def _seen(self) -> list[list[int]]:
         """Return each rank's stage, call and count; those of the operation before if this one has not started."""

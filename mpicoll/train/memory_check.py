@@ -35,7 +35,9 @@ def check_memory(config: TrainConfig, model: Model, mesh: Mesh) -> None:
     own = [needed, address_space_left(), *(number for limit in limits for number in (limit.key, limit.left))]
     table = np.zeros((ranks, len(own)), np.int64)
     mesh.world.Allgather(np.array(own, np.int64), table)
-    lacking = _of_one_rank(table) or next(filter(None, map(_of_many, (table,) * 2, (2, 4), limits)), None)
+    lacking = _of_one_rank(table)
+    for place, limit in enumerate(limits):
+        lacking = lacking or _of_many(table, 2 + 2 * place, limit)
     if lacking is None:
         return
     hint = "" if config.shard == "parameters" or config.is_asynchronous else "; --strategy sharded divides them"
@@ -64,7 +66,7 @@ def _of_one_rank(table: np.ndarray) -> _Lacking | None:
 
 
 def _of_many(table: np.ndarray, column: int, limit: MemoryLimit) -> _Lacking | None:
-    """Return the first ranks that share a limit which is too small for them together."""
+    """Return the first ranks for which a limit that they share is too small together; `column` has its keys."""
     for key in dict.fromkeys(table[:, column].tolist()):
         ranks = np.flatnonzero(table[:, column] == key)
         needed, left = int(table[ranks, 0].sum()), int(table[ranks, column + 1].min())

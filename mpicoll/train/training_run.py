@@ -47,8 +47,13 @@ Source = Callable[[TrainConfig, MPI.Intracomm], tuple[Dataset, Model]]
 def named(config: TrainConfig, comm: MPI.Intracomm) -> tuple[Dataset, Model]:
     """Return the data set and the model that the options name. Collective."""
     dataset = load(config, comm)
+    return dataset, model_for(config, dataset, comm)
+
+
+def model_for(config: TrainConfig, dataset: Dataset, comm: MPI.Intracomm) -> Model:
+    """Return the model that the options name; see :func:`~mpicoll.train.model_choice.build_model`. Collective."""
     model: Model = all_succeed(comm, lambda: build_model(config, dataset))
-    return dataset, model
+    return model
 
 
 class Observer(ProgressReport):

@@ -12,7 +12,7 @@ from mpicoll import Intracomm
 from mpicoll.errors import MismatchError, RemoteError
 
 pytestmark = pytest.mark.mpi
-FORMS = ("lists", "arrays", "datatype", "gaps", "strided", "swapped", "vector")
+FORMS = ("lists", "arrays", "datatype", "gaps", "strided", "swapped", "code")
 
 
 def counts_of(size: int, length: int) -> list[int]:
@@ -42,7 +42,7 @@ def filled(parts: list[np.ndarray], form: str) -> tuple[Any, Any]:
         return memory, [memory, (np.array(counts), np.array(displs))]
     if form == "datatype":
         return memory, [memory, counts, displs, MPI.DOUBLE]
-    if form == "vector":
+    if form == "code":
         return memory, [memory, counts, displs, np.dtype(float).char]
     return memory, [memory, (counts, displs)]
 
