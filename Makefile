@@ -6,6 +6,7 @@ VENV ?= $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
 RANKS ?= 8
 MINUTES ?= 60
+KILLS ?= 50
 ARGS ?=
 # Any launcher can be given: make train MPIEXEC="srun"
 MPIEXEC ?=
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch studies test-torch test-torch-conformance test-jax warmup clean
+.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak soak-kills conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch studies test-torch test-torch-conformance test-jax warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -109,6 +110,9 @@ test-programs: $(VENV)-programs/ready warmup  ## programs of others, unmodified,
 
 soak: warmup  ## random operations, every element compared, all variants, ranks and libraries: make soak MINUTES=60
 	$(BIN)/python -m tests.mixture --soak --minutes $(MINUTES) $(ARGS)
+
+soak-kills: warmup  ## kill ranks of supervised training at random moments, check where the runs end: make soak-kills KILLS=50
+	$(BIN)/python -m tests.kills --kills $(KILLS) $(ARGS)
 
 proof: $(VENV)/ready  ## prove plans on shared memory in every interleaving, as many sequences as there is time: make proof MINUTES=10
 	$(BIN)/python -m tests.proof --minutes $(MINUTES) $(ARGS)

@@ -25,6 +25,19 @@ def newest_step(folder: Path) -> int | None:
     return max(steps, default=None)
 
 
+def processes_with(variable: str, value: str) -> Iterator[tuple[int, int | None]]:
+    """Yield the processes of this machine that were started with a variable, and their ranks; None for launchers."""
+    mark = f"{variable}={value}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in variables:
+            rank = next((int(found[1]) for text in variables if (found := _RANK.match(text))), None)
+            yield int(path.name), rank
+
+
 class Job:
     """A started launcher with the processes that came of it.
 
@@ -109,13 +122,4 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
     def _processes(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the processes of this job that run here, with their ranks; None for launchers."""
-        mark = f"{_MARK}={self._mark}".encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (path / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark in variables:
-                rank = next((int(found[1]) for text in variables if (found := _RANK.match(text))), None)
-                yield int(path.name), rank
+        return processes_with(_MARK, self._mark)

@@ -1,0 +1,1 @@
+"""Training under the supervisor while ranks are killed: ``python -m tests.kills --help``."""
