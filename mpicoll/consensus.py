@@ -11,19 +11,30 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import TrainingError
+from mpicoll.progress.failed_ranks import raise_if_failed
 
 _MAX_RECORD = 1 << 20
 _NAP_SECONDS = 0.0005
+_LOOK_SECONDS = 0.2
+"""Time between two looks for dead ranks."""
 
 
 def wait_politely(comm: MPI.Intracomm) -> None:
     """Barrier that sleeps while it waits, so that a rank that is still at work has the core to itself.
 
     There is no deadline, since reading a file or compiling may take any time; a rank that dies ends the job.
+
+    Raises
+    ------
+    RankFailed
+        If a rank has died and the MPI library goes on without it.
     """
-    request = comm.Ibarrier()
+    request, look_at = comm.Ibarrier(), time.monotonic() + _LOOK_SECONDS
     while not request.Test():
         time.sleep(_NAP_SECONDS)
+        if time.monotonic() > look_at:
+            raise_if_failed(comm)
+            look_at = time.monotonic() + _LOOK_SECONDS
 
 
 def share(comm: MPI.Intracomm, record: dict[str, Any] | None, root: int = 0) -> dict[str, Any]:

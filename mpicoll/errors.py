@@ -44,6 +44,23 @@ class OperationError(MpicollError, RuntimeError):
     """
 
 
+class RankFailed(MpicollError, RuntimeError):
+    """Ranks of the communicator have died, and the MPI library lets the others go on (ULFM).
+
+    Raised on each rank that waits for the others, some tenths of a second after the death. The communicator is broken;
+    ``MPI.Comm.Shrink`` makes one without the dead ranks.
+
+    Attributes
+    ----------
+    failed_ranks
+        The ranks that are known to have died; empty where only another rank knows them.
+    """
+
+    def __init__(self, message: str, failed_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.failed_ranks = tuple(failed_ranks)
+
+
 class CommunicatorBroken(MpicollError, RuntimeError):
     """An earlier failure left messages in flight on this communicator; make a new one to go on."""
 

@@ -259,6 +259,17 @@ class Channel:
         self.dispatch.shut()
         _kept.extend([self.node, *kept])
 
+    def revoke(self, reason: str, *kept: Any) -> None:
+        """Break the channel on all ranks because one of them died; the objects `kept` stay alive. Not collective.
+
+        Calls of other ranks on it end with an error. Only where the MPI library has ULFM.
+        """
+        self.break_off(reason, self.comm, self.watchdog, *kept)
+        self.comm.Revoke()
+        for part in (self.cluster.node, self.cluster.lane) if self.cluster else ():
+            if part is not None:
+                part.revoke(reason)
+
     def cached_plan(self, key: Hashable) -> Any:
         """Return the plan kept under `key`; None if there is none."""
         plan = self._plans.get(key)

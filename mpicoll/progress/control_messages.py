@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.progress.failed_ranks import is_failure
+
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
 _DRAIN_SECONDS = 2.0
@@ -40,7 +42,12 @@ class Mailbox:
         if len(text) > _MAX_NBYTES:
             text = json.dumps({**news, "text": str(news["text"])[: _MAX_NBYTES // 8] + " ..."}).encode()
         # A message that nobody reads must not hold up this rank: it is kept until it is gone.
-        self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
+        try:
+            self._outbox.append((self._comm.Isend([text, MPI.BYTE], peer, CONTROL_TAG), text))
+        except MPI.Exception as error:
+            if not is_failure(error):  # a dead rank reads nothing
+                raise
+            return
         self._sent[peer] += 1
 
     def tell_all(self, news: dict[str, Any]) -> None:
@@ -90,4 +97,14 @@ class Mailbox:
         return not coming[1]
 
     def _sweep(self) -> None:
-        self._outbox = [entry for entry in self._outbox if not entry[0].Test()]
+        self._outbox = [entry for entry in self._outbox if not _is_over(entry[0])]
+
+
+def _is_over(request: MPI.Request) -> bool:
+    """Return True if a message has been sent, or its receiver is dead."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_failure(error):
+            raise
+        return True

@@ -6,6 +6,7 @@ communicator, so
 
 * different signatures with the same number mean that the program is wrong: :class:`MismatchError` on all ranks;
 * a rank that has sent no message before the deadline is named in :class:`CollectiveTimeout`;
+* a rank that has died is named in :class:`RankFailed` where the MPI library lets the others go on;
 * a rank that refuses its own arguments tells the others at once: :class:`RemoteError` on the ranks that made the call.
   These tell the first rank that their communicators are broken. It waits for their answers before its next call, and
   can use the communicator if all ranks have refused.
@@ -26,6 +27,7 @@ from mpi4py import MPI
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import Mailbox
+from mpicoll.progress.failed_ranks import raise_if_failed
 
 _HISTORY = 1024
 _GATHER_SECONDS = 0.5
@@ -142,7 +144,22 @@ class Watchdog:
         ------
         MismatchError, RemoteError, CorruptPayload, CollectiveTimeout
             If the collective cannot complete.
+        RankFailed
+            If a rank has died and the MPI library goes on without it.
         """
+        self._raise_if_failed()
+        try:
+            return self._look(waiting, waited, timeout)
+        except MPI.Exception:
+            self._raise_if_failed()
+            raise
+
+    def _raise_if_failed(self) -> None:
+        for watchdog in (self, self.elsewhere):
+            if watchdog is not None:
+                raise_if_failed(watchdog._comm)
+
+    def _look(self, waiting: Waiting, waited: float, timeout: float) -> float:
         for watchdog in (self, self.elsewhere):
             if watchdog is not None:
                 watchdog.read_news()

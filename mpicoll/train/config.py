@@ -126,6 +126,8 @@ class TrainConfig:
         For ``"gossip"``: ranks to which a rank sends, one of `GRAPHS`.
     servers, staleness, backup, damping, push, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
+    on_failure
+        ``"end"``: a dead rank ends the run; ``"shrink"``: the others go on without it.
     balance
         ``"equal"`` or ``"auto"``: parts of each batch that are equal, or as large as each replica's pace allows.
     slow, jitter, step_seconds
@@ -206,6 +208,7 @@ class TrainConfig:
     damping: bool = False
     push: str = "mailbox"
     on_silence: str = "raise"
+    on_failure: str = "end"
     balance: str = "equal"
     slow: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0

@@ -24,6 +24,11 @@ class Lockstep:
     steps change with the pace of the replicas, on all ranks after the same step.
 
     Collective over the mesh: construction and every method.
+
+    Attributes
+    ----------
+    applied
+        Steps whose update this rank has applied.
     """
 
     shares_per_step, attends, together = 1, True, True
@@ -40,7 +45,7 @@ class Lockstep:
         self._balance = step_plan.balance = balance
         observers = () if balance is None else (balance.add,)
         self.metrics = Metrics(mesh.world, observers, counts_hits=step_plan.config.counts_hits)
-        self.first = self.done = self._seen = 0
+        self.first = self.done = self.applied = self._seen = 0
         self.stopped = False
         self.anew: str | None = None
         self._clock, self._mark = clock, (0.0, 0)
@@ -56,11 +61,18 @@ class Lockstep:
         self.metrics.records[:], self.anew = restore(found, self.mesh, self.strategy)
         if self._balance is not None:
             self._balance.load(found.facts.get("shares"))
-        self.first = self.done = found.step
+        self.first = self.done = self.applied = found.step
 
     def start_after(self, epochs: int) -> None:
         """Begin with the step after so many epochs, without their records; the strategy has its state already."""
-        self.first = self.done = epochs * self.step_plan.steps_per_epoch
+        self.first = self.done = self.applied = epochs * self.step_plan.steps_per_epoch
+
+    def take_over(self, before: Lockstep, steps: int, records: Sequence[StepRecord]) -> None:
+        """Go on after `steps` steps of a run on more ranks; the strategy has its state already."""
+        self.first = self.done = self.applied = steps
+        self.metrics.records[:], self._seen, self._mark = records, before._seen, before._mark
+        if before.metrics.wants_to_stop:
+            self.ask_to_stop()
 
     @property
     def records(self) -> list[StepRecord]:
@@ -106,6 +118,7 @@ class Lockstep:
             On every rank.
         """
         step, plan = share.step, self.step_plan
+        self.applied = step + 1
         self._seen += result.batch
         told = (result.loss, result.correct) if self.mesh.speaks else (0.0, 0)
         due = self.metrics.add(step, step // plan.steps_per_epoch, result.rate, result.batch, *told, result.computed)

@@ -65,6 +65,8 @@ class Loop:
     ----------
     epochs : list of EpochRecord
         A record for each epoch that has ended.
+    resumed_after : int
+        Steps up to the checkpoint from which the run resumed; 0 for a new run.
     gradient_norm : float
         Norm of all gradients in the last step; NaN if the strategy does not compute it.
     """
@@ -88,6 +90,17 @@ class Loop:
         self.gradient_norm, self.seconds_to_first_step = math.nan, 0.0
         self._callbacks: tuple[LoopCallback, ...] = ()
         self._attended = coordination.first
+        self._first_epoch = self.first_step // self.step_plan.steps_per_epoch
+        self.resumed_after = self.first_step
+
+    def take_over(self, before: Loop, epochs: Sequence[EpochRecord]) -> None:
+        """Go on from a loop on more ranks, of which `epochs` have been recorded; its coordination has gone on.
+
+        Callbacks are called again for its last step, since it may have been cut off in their midst.
+        """
+        self.epochs, self._attended = list(epochs), -1
+        self._first_epoch, self.resumed_after = before._first_epoch, before.resumed_after
+        self.seconds_to_first_step = before.seconds_to_first_step
 
     @property
     def records(self) -> list[StepRecord]:
@@ -165,7 +178,7 @@ class Loop:
 
     def _note_epochs(self, done: int) -> None:
         """Record the epochs that have ended since the last time."""
-        known = self.epochs[-1].epoch + 1 if self.epochs else self.first_step // self.step_plan.steps_per_epoch
+        known = self.epochs[-1].epoch + 1 if self.epochs else self._first_epoch
         ended = self.coordination.epochs_over(done)
         for epoch in range(known, ended):
             self._note_epoch(epoch, is_newest=epoch == ended - 1)

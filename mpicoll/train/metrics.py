@@ -144,6 +144,16 @@ class Metrics:
         self._open.append((step, epoch, rate, count))
         return len(self._open) == self._steps
 
+    @property
+    def wants_to_stop(self) -> bool:
+        """True if :meth:`ask_to_stop` was called on this rank."""
+        return self._wants_to_stop
+
+    def open_sums(self) -> dict[int, tuple[float, float]]:
+        """Return this rank's sums of losses and of correct predictions, of steps not summed over the ranks yet."""
+        rows = self._sums[1:, :2].tolist()
+        return {step: (loss, correct) for (step, *_), (loss, correct) in zip(self._open, rows, strict=False)}
+
     def settle(self, step_seconds: float) -> None:
         """Sum the steps since the last call over the ranks. Collective.
 
@@ -161,10 +171,11 @@ class Metrics:
             return
         sums = self._sums[: 1 + len(self._open)]
         sums[0, :2] = self._wants_to_stop, step_seconds
-        self._comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-        (stop, seconds), *found = sums[:, :2].tolist()
+        totals = sums.copy()  # this rank's own sums are needed if another rank dies meanwhile
+        self._comm.Allreduce(MPI.IN_PLACE, totals, MPI.SUM)
+        (stop, seconds), *found = totals[:, :2].tolist()
         for observe in self._observers:
-            observe(sums[1:, 2:].copy())
+            observe(totals[1:, 2:].copy())
         sums[:] = 0
         self.stop = stop > 0
         often = _PATIENCE_SECONDS * self._comm.Get_size() / max(seconds, 1e-9)

@@ -163,6 +163,33 @@ def _check_checkpoints(options: dict[str, Any]) -> None:
         if options[name] not in (None, False) and options["checkpoint"] is None:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
     options["resume"] = options["resume"] or "no"
+    if options["on_failure"] == "shrink":
+        _check_shrinking(options)
+
+
+def _check_shrinking(options: dict[str, Any]) -> None:
+    """Refuse what a run that goes on without dead ranks could not keep: state that one rank alone holds."""
+    name = strategy_name(options["mode"], options["shard"])
+    if name != "replicated":
+        raise UsageError(
+            f"--on-failure shrink is for --strategy replicated, not {name}: a dead rank's part of the state is lost; "
+            "use python -m mpicoll.train.supervise, which starts the job again from a checkpoint"
+        )
+    kept = {
+        "--tensor": options["tensor"] > 1,
+        "--pipeline": options["pipeline"] > 1,
+        f"--compression {options['compression']}": options["compression"] is not None,
+        f"--precision {options['precision']}": options["precision"] != "full",
+        f"--batch-norm {options['batch_norm']}": options["batch_norm"] != "none",
+        "--balance auto": options["balance"] == "auto",
+        "--algorithm noop": options["algorithm"] == NOOP,
+        "--background-checkpoints": options["background_checkpoints"],
+        "--share-data": options["share_data"],
+        "--trace": options["trace"] is not None,
+    }
+    for option, given in kept.items():
+        if given:
+            raise UsageError(f"--on-failure shrink is not for {option}")
 
 
 def _check_output(options: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ def _add_experiments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoints")
+    group = parser.add_argument_group("checkpoints and failures")
     group.add_argument("--checkpoint", metavar="FOLDER", help="folder of checkpoints, of which the last two are kept")
     group.add_argument("--checkpoint-every", type=integer(1), metavar="STEPS",
                        help="steps between checkpoints (default: one after every epoch)")  # fmt: skip
@@ -207,6 +207,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
                        "damaged")  # fmt: skip
+    group.add_argument("--on-failure", choices=("end", "shrink"), default="end", help="a rank that dies ends the run "
+                       "(end), or the others take the step again without it and go on (shrink): replicated, under Open "
+                       "MPI's mpirun --with-ft ulfm (default: %(default)s)")  # fmt: skip
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", 
          "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "offload", "recompute",
          "prefetch", "share_data", "pipeline_schedule", "evaluate_every", "tensorboard", "run", "plot", "trace",
          "trace_steps", "servers", "staleness", "backup", "damping",
-         "on_silence", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
+         "on_silence", "on_failure", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
 
 
@@ -72,6 +72,19 @@ class Saver(LoopCallback):
         found = self._store.open(fallback=wanted == "fallback")
         _check_same_run(self._config, found.facts)
         return found
+
+    def keep_newest(self) -> None:
+        """Take the newest checkpoint, which ranks that are left of this run have written, for one of this saver's own.
+
+        Collective over `comm`. A damaged one, which was cut off, is passed over; the next save replaces it.
+
+        Raises
+        ------
+        CheckpointFailed
+            On every rank: there are checkpoints, and all are damaged.
+        """
+        if self._store is not None and self._store.steps():
+            self._store.open(fallback=True)
 
     def at_rest(self, loop: Loop, done: int) -> None:
         """Save a checkpoint if one is due after `done` shares: every ``--checkpoint-every`` steps, or every epoch."""

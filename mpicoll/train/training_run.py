@@ -11,21 +11,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpi4py
 import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll import Intracomm
 from mpicoll.checkpoint import Checkpoint
 from mpicoll.consensus import all_succeed, wait_politely
 from mpicoll.data.datasets import Dataset, load
-from mpicoll.errors import UsageError
+from mpicoll.errors import MpicollError, UsageError
 from mpicoll.gradients import differing_ranks
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import make_mesh
-from mpicoll.train import run_report
+from mpicoll.train import rank_failures, run_report
 from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.chrome_trace import Trace
 from mpicoll.train.clock import Clock
@@ -36,6 +37,7 @@ from mpicoll.train.model_choice import build_model
 from mpicoll.train.plot_run import check_drawable, draw
 from mpicoll.train.process_facts import process_age, threads
 from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
+from mpicoll.train.rank_failures import MakeLoop
 from mpicoll.train.saver import Saver
 from mpicoll.train.strategies import strategy_name
 from mpicoll.train.tensorboard import EventLog
@@ -92,6 +94,7 @@ def run(
     rank = comm.Get_rank()
     check_ranks(config, comm.Get_size())
     _check_same_config(config, comm)
+    rank_failures.check_possible(config)
     events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
     with contextlib.ExitStack() as stack, np.errstate(all="ignore"):  # a loss that is not finite is found by us
         mesh = make_mesh(comm, config)
@@ -104,20 +107,71 @@ def run(
         comm.Barrier()
         trace = stack.enter_context(contextlib.closing(Trace(config, comm)))
         clock.seconds["start-up"] = process_age()
-        observer.began(loop)
-        result = _train(config, comm, loop, [*_reports(config, loop, rank, events, observer, stack), saver])
+
+        def anew(others: Intracomm) -> Loop:
+            return make_loop(config, make_mesh(others, config), dataset, model, clock)
+
+        outputs = Outputs(saver, events)
+        result, comm, loop = _train_on(config, comm, loop, outputs, observer, anew, stack)
         result["parameter_count"] = model.parameter_count
         observer.ended(loop)
         trace.write()
-    _publish(config, result, loop, rank)
+    _publish(config, result, loop, comm.Get_rank())
     return result
 
 
+class Outputs(NamedTuple):
+    """Checkpoints of a run and, on rank 0, its event files."""
+
+    saver: Saver
+    events: EventLog | None
+
+
+def _train_on(
+    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, outputs: Outputs | None, observer: Observer, make: MakeLoop,
+    stack: contextlib.ExitStack,
+) -> tuple[dict[str, Any], MPI.Intracomm, Loop]:  # fmt: skip
+    """Train to the end, with ``--on-failure shrink`` also without ranks that die on the way.
+
+    Returns the results, and the communicator and the loop of the ranks that are left.
+    """
+    size = comm.Get_size()
+    while True:
+        try:
+            with contextlib.ExitStack() as reports:
+                outputs = outputs or _open_outputs(config, comm, stack)
+                observer.began(loop)
+                told = _reports(config, comm, loop, outputs.events, observer, reports)
+                result = _train(config, comm, loop, [*told, outputs.saver])
+                if config.on_failure == rank_failures.SHRINK:
+                    rank_failures.wait_for_all(comm)
+            return {**result, "lost_ranks": size - comm.Get_size()}, comm, loop
+        except (MPI.Exception, MpicollError) as error:
+            if not rank_failures.can_go_on(config, comm, error):
+                raise
+            before, (comm, loop) = comm, rank_failures.go_on(config, comm, loop, error, make)
+        if outputs is not None:
+            outputs.saver.close()
+        outputs = None
+        if comm.Get_rank() == 0:
+            lost, left, step = before.Get_size() - comm.Get_size(), comm.Get_size(), loop.first_step
+            run_report.complain(f"{lost} of {lost + left} ranks died; the others go on after step {step}")
+
+
+def _open_outputs(config: TrainConfig, comm: MPI.Intracomm, stack: contextlib.ExitStack) -> Outputs:
+    """Open checkpoints and event files for the ranks that are left. Collective over these."""
+    comm.Barrier()  # the folder of the checkpoints has been unlocked
+    saver = stack.enter_context(contextlib.closing(Saver(config, comm)))
+    saver.keep_newest()
+    return Outputs(saver, all_succeed(comm, lambda: None if comm.Get_rank() else _prepare_outputs(config)))
+
+
 def _reports(
-    config: TrainConfig, loop: Loop, rank: int, events: EventLog | None, observer: Observer, stack: contextlib.ExitStack
-) -> list[LoopCallback]:
+    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, events: EventLog | None, observer: Observer,
+    stack: contextlib.ExitStack,
+) -> list[LoopCallback]:  # fmt: skip
     """Return the callbacks that report progress: on rank 0 only, none elsewhere."""
-    if rank:
+    if comm.Get_rank():
         return []
     told = len(loop.records)
     observer.skip(told)
@@ -194,7 +248,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequ
         "threads": threads(),
         "steps": len(loop.records),
         "stopped": loop.coordination.stopped,
-        "resumed_after": loop.first_step,
+        "resumed_after": loop.resumed_after,
         **loop.facts(),
         "parameters_sha256": loop.check_replicas(),
         "training_seconds": seconds,

@@ -1,0 +1,164 @@
+"""Training that goes on without ranks that have died: the others agree on a step, make their state whole, and go on.
+
+The replicas of the replicated strategy are equal up to the last step that all have applied. A rank may have applied one
+step more: an Allreduce may end on one rank, and on another with an error. The state of such a rank is taken over by the
+others, so that no step is applied twice, and at most one is taken again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.consensus import share
+from mpicoll.errors import MpicollError, NonFiniteLoss, TrainingError, UsageError
+from mpicoll.progress.failed_ranks import failed_ranks, is_failure, raise_if_failed, survives_failures
+from mpicoll.train.assembly import make_communicator
+from mpicoll.train.config import TrainConfig
+from mpicoll.train.lockstep import Lockstep
+from mpicoll.train.loop import Loop
+from mpicoll.train.metrics import EpochRecord, StepRecord
+from mpicoll.train.synchronous_state import load_from_memory, state_in_memory
+
+SHRINK = "shrink"
+_NOTICE_SECONDS = 5.0
+"""Longest time between an error that a death has caused and the library's notice of the death."""
+_POLL_SECONDS = 0.01
+
+MakeLoop = Callable[[Intracomm], Loop]
+"""Makes a new loop on a communicator; collective."""
+
+
+def check_possible(config: TrainConfig) -> None:
+    """Refuse ``--on-failure shrink`` where the MPI library ends the job when a rank dies.
+
+    Raises
+    ------
+    UsageError
+        On every rank.
+    """
+    if config.on_failure == SHRINK and not survives_failures():
+        raise UsageError(
+            "--on-failure shrink: the MPI library must go on without dead ranks (ULFM), as Open MPI 5 does when the "
+            f"job is started by mpirun --with-ft ulfm; this is {_library()}"
+        )
+
+
+def _library() -> str:
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}" + " without that option" * (name == "Open MPI")
+
+
+def can_go_on(config: TrainConfig, comm: MPI.Intracomm, error: BaseException) -> bool:
+    """Return True if `error` came of a rank's death, and the options ask the others to go on.
+
+    Ranks learn of a death at different times, so that the library's notice is waited for.
+    """
+    if config.on_failure != SHRINK or isinstance(error, TrainingError):
+        return False
+    assert isinstance(comm, Intracomm)
+    until = time.monotonic() + _NOTICE_SECONDS
+    while not is_failure(error) and time.monotonic() < until:
+        if failed_ranks(comm.channel.comm) or comm.channel.comm.Is_revoked():
+            return True
+        time.sleep(_POLL_SECONDS)
+    return is_failure(error)
+
+
+def go_on(
+    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, error: BaseException, make_loop: MakeLoop
+) -> tuple[Intracomm, Loop]:
+    """Return a communicator and a loop of the ranks that are left. Collective over these.
+
+    Parameters
+    ----------
+    comm, loop
+        Those of the run so far, in which `error` was raised. They stay in memory, since freeing them needs all ranks.
+
+    Raises
+    ------
+    TrainingError
+        On every rank, for instance NonFiniteLoss if the loss of a step before the failure is not finite.
+    """
+    while True:
+        comm = _without_the_dead(config, comm, error, loop)
+        try:
+            made = make_loop(comm)
+            _take_over(comm, loop, made)
+            wait_for_all(comm)
+            return comm, made
+        except (MPI.Exception, MpicollError) as another:  # one more rank has died meanwhile
+            if not can_go_on(config, comm, another):
+                raise
+            error = another
+
+
+def wait_for_all(comm: MPI.Intracomm) -> None:
+    """Return when all ranks have come here, and raise on all of them if one has died before.
+
+    Raises
+    ------
+    RankFailed, MPI.Exception
+        On every rank that is left.
+    """
+    assert isinstance(comm, Intracomm)
+    comm.channel.comm.Agree(1)
+    raise_if_failed(comm.channel.comm)
+
+
+def _without_the_dead(config: TrainConfig, comm: MPI.Intracomm, error: BaseException, loop: Loop) -> Intracomm:
+    """Return a communicator of the living ranks, in their order; the old one cannot be used afterwards."""
+    assert isinstance(comm, Intracomm)
+    comm.channel.revoke(f"{type(error).__name__}: {error}", comm, loop)
+    left = MPI.Intracomm(comm).Shrink()
+    assert isinstance(left, MPI.Intracomm)
+    return make_communicator(config, left)
+
+
+def _take_over(comm: Intracomm, before: Loop, after: Loop) -> None:
+    """Give `after` the newest state that a rank holds in `before`. Collective over `comm`."""
+    old, new = before.coordination, after.coordination
+    assert isinstance(old, Lockstep)
+    assert isinstance(new, Lockstep)
+    known = np.array([old.applied, len(old.records), len(before.epochs)])
+    table = np.empty((comm.Get_size(), known.size), known.dtype)
+    comm.Allgather(known, table)
+    steps, (at_step, at_records, at_epochs) = int(table[:, 0].max()), table.argmax(axis=0).tolist()
+    state = {name: array.copy() for name, array in state_in_memory(old.strategy).items()}
+    for array in state.values():
+        comm.Bcast(array, at_step)
+    load_from_memory(new.strategy, state)
+    records = _shared(comm, old.records, table[:, 1], at_records, StepRecord)
+    records += _unsummed(comm, old, records, steps)
+    new.take_over(old, steps, records)
+    after.take_over(before, _shared(comm, before.epochs, table[:, 2], at_epochs, EpochRecord))
+
+
+def _shared(comm: Intracomm, own: Sequence[Any], counts: np.ndarray, root: int, kind: Callable[..., Any]) -> list[Any]:
+    """Return the records of the rank that has most of them; ranks have equal ones as far as they have any."""
+    least = int(counts.min())
+    mine = {"newest": [each._asdict() for each in own[least:]]} if comm.Get_rank() == root else None
+    return [*own[:least], *(kind(**each) for each in share(comm, mine, root)["newest"])]
+
+
+def _unsummed(comm: Intracomm, old: Lockstep, records: Sequence[StepRecord], steps: int) -> list[StepRecord]:
+    """Return records of the steps whose losses had not been summed, over the samples of the ranks that are left."""
+    first = len(records)
+    sums, plan, mesh, own = np.zeros((steps - first, 3)), old.step_plan, old.mesh, old.metrics.open_sums()
+    for step in own.keys() & range(first, steps):
+        sums[step - first] = *own[step], len(plan.samples(step, mesh.replicas, mesh.replica)[0])
+    comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    found: list[StepRecord] = []
+    for step, (loss, correct, count) in enumerate(sums.tolist(), first):
+        if not np.isfinite(loss):
+            raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
+        last = [*records[-1:], *found][-1] if count == 0 and (records or found) else None
+        mean, hits = (loss / max(count, 1), correct / max(count, 1)) if last is None else (last.loss, last.accuracy)
+        accuracy = hits if plan.config.counts_hits else None
+        found.append(StepRecord(step, step // plan.steps_per_epoch, plan.rate(step), mean, accuracy))
+    return found
