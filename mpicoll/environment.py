@@ -14,6 +14,23 @@ _WORLD_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
+_FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
+"""Open MPI's variable, which ``mpirun --with-ft ulfm`` sets for the ranks."""
+
+
+def survives_dead_ranks(variables: Mapping[str, str] = os.environ) -> bool:
+    """Return True if the launcher lets the other ranks go on when one dies: Open MPI's, with fault tolerance."""
+    return variables.get(_FAULT_TOLERANCE, "").lower() in ("1", "true", "yes", "t", "y", "enabled")
+
+
+def finalize_without_dead_ranks() -> None:
+    """Let MPI_Finalize wait for no other ranks if the launcher lets them die; to be called before MPI starts.
+
+    Open MPI's fence there does not tolerate failures: a rank that is left may wait in it for ever.
+    """
+    if survives_dead_ranks():
+        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
+
 
 def _first_number(names: Iterable[str], variables: Mapping[str, str]) -> int | None:
     return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)

@@ -7,15 +7,13 @@ is a part of Open MPI 5, turned on by ``mpirun --with-ft ulfm``. Elsewhere the l
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import lru_cache
 
 from mpi4py import MPI
 
+from mpicoll.environment import survives_dead_ranks
 from mpicoll.errors import RankFailed
 
-_ENABLED = "OMPI_MCA_mpi_ft_enable"
-"""Open MPI's variable, which ``mpirun --with-ft ulfm`` sets for the ranks."""
 _PROBE_TAG = 0
 _ERROR_CLASSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
 
@@ -24,8 +22,7 @@ _ERROR_CLASSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVO
 def survives_failures() -> bool:
     """Return True if the MPI library reports dead ranks and goes on without them in this job."""
     name, version = MPI.get_vendor()
-    given = os.environ.get(_ENABLED, "").lower()
-    return name == "Open MPI" and version >= (5,) and given in ("1", "true", "yes", "t", "y", "enabled")
+    return name == "Open MPI" and version >= (5,) and survives_dead_ranks()
 
 
 def is_failure(error: BaseException) -> bool:

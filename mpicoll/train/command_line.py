@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpicoll.environment import launched_rank, launcher_mismatch
+from mpicoll.environment import finalize_without_dead_ranks, launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, TrainingError
 from mpicoll.train.options import HelpRequested
 from mpicoll.train.process_facts import limit_threads
@@ -25,6 +25,7 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
     job. The number of threads is limited before NumPy is imported.
     """
     limit_threads()
+    finalize_without_dead_ranks()
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from bench import launch
 from mpicoll.train.supervised_job import processes_with
-from tests.kills.logged_training import LOG, read_log
+from tests.kills.step_log import LOG, read_log
 
 _MARK = "TRAINING_UNDER_TEST"
 """Environment variable by which the processes of a run are found."""
@@ -44,18 +44,30 @@ TEST_SAMPLES = 359
 class Mode:
     """Strategy of training, and the ranks that are killed in turn, by what they do.
 
-    `same_bits` is True where a restart on as many ranks must end with the bits of an undisturbed run.
+    Attributes
+    ----------
+    same_bits
+        True where a restart on as many ranks must end with the bits of an undisturbed run.
+    in_one_job
+        True where the other ranks go on in the same job.
     """
 
     options: tuple[str, ...]
     victims: dict[str, int]
     same_bits: bool
+    in_one_job: bool = False
+
+    @property
+    def interval(self) -> int:
+        """Largest number of steps that a kill may cost."""
+        return 1 if self.in_one_job else INTERVAL
 
 
 MODES = {
     "sync": Mode((), {"worker": 1, "rank 0": 0}, True),
     "shard": Mode(("--strategy", "sharded"), {"worker": 2, "rank 0": 0}, True),
     "ps": Mode(("--strategy", "parameter_server"), {"worker": 1, "server": 2, "rank 0": 0}, False),
+    "shrink": Mode(("--on-failure", "shrink"), {"worker": 1, "rank 0": 0}, False, in_one_job=True),
 }
 SIZE = 3
 
@@ -127,7 +139,8 @@ def undisturbed(mode: str, folder: Path, count: int) -> Undisturbed:
 def _command(mode: str, folder: Path) -> list[str]:
     (folder / "log").mkdir(parents=True)
     outputs = ("--checkpoint", str(folder / "run"), "--json", str(folder / "result.json"))
-    return launch.command(SIZE, [*PROGRAM, *COMMON, *MODES[mode].options, *outputs])
+    words = launch.command(SIZE, [*PROGRAM, *COMMON, *MODES[mode].options, *outputs])
+    return [words[0], *("--with-ft", "ulfm") * MODES[mode].in_one_job, *words[1:]]
 
 
 def _environment(folder: Path, token: str) -> dict[str, str]:
@@ -147,7 +160,8 @@ def disturbed(mode: str, victims: Sequence[str], folder: Path, seed: int, known:
     with (folder / "output").open("w") as output:
         job = subprocess.Popen(command, env=_environment(folder, token), stdout=output, stderr=subprocess.STDOUT)
         try:
-            _kill_in_turn(run, job, token, victims, dice, folder)
+            kill = _kill_in_one_job if MODES[mode].in_one_job else _kill_in_turn
+            kill(run, job, token, victims, dice, folder)
             run.status = job.wait(_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             run.problems.append(f"it did not end within {_DEADLINE_SECONDS:g} s")
@@ -179,6 +193,29 @@ def _kill_in_turn(
         except ProcessLookupError:
             return
         run.kills.append({"victim": victim, "rank": rank, "phase": moment.phase, "at_step": reached})
+
+
+def _kill_in_one_job(
+    run: KilledRun, job: subprocess.Popen[bytes], token: str, victims: Sequence[str], dice: random.Random, folder: Path
+) -> None:
+    """Kill each victim once, after steps of the same job, perhaps while the others still recover from a kill before."""
+    chosen = list(dict.fromkeys(victims))
+    moments = sorted((dice.random() * STEPS, dice.random() * _PHASES["steps"][1]) for _ in chosen)
+    seen: set[int] = set()
+    if _new_rank(job, token, 0, seen) is None:
+        return
+    processes, log = {rank: process for process, rank in _ranks(token)}, StartLog(folder / "log")
+    for victim, (step, delay) in zip(chosen, moments, strict=True):
+        rank = MODES[run.mode].victims[victim]
+        while log.read()[1] < step:
+            if job.poll() is not None or rank not in processes:
+                return
+            time.sleep(_POLL_SECONDS)
+        time.sleep(delay)
+        reached = log.read()[1]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(processes[rank], signal.SIGKILL)
+            run.kills.append({"victim": victim, "rank": rank, "phase": "steps", "at_step": reached})
 
 
 class StartLog:
@@ -258,8 +295,9 @@ def judge(run: KilledRun, folder: Path, known: Undisturbed) -> None:
     """Check every statement, and add those that do not hold to the run's problems."""
     log, report = read_log(folder / "log"), folder / "report.json"
     run.lost = [reached - first for (_, reached), (first, _) in itertools.pairwise(log)]
-    if worst := max([lost for lost in run.lost if lost > INTERVAL], default=0):
-        run.problems.append(f"{worst} steps were lost, and checkpoints are {INTERVAL} steps apart")
+    allowed, in_one_job = MODES[run.mode].interval, MODES[run.mode].in_one_job
+    if worst := max([lost for lost in run.lost if lost > allowed], default=0):
+        run.problems.append(f"{worst} steps were lost by one kill, which may cost {allowed}")
     if run.status:
         run.problems.append(f"it ended with status {run.status}")
     if report.exists():
@@ -269,7 +307,7 @@ def judge(run: KilledRun, folder: Path, known: Undisturbed) -> None:
         run.problems.append(
             f"a start took {run.slowest_seconds:.1f} s: the other ranks went on waiting for the dead one"
         )
-    if run.starts > 1 + len(run.kills):
+    if run.starts > 1 + len(run.kills) * (not in_one_job):
         run.problems.append(f"{run.starts} starts after {len(run.kills)} kills: a start failed that was not disturbed")
     if run.status == 0:
         _judge_result(run, json.loads((folder / "result.json").read_text()), known)
@@ -280,5 +318,7 @@ def _judge_result(run: KilledRun, result: dict[str, Any], known: Undisturbed) ->
     low, high = min(known.accuracies) - known.noise, max(known.accuracies) + known.noise
     if not low <= result["test_accuracy"] <= high:
         run.problems.append(f"the accuracy is {run.accuracy:.4f}; without kills it is {known.accuracies}")
+    if MODES[run.mode].in_one_job and result["lost_ranks"] != len(run.kills):
+        run.problems.append(f"{result['lost_ranks']} ranks were found dead after {len(run.kills)} kills")
     if MODES[run.mode].same_bits and result["parameters_sha256"] not in known.digests:
         run.problems.append("the parameters are not those of a run without kills, bit for bit")

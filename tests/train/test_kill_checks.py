@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kills.killed_run import INTERVAL, KilledRun, Undisturbed, judge
-from tests.kills.logged_training import read_log
+from tests.kills.step_log import read_log
 
 KNOWN = Undisturbed((0.97,), frozenset({"ab"}))
 
@@ -36,7 +36,7 @@ def test_a_run_that_keeps_everything_has_no_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"starts": ((0, 70), (60 - INTERVAL, 240))}, "30 steps were lost"),
+        ({"starts": ((0, 70), (60 - INTERVAL, 240))}, "30 steps were lost by one kill, which may cost 20"),
         ({"starts": ((0, 70), (60, 100), (100, 240))}, "3 starts after 1 kills"),
         ({"status": 3}, "status 3"),
         ({"seconds": 62.0}, "waiting for the dead one"),
