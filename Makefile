@@ -37,7 +37,7 @@ train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 # Under the second library: what the library has a part in. `make test-all` leaves nothing out.
 ALIKE = compression training asynchronous $(addprefix test_, $(addsuffix .py, alltoallw argument_forms deploy jit \
     known_calls program_profile search shared shared_array_collectives shared_stress single_copy tuning))
-BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance mixture settings wrong_programs wrong_programs_shared))
+BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance kills mixture settings wrong_programs wrong_programs_shared))
 
 test: check  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
 	$(MAKE) MPI=mpich test-serial test-mpi test-system SYSTEM="tests/system --ignore tests/system/test_conformance.py"

@@ -1,18 +1,31 @@
-"""A parameter server that is killed: the supervisor starts the job again, and nothing that was promised is broken."""
+"""Ranks that are killed: the supervisor starts the job again, or the others go on, and no promise is broken."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests import extent
 from tests.kills.killed_run import Undisturbed, disturbed
 
-ACCURACY = 0.97
-"""About the accuracy of each run of this mode; the bits differ from run to run."""
+KNOWN = Undisturbed((0.97,), frozenset())
+"""About the accuracy of each run; the bits differ from run to run."""
 
 
+@pytest.mark.skipif(extent.SECOND_LIBRARY and not extent.ALL, reason="the supervisor is the same")
 def test_a_supervised_run_survives_its_server(tmp_path: Path) -> None:
-    run = disturbed("ps", ["server"], tmp_path, 7, Undisturbed((ACCURACY,), frozenset()))
+    run = disturbed("ps", ["server"], tmp_path, 7, KNOWN)
     assert run.problems == [], (tmp_path / "output").read_text()
     assert [kill["victim"] for kill in run.kills] == ["server"]
     assert run.kills[0]["at_step"] > 0
     assert run.starts == 2
+
+
+@pytest.mark.skipif(not extent.SECOND_LIBRARY, reason="only Open MPI goes on without dead ranks")
+def test_a_run_goes_on_in_the_same_job_without_two_dead_ranks(tmp_path: Path) -> None:
+    run = disturbed("shrink", ["rank 0", "worker"], tmp_path, 7, KNOWN)
+    assert run.problems == [], (tmp_path / "output").read_text()
+    assert [kill["victim"] for kill in run.kills] == ["rank 0", "worker"]
+    assert run.starts == 1
+    assert "1 of 3 ranks died; the others go on after step " in (tmp_path / "output").read_text()

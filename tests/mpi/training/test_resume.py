@@ -107,7 +107,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({**SYNCHRONOUS, "backup": 1}, {"backup": 0}),
     ({**SYNCHRONOUS, "backup": 1}, {"backup": 0, "staleness": None}),
     ({**SYNCHRONOUS, "backup": 1}, {"servers": 2}),
-    (SERVED, {"damping": True, "on_silence": "drop"}),
+    (SERVED, {"damping": True, "on_silence": "drop", "on_failure": "end"}),
 ]
 """What a run begins with, and what differs when it goes on."""
 
