@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.comm import Intracomm
 from mpicoll.errors import MpicollError
 from mpicoll.torch.group_backend import GroupBackend
 from mpicoll.torch.group_work import CallQueue, EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
+from mpicoll.torch.tensor_memory import checked_dtype
 
 NAME = "mpicoll"
 DONE = EndedWork()
@@ -141,10 +143,11 @@ class BaseGroup(dist.ProcessGroup):
         if op is None:
             return False
         try:
-            array = tensor.numpy() if tensor.is_contiguous() else None
-        except (RuntimeError, TypeError):  # it has a gradient, lies on another device, ...
+            dtype = checked_dtype(tensor)
+        except (TypeError, ValueError):  # it lies on another device, is not contiguous, ...
             return False
-        if array is None or not self._queue.begin():
+        array = view_at(tensor.data_ptr(), tensor.numel(), dtype)  # the caller keeps the tensor alive
+        if not self._queue.begin():
             return False
         try:
             self._comm.Allreduce(MPI.IN_PLACE, array, op)

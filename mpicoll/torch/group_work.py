@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -76,16 +77,31 @@ class PendingWork(dist.Work):
         self._error: BaseException | None = None
         self._has_ended = False
         self._future: Any = None
+        self._unsettled: Any = None
         self._state = threading.Lock()
         self._until_end = threading.Lock()
         self._until_end.acquire()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that the call has ended, with an error or without."""
+        """Note that the call has ended, with an error or without, and settle its future."""
+        self.note_end(error)
+        self.settle()
+
+    def note_end(self, error: BaseException | None = None) -> None:
+        """Note that the call has ended; :meth:`settle` must follow."""
         with self._state:
             self._error, self._has_ended = error, True
-            future = self._future
+            self._unsettled = self._future
         self._until_end.release()
+
+    @property
+    def has_unsettled_future(self) -> bool:
+        """Whether somebody asked for the future before the call ended, and it has no result yet."""
+        return self._unsettled is not None
+
+    def settle(self) -> None:
+        """Give the future its result, if somebody asked for it before the call ended; callbacks run in here."""
+        future, self._unsettled = self._unsettled, None
         if future is not None:
             self._settle(future)
 
@@ -174,7 +190,7 @@ class QueuedWork(PendingWork):
         self._call: Callable[[], None] | None = call
 
     def execute(self) -> None:
-        """Make the call."""
+        """Make the call; :meth:`settle` must follow."""
         call, self._call = self._call, None
         error = None
         try:
@@ -182,7 +198,7 @@ class QueuedWork(PendingWork):
             call()
         except BaseException as caught:  # raised where the caller waits
             error = caught
-        self.end(error)
+        self.note_end(error)
 
     def _await(self, seconds: float) -> None:
         """Wait; without a deadline, make calls of the queue in this thread if its worker has not begun."""
@@ -197,18 +213,23 @@ class CallQueue:
     worker, a thread that is started for the first of them; where the MPI library does not allow several threads, they
     run at once and block.
 
+    Callbacks of a call's future run when the next call may begin already, so that they may wait for calls of the same
+    queue. Another worker is there for these: threads are as many as callbacks that wait for each other, and one more.
+
     Parameters
     ----------
     name
-        The worker's name.
+        The workers' name.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._turn = threading.Lock()  # held while a call runs
         self._waiting: deque[QueuedWork] = deque()
-        self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each call that was put, to wake the worker
-        self._worker: threading.Thread | None = None
+        self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each call that was put, to wake a worker
+        self._workers: list[threading.Thread] = []
+        self._busy = 0  # workers in callbacks
+        self._state = threading.Lock()  # guards these two
         self._has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def run(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
@@ -240,41 +261,69 @@ class CallQueue:
         work = QueuedWork(self, what, outputs, call)
         if not self._has_threads:
             work.execute()
+            work.settle()
             return work
-        if self._worker is None:
+        if not self._workers:
             self._start()
         self._waiting.append(work)
         self._tokens.put(True)
         return work
 
     def _start(self) -> None:
-        self._worker = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._worker.start()
+        worker = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._workers.append(worker)
+        worker.start()
 
     def _work(self) -> None:
         while self._tokens.get():
-            with self._turn:
-                self._execute_next()
+            self._make_next()
 
-    def _execute_next(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().execute()
+    def _make_next(self) -> None:
+        """Make the next call, and settle its work: no reference to it is left in the waiting worker."""
+        with self._turn:
+            work = self._execute_next()
+        if work is not None and work.has_unsettled_future:
+            self._settle(work)
+
+    def _execute_next(self) -> QueuedWork | None:
+        """Make the next call, if there is one, and return its work, which is to be settled."""
+        if not self._waiting:
+            return None
+        work = self._waiting.popleft()
+        work.execute()
+        return work
+
+    def _settle(self, work: QueuedWork) -> None:
+        """Settle a work in a worker, with another one that makes calls meanwhile."""
+        with self._state:
+            self._busy += 1
+            if self._busy == len(self._workers):
+                self._start()
+        work.settle()
+        with self._state:
+            self._busy -= 1
 
     def help_until(self, work: QueuedWork) -> bool:
-        """Make waiting calls until `work` has ended; return False, having done nothing, if another thread does so."""
-        if not self._turn.acquire(blocking=False):
-            return False
-        try:
-            while self._waiting and not work.is_completed():
-                self._execute_next()
-        finally:
-            self._turn.release()
-        return work.is_completed()
+        """Make waiting calls until `work` has ended; return False if another thread makes it."""
+        while not work.is_completed():
+            if not self._turn.acquire(blocking=False):
+                return False
+            try:
+                made = self._execute_next()
+            finally:
+                self._turn.release()
+            if made is None:
+                return work.is_completed()
+            made.settle()
+        return True
 
     def close(self, seconds: float) -> None:
-        """Stop the worker after the calls that wait; return after `seconds` at the latest."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
+        """Stop the workers after the calls that wait; return after `seconds` at the latest."""
+        with self._state:
+            workers, self._workers = self._workers, []
+        until = time.monotonic() + seconds
+        for _ in workers:
             self._tokens.put(False)
+        for worker in workers:
             if worker is not threading.current_thread():
-                worker.join(seconds)
+                worker.join(max(until - time.monotonic(), 0.0))

@@ -14,14 +14,17 @@ import torch.distributed as dist
 
 from mpicoll.shared_memory import numpy_allocator
 
-_CARRIERS = {torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16))}
-"""Element types that PyTorch does not hand to NumPy: a type of equal size, and what NumPy takes it for."""
-_BYTES = tuple(
-    getattr(torch, name)
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-)
-"""Element types that can be moved only."""
+_MOVED_ONLY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+"""Element types that NumPy does not have, and whose tensors can only be moved."""
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    **{getattr(torch, name): np.dtype(name) for name in (
+        "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64", "complex64", "complex128",
+    )},
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    **{getattr(torch, name): np.dtype(np.uint8) for name in _MOVED_ONLY if hasattr(torch, name)},
+}  # fmt: skip
+"""Elements that NumPy takes those of a tensor for."""
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
@@ -85,44 +88,52 @@ def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     return shape
 
 
+class _Exporter:
+    """Owner of the memory of an array that lies in a tensor.
+
+    ``tensor.numpy()`` would do, but marks the storage: it cannot be resized from then on, which
+    ``FullyShardedDataParallel`` does with its parameters in every step.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        place = tensor.data_ptr(), False
+        self.__array_interface__ = {"data": place, "shape": tensor.shape, "typestr": dtype.str, "version": 3}
+
+
 def memory(tensor: torch.Tensor) -> np.ndarray:
-    """Return the memory of a contiguous tensor as an array of its shape.
+    """Return the memory of a contiguous tensor as an array of its shape, which keeps the tensor alive.
 
     Raises
     ------
     ValueError
         If the tensor is not on the CPU, or not contiguous.
     TypeError
-        If NumPy has no such elements.
+        If NumPy has no such elements, or the tensor is not dense.
     """
-    try:
-        array: np.ndarray = tensor.numpy()
-    except (RuntimeError, TypeError):
-        array = _memory(tensor)
-    if not array.flags.c_contiguous:
-        raise ValueError(f"tensor: of shape {tuple(tensor.shape)} and strides {tensor.stride()}, it is not contiguous")
-    return array
+    dtype = checked_dtype(tensor)
+    array = np.asarray(_Exporter(tensor, dtype))
+    return array if array.dtype is dtype else array.view(dtype)
 
 
-def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """Return the memory of a tensor that PyTorch does not hand to NumPy as it is."""
-    check_dense(tensor)
-    plain = tensor.detach()
-    if plain.dtype in _CARRIERS:
-        carrier, dtype = _CARRIERS[plain.dtype]
-        carried: np.ndarray = plain.view(carrier).numpy()
-        return carried.view(dtype)
-    if plain.dtype in _BYTES:
-        return np.asarray(plain.view(torch.uint8).numpy())
-    try:
-        return np.asarray(plain.numpy())
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(f"tensor: elements of {tensor.dtype} cannot be communicated: {error}") from error
+def checked_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
+    """Return the element type that NumPy takes a contiguous tensor's for; raise as :func:`memory` does."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        check_dense(tensor)
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise TypeError(f"tensor: elements of {tensor.dtype} cannot be communicated")
+    if not is_plain(tensor):
+        kind = "it is a conjugate or negative view" if tensor.is_contiguous() else "it is not contiguous"
+        raise ValueError(f"tensor: of shape {tuple(tensor.shape)} and strides {tensor.stride()}, {kind}")
+    return dtype
 
 
 def check_dense(tensor: torch.Tensor) -> None:
     """Raise ValueError unless a tensor lies in the memory of the CPU, and TypeError unless it is dense."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(f"tensor: it is on {tensor.device}; the backend mpicoll takes tensors of the CPU")
     if tensor.layout != torch.strided:
         raise TypeError(f"tensor: its layout is {tensor.layout}; this call takes dense tensors only")
@@ -135,13 +146,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def readable(tensor: torch.Tensor) -> np.ndarray:
     """Return the elements of a tensor as a contiguous array; a copy if it is not contiguous."""
-    try:
-        array: np.ndarray = tensor.numpy()
-        if array.flags.c_contiguous:
-            return array
-    except (RuntimeError, TypeError):
-        check_dense(tensor)
-    return memory(plain_copy(tensor) if not is_plain(tensor) else tensor)
+    check_dense(tensor)
+    return memory(tensor if is_plain(tensor) else plain_copy(tensor))
 
 
 def plain_copy(tensor: torch.Tensor) -> torch.Tensor:

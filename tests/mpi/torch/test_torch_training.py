@@ -137,6 +137,29 @@ def test_fsdp_trains_as_one_rank_does(world: Any) -> None:
 SPECS = [name if name != "topk" else "topk:0.2" for name in mpicoll.compression.names()]
 
 
+def test_fsdp_with_flat_parameters_trains_as_one_rank_does(world: Any) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    network = FullyShardedDataParallel(
+        model(), process_group=world, device_id=torch.device("cpu"), use_orig_params=True
+    )  # resizes the storage of its parameters before and after each pass
+    train(network, world.rank(), world.size())
+    with FullyShardedDataParallel.summon_full_params(network):
+        assert_same(network.module, alone(world.size()))
+
+
+def test_the_hook_of_powersgd_that_pytorch_has(pg: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    network = DistributedDataParallel(model(), process_group=pg)
+    state = powerSGD_hook.PowerSGDState(pg, matrix_approximation_rank=64, start_powerSGD_iter=2,
+                                        min_compression_rate=0.01)  # fmt: skip
+    network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # its callbacks wait for further calls
+    train(network, pg.rank(), pg.size())
+    assert_same_on_all_ranks(pg, network)
+    assert_same(network.module, alone(pg.size()), 1e-3)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_hooks_with_every_compressor(pg: Any, spec: str) -> None:
     network = DistributedDataParallel(model(), process_group=pg)

@@ -56,6 +56,26 @@ def test_futures(pg: Any) -> None:
     assert work.get_future().wait()[0] is tensor
 
 
+def test_callbacks_may_wait_for_further_calls(pg: Any) -> None:
+    size = pg.size()
+
+    def reduce_again(done: Any) -> torch.Tensor:
+        (tensor,) = done.value()
+        return dist.all_reduce(tensor, group=pg, async_op=True).get_future().wait()[0]
+
+    def and_again(done: Any) -> torch.Tensor:
+        tensor = done.value()
+        inner = dist.all_reduce(tensor, group=pg, async_op=True).get_future()
+        return inner.then(reduce_again).wait()
+
+    for count in (1, 10_000):
+        future = dist.all_reduce(torch.ones(count), group=pg, async_op=True).get_future()
+        assert (future.then(reduce_again).then(and_again).wait() == size**4).all()
+        blocking = torch.ones(count)
+        dist.all_reduce(blocking, group=pg)
+        assert (blocking == size).all()
+
+
 def test_an_argument_that_is_wrong_on_all_ranks(pg: Any) -> None:
     with pytest.raises(ValueError, match=r"op: MAX is not defined on tensors of torch\.complex64"):
         pg.allreduce([torch.ones(2, dtype=torch.complex64)], _options(dist.ReduceOp.MAX))
