@@ -128,7 +128,7 @@ class Outputs(NamedTuple):
 
 
 def _train_on(
-    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, outputs: Outputs | None, observer: Observer, make: MakeLoop,
+    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, outputs: Outputs, observer: Observer, make: MakeLoop,
     stack: contextlib.ExitStack,
 ) -> tuple[dict[str, Any], MPI.Intracomm, Loop]:  # fmt: skip
     """Train to the end, with ``--on-failure shrink`` also without ranks that die on the way.
@@ -136,13 +136,14 @@ def _train_on(
     Returns the results, and the communicator and the loop of the ranks that are left.
     """
     size = comm.Get_size()
+    opened: Outputs | None = outputs
     while True:
         try:
             with contextlib.ExitStack() as reports:
-                outputs = outputs or _open_outputs(config, comm, stack)
+                opened = opened or _open_outputs(config, comm, stack)
                 observer.began(loop)
-                told = _reports(config, comm, loop, outputs.events, observer, reports)
-                result = _train(config, comm, loop, [*told, outputs.saver])
+                told = _reports(config, comm, loop, opened.events, observer, reports)
+                result = _train(config, comm, loop, [*told, opened.saver])
                 if config.on_failure == rank_failures.SHRINK:
                     rank_failures.wait_for_all(comm)
             return {**result, "lost_ranks": size - comm.Get_size()}, comm, loop
@@ -150,9 +151,9 @@ def _train_on(
             if not rank_failures.can_go_on(config, comm, error):
                 raise
             before, (comm, loop) = comm, rank_failures.go_on(config, comm, loop, error, make)
-        if outputs is not None:
-            outputs.saver.close()
-        outputs = None
+        if opened is not None:
+            opened.saver.close()
+        opened = None
         if comm.Get_rank() == 0:
             lost, left, step = before.Get_size() - comm.Get_size(), comm.Get_size(), loop.first_step
             run_report.complain(f"{lost} of {lost + left} ranks died; the others go on after step {step}")

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from mpicoll.quantities import positive
 from tests import extent
 from tests.kills.killed_run import INTERVAL, MODES, KilledRun, disturbed, undisturbed
 
@@ -36,12 +37,6 @@ _RUNS_WITHOUT_KILLS = {True: 1, False: 3}
 """Runs that tell a mode's accuracy, by whether all of its runs end with the same bits."""
 _FRUITLESS = 10
 """Runs in a row that ended before their first kill, after which the harness gives up."""
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 def _default_modes() -> list[str]:
@@ -53,7 +48,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=_positive, default=50, metavar="N", help="number of kills (default: 50)")
+    parser.add_argument("--kills", type=positive, default=50, metavar="N", help="number of kills (default: 50)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=_default_modes(),
                         help="modes (default: all; shrink only under Open MPI)")  # fmt: skip
     parser.add_argument("--seed", type=int, help="decides victims and moments (default: another one each time)")
