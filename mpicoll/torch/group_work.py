@@ -96,7 +96,7 @@ class PendingWork(dist.Work):
 
     @property
     def has_unsettled_future(self) -> bool:
-        """Whether somebody asked for the future before the call ended, and it has no result yet."""
+        """True if somebody asked for the future before the call ended, and it has no result yet."""
         return self._unsettled is not None
 
     def settle(self) -> None:
