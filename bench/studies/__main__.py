@@ -2,7 +2,7 @@
 
 ``python -m bench.studies`` takes the runs that are not finished yet, and writes a page and a plot for each study. Each
 finished run is in ``NAME.jsonl``, and is never repeated; an interrupted study goes on with the same command. Two hours
-on two cores; ``--quick`` takes runs of three steps, to see that they work.
+on two cores; ``--quick`` takes runs of three steps, or of one epoch, to see that they work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.studies import batch_size, compressor_choice, link_rates, slow_workers, synchronisation
+from bench.studies import batch_size, compressor_choice, distilled_students, link_rates, slow_workers, synchronisation
 from bench.studies.run_scheduler import planned, run_all
 from bench.studies.study_definition import Study
 from bench.studies.study_pages import draw, method_page, outcomes_of, page_of
@@ -27,6 +27,7 @@ STUDIES: dict[str, Study] = {
         compressor_choice.STUDY,
         link_rates.STUDY,
         slow_workers.STUDY,
+        distilled_students.STUDY,
     )
 }
 _FOLDER, _QUICK_FOLDER = Path("docs", "studies"), Path("build", "quick-studies")

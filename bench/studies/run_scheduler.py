@@ -12,6 +12,7 @@ from pathlib import Path
 from bench import launch
 from bench.cluster import EmulatedCluster, unavailable
 from bench.namespaces import NamespaceError
+from bench.studies import distillation_task
 from bench.studies.study_definition import Study
 from bench.studies.study_runs import StudyError, StudyRun, load, write_runs
 
@@ -30,6 +31,7 @@ def planned(study: Study, seeds: int, results: Path, *, quick: bool) -> list[Stu
         True for runs of three steps, to see that they work.
     """
     runs = [_shortened(run, quick) for seed in range(seeds) for run in study.runs(seed)]
+    runs = list({run.key: run for run in runs}.values())  # short ones may be equal
     if study.follow is None:
         return runs
     known = load(results)
@@ -38,8 +40,11 @@ def planned(study: Study, seeds: int, results: Path, *, quick: bool) -> list[Stu
 
 
 def _shortened(run: StudyRun, quick: bool) -> StudyRun:
-    options = {**run.options, "steps": _QUICK_STEPS, "warmup": 0} if quick else run.options
-    return replace(run, options=options)
+    if not quick:
+        return run
+    if run.variant in distillation_task.VARIANTS:
+        return replace(run, options={**run.options, "epochs": 1})
+    return replace(run, options={**run.options, "steps": _QUICK_STEPS, "warmup": 0})
 
 
 def pending(runs: Sequence[StudyRun], results: Path) -> list[StudyRun]:

@@ -14,17 +14,19 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault(name, "1")
     from mpi4py import MPI
 
+    from bench.studies import distillation_task, study_task
     from bench.studies.study_runs import append, read_runs
-    from bench.studies.study_task import execute
 
     runs, results = read_runs(Path(argv[0])), Path(argv[1])
     for number, run in enumerate(runs, 1):
-        outcome = execute(run, MPI.COMM_WORLD)
+        task = distillation_task if run.variant in distillation_task.VARIANTS else study_task
+        outcome = task.execute(run, MPI.COMM_WORLD)
         if MPI.COMM_WORLD.rank == 0:
             append(results, outcome)
             found = "diverged" if outcome.diverged else f"{outcome.accuracy:.2%}"
+            took = f", {outcome.seconds:.1f} s" if outcome.seconds else ""
             where = " ".join(part for part in (run.variant, run.group) if part)
-            sys.stdout.write(f"  {number}/{len(runs)} {where}, seed {run.seed}: {found}, {outcome.seconds:.1f} s\n")
+            sys.stdout.write(f"  {number}/{len(runs)} {where}, seed {run.seed}: {found}{took}\n")
             sys.stdout.flush()
     return 0
 

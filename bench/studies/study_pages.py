@@ -70,6 +70,7 @@ looks unless `--output` names another folder. {{ref}}`cmd-studies` has all optio
 All studies train on *clouds*: {TRAIN} training samples and {TEST} test samples with 32 features in ten classes of eight
 Gaussian clouds each, of which logistic regression gets half right. The samples are the same for all seeds; a seed
 chooses initial weights and the order of samples. One test sample is {100 / TEST:g} percentage points.
+{{doc}}`distillation` has other tasks, too.
 
 ## Numbers
 

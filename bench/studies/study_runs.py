@@ -78,6 +78,10 @@ class StudyOutcome:
         Test accuracy of each rank's replica after the last step.
     late
         Mean number of updates by which gradients were late; None in synchronous training.
+    validation
+        Accuracy on validation samples, by which settings are chosen; None where none are.
+    parameters
+        Number of the model's parameters; 0 where it is not of interest.
     """
 
     run: StudyRun
@@ -91,6 +95,8 @@ class StudyOutcome:
     distances: list[list[float]] = field(default_factory=list)
     replicas: list[float] = field(default_factory=list)
     late: float | None = None
+    validation: float | None = None
+    parameters: int = 0
 
 
 def write_runs(path: Path, runs: Iterable[StudyRun]) -> None:

@@ -3,14 +3,19 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
 from bench.studies import __main__ as command
-from bench.studies import compressor_choice, link_rates
+from bench.studies import compressor_choice, distillation_task, distilled_students, link_rates
+from bench.studies.distillation_task import ALONE, DISTILLED, TEACHER
 from bench.studies.run_scheduler import pending, planned, run_all
 from bench.studies.study_definition import accuracy_cell, median_curve
 from bench.studies.study_pages import draw, method_page, outcomes_of, page_of
 from bench.studies.study_runs import CHANCE, StudyError, StudyOutcome, StudyRun, append, load, read_runs, write_runs
+from mpicoll import Intracomm
+from mpicoll.data.datasets import load as load_samples
 from mpicoll.train.config import MODES, OPTIMIZERS, TrainConfig
 from tests.test_layers import REPOSITORY
 
@@ -88,7 +93,7 @@ def test_finished_runs_are_not_repeated(tmp_path, monkeypatch):
     assert pending([changed], path) == [changed]
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "distillation"])
 def test_runs_are_runs_of_the_trainer(name):
     runs = STUDIES[name].runs(3)
     assert len({run.key for run in runs}) == len(runs) > 3
@@ -113,6 +118,64 @@ def test_steps_at_equal_bytes_follow_from_the_first_seed(tmp_path):
     steps = {(run.variant == "dense"): run.options["steps"] for run in follow}
     assert steps == {True: compressor_choice.DENSE_STEPS, False: 10 * compressor_choice.DENSE_STEPS}
     assert all(run.options["epochs"] * 128 >= run.options["steps"] for run in follow)
+
+
+def test_students_have_equal_choices(tmp_path):
+    runs = STUDIES["distillation"].runs(3)
+    for group in distilled_students.TASKS:
+        own = [run for run in runs if run.group == group]
+        by_variant = {name: [run.options for run in own if run.variant == name] for name in distillation_task.VARIANTS}
+        assert len(by_variant[TEACHER]) == 1
+        decays = {name: {each["weight_decay"] for each in by_variant[name]} for name in (ALONE, DISTILLED)}
+        assert decays[ALONE] == decays[DISTILLED] == set(distilled_students.DECAYS)
+        assert max(each["epochs"] for each in by_variant[ALONE]) > max(each["epochs"] for each in by_variant[DISTILLED])
+        assert len({run.key for run in own}) == len(own)
+    quick = planned(STUDIES["distillation"], 1, tmp_path / "none", quick=True)
+    assert {run.options["epochs"] for run in quick} == {1}
+    assert len({run.key for run in quick}) == len(quick)
+
+
+def student(variant, decay, seed, validation, test):
+    options = {"weight_decay": decay, "alpha": 0.9 if variant == DISTILLED else 0.0, "temperature": 2, "epochs": 9}
+    run = StudyRun(variant, "digits", seed, 2, options)
+    return StudyOutcome(run, accuracy=test, validation=validation, parameters=100 if variant == TEACHER else 20)
+
+
+STUDENTS = [
+    *(student(TEACHER, 0.0, seed, 0.97, 0.96) for seed in (0, 1)),
+    *(student(ALONE, 0.1, seed, 0.90, 0.90) for seed in (0, 1)),
+    student(DISTILLED, 0.1, 0, 0.91, 0.99),
+    student(DISTILLED, 0.1, 1, 0.91, 0.99),
+    student(DISTILLED, 0.2, 1, 0.99, 0.93),
+    student(DISTILLED, 0.2, 0, 0.89, 0.91),
+]
+
+
+def test_settings_of_students_are_chosen_by_all_seeds_and_not_by_test_samples():
+    found = distilled_students.best(STUDENTS, DISTILLED, "digits")
+    assert [(each.run.options["weight_decay"], each.run.seed) for each in found] == [(0.2, 0), (0.2, 1)]
+
+
+def test_gains_of_students_are_those_of_equal_seeds():
+    assert distilled_students.gains(STUDENTS, "digits") == [pytest.approx(1.0), pytest.approx(3.0)]
+    lines = "\n".join(distilled_students.tables(STUDENTS))
+    assert "92.00 [91.00, 93.00]" in lines
+    assert "+2.00 [+1.00, +3.00]" in lines
+    assert "T = 2, weight 0.9, weight decay 0.2, 9 epochs" in lines
+
+
+def test_no_sample_of_a_student_is_in_two_parts():
+    whole = load_samples(TrainConfig(dataset="digits", seed=3), Intracomm(MPI.COMM_SELF))
+    fit, validation = distillation_task.divided(whole, 3)
+
+    def rows(samples):
+        x, _ = samples.batch(np.arange(samples.count))
+        return [row.tobytes() for row in x]
+
+    parts = [rows(part) for part in (fit.train, validation.test, whole.test)]
+    assert sorted(parts[0] + parts[1]) == sorted(rows(whole.train))
+    assert fit.test is whole.test
+    assert len(parts[1]) == round(0.25 * whole.train.count)
 
 
 def test_quick_runs_are_short_and_have_keys_of_their_own(tmp_path):
