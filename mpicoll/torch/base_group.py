@@ -14,8 +14,9 @@ from mpi4py import MPI
 from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.comm import Intracomm
 from mpicoll.errors import MpicollError
+from mpicoll.torch.call_queue import CallQueue
 from mpicoll.torch.group_backend import GroupBackend
-from mpicoll.torch.group_work import CallQueue, EndedWork
+from mpicoll.torch.group_work import EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
 from mpicoll.torch.tensor_memory import checked_dtype

@@ -11,7 +11,7 @@ import torch
 
 from mpicoll.compression import Compressor, ErrorFeedback, compressor
 from mpicoll.torch import tensor_communicator as communicator
-from mpicoll.torch.group_work import QueuedWork
+from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.tensor_memory import empty
 from mpicoll.torch.uneven_inputs import Attendance
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
-from mpicoll.torch.group_work import CallQueue
+from mpicoll.torch.call_queue import CallQueue
 from mpicoll.torch.process_group import ProcessGroup
 
 _SECONDS = 1800.0

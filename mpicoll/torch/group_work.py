@@ -1,18 +1,15 @@
-"""Work objects of ``torch.distributed``: calls that have ended, and calls that the queue of a group makes."""
+"""Work objects of ``torch.distributed``: calls that have ended, and calls that end at some time."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout
 
@@ -94,16 +91,20 @@ class PendingWork(dist.Work):
             self._unsettled = self._future
         self._until_end.release()
 
-    @property
-    def has_unsettled_future(self) -> bool:
-        """True if somebody asked for the future before the call ended, and it has no result yet."""
-        return self._unsettled is not None
+    def settle(self, around_callbacks: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        """Give the future its result, if somebody asked for it before the call ended; callbacks run in here.
 
-    def settle(self) -> None:
-        """Give the future its result, if somebody asked for it before the call ended; callbacks run in here."""
-        future, self._unsettled = self._unsettled, None
-        if future is not None:
-            self._settle(future)
+        Parameters
+        ----------
+        around_callbacks
+            Function that returns the context in which callbacks run; it is not called if there are none.
+        """
+        with self._state:
+            future, self._unsettled = self._unsettled, None
+            if future is None or not future.has_callbacks:
+                return self._settle(future)
+        with around_callbacks():
+            return self._settle(future)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call has ended; return True.
@@ -157,7 +158,7 @@ class PendingWork(dist.Work):
         with self._state:
             ended = self._has_ended
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = _Future(self._state)
                 fresh = True
             else:
                 fresh = False
@@ -166,6 +167,8 @@ class PendingWork(dist.Work):
         return self._future
 
     def _settle(self, future: Any) -> None:
+        if future is None:
+            return
         if self._error is None:
             future.set_result(self._outputs)
         elif isinstance(self._error, Exception):
@@ -174,156 +177,37 @@ class PendingWork(dist.Work):
             future.set_exception(RuntimeError(f"{self.what}: {self._error!r}"))
 
 
+class _Future(torch.futures.Future):
+    """A future that notes that it has callbacks in Python, which may wait for other calls.
+
+    Parameters
+    ----------
+    state
+        Lock that is held while the future gets its result if it has none.
+    """
+
+    def __init__(self, state: threading.Lock) -> None:
+        super().__init__()
+        self._state = state
+        self.has_callbacks = False
+
+    def then(self, callback: Callable[..., Any]) -> Any:
+        """Add a callback; return a future that gets what it returns."""
+        self._note_callback()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[..., None]) -> None:
+        """Add a callback."""
+        self._note_callback()
+        super().add_done_callback(callback)
+
+    def _note_callback(self) -> None:
+        with self._state:
+            self.has_callbacks = True
+
+
 def flat(outputs: Any) -> list[torch.Tensor]:
     """Return the tensors in lists of lists as one list."""
     if isinstance(outputs, torch.Tensor):
         return [outputs]
     return [tensor for each in outputs for tensor in flat(each)]
-
-
-class QueuedWork(PendingWork):
-    """A call in the queue of a group."""
-
-    def __init__(self, queue: CallQueue, what: str, outputs: Any, call: Callable[[], None]) -> None:
-        super().__init__(what, outputs)
-        self._queue = queue
-        self._call: Callable[[], None] | None = call
-
-    def execute(self) -> None:
-        """Make the call; :meth:`settle` must follow."""
-        call, self._call = self._call, None
-        error = None
-        try:
-            assert call is not None
-            call()
-        except BaseException as caught:  # raised where the caller waits
-            error = caught
-        self.note_end(error)
-
-    def _await(self, seconds: float) -> None:
-        """Wait; without a deadline, make calls of the queue in this thread if its worker has not begun."""
-        if seconds > 0 or not self._queue.help_until(self):
-            super()._await(seconds)
-
-
-class CallQueue:
-    """Calls on one communicator, one at a time, in the order in which the program made them.
-
-    A blocking call runs on the thread that makes it if no other is waiting or running. Asynchronous calls run on a
-    worker, a thread that is started for the first of them; where the MPI library does not allow several threads, they
-    run at once and block.
-
-    Callbacks of a call's future run when the next call may begin already, so that they may wait for calls of the same
-    queue. Another worker is there for these: threads are as many as callbacks that wait for each other, and one more.
-
-    Parameters
-    ----------
-    name
-        The workers' name.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._turn = threading.Lock()  # held while a call runs
-        self._waiting: deque[QueuedWork] = deque()
-        self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each call that was put, to wake a worker
-        self._workers: list[threading.Thread] = []
-        self._busy = 0  # workers in callbacks
-        self._state = threading.Lock()  # guards these two
-        self._has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-    def run(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
-        """Make a call and return when it has ended; raise what it raises."""
-        if not self.begin():
-            self.put(what, lambda: call(*arguments)).wait()
-            return
-        try:
-            call(*arguments)
-        finally:
-            self.end()
-
-    def begin(self) -> bool:
-        """Return whether this thread may make a call now, and must then call :meth:`end`."""
-        return not self._waiting and self._turn.acquire(blocking=False)
-
-    def end(self) -> None:
-        """Let others make calls."""
-        self._turn.release()
-
-    def put(self, what: str, call: Callable[[], None], outputs: Any = ()) -> dist.Work:
-        """Put a call into the queue; return its work.
-
-        Parameters
-        ----------
-        outputs
-            The result of the work's future.
-        """
-        work = QueuedWork(self, what, outputs, call)
-        if not self._has_threads:
-            work.execute()
-            work.settle()
-            return work
-        if not self._workers:
-            self._start()
-        self._waiting.append(work)
-        self._tokens.put(True)
-        return work
-
-    def _start(self) -> None:
-        worker = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._workers.append(worker)
-        worker.start()
-
-    def _work(self) -> None:
-        while self._tokens.get():
-            self._make_next()
-
-    def _make_next(self) -> None:
-        """Make the next call, and settle its work: no reference to it is left in the waiting worker."""
-        with self._turn:
-            work = self._execute_next()
-        if work is not None and work.has_unsettled_future:
-            self._settle(work)
-
-    def _execute_next(self) -> QueuedWork | None:
-        """Make the next call, if there is one, and return its work, which is to be settled."""
-        if not self._waiting:
-            return None
-        work = self._waiting.popleft()
-        work.execute()
-        return work
-
-    def _settle(self, work: QueuedWork) -> None:
-        """Settle a work in a worker, with another one that makes calls meanwhile."""
-        with self._state:
-            self._busy += 1
-            if self._busy == len(self._workers):
-                self._start()
-        work.settle()
-        with self._state:
-            self._busy -= 1
-
-    def help_until(self, work: QueuedWork) -> bool:
-        """Make waiting calls until `work` has ended; return False if another thread makes it."""
-        while not work.is_completed():
-            if not self._turn.acquire(blocking=False):
-                return False
-            try:
-                made = self._execute_next()
-            finally:
-                self._turn.release()
-            if made is None:
-                return work.is_completed()
-            made.settle()
-        return True
-
-    def close(self, seconds: float) -> None:
-        """Stop the workers after the calls that wait; return after `seconds` at the latest."""
-        with self._state:
-            workers, self._workers = self._workers, []
-        until = time.monotonic() + seconds
-        for _ in workers:
-            self._tokens.put(False)
-        for worker in workers:
-            if worker is not threading.current_thread():
-                worker.join(max(until - time.monotonic(), 0.0))

@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
-from mpicoll.torch.group_work import CallQueue, QueuedWork
+from mpicoll.torch.call_queue import CallQueue, QueuedWork
 from mpicoll.torch.rendezvous import exchange_records
 from mpicoll.torch.tensor_collectives import make_call
 

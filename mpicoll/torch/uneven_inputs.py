@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from mpicoll.torch import tensor_communicator as communicator
-from mpicoll.torch.group_work import QueuedWork
+from mpicoll.torch.call_queue import QueuedWork
 
 
 class Attendance:
