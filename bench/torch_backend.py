@@ -95,9 +95,12 @@ def _training_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], model: str, s
     found = {name: timing.median for name, timing in measure.compare(comm, calls, seconds).items()}
     steps = [found[name] for name in groups]
     alone = sum(found[f"{name} alone"] for name in groups) / len(groups)  # the same program
-    rest = [max(step - alone, 1e-9) for step in steps]
+    rest = [step - alone for step in steps]
     nbytes = _megabytes(torch_models.made(model).nbytes)
-    return [_row(f"{model}, step", nbytes, steps), _row(f"{model}, communication", nbytes, rest)]
+    rows = [_row(f"{model}, step", nbytes, steps)]
+    if min(rest) > 0:  # else the two differ by less than they scatter
+        rows.append(_row(f"{model}, communication", nbytes, rest))
+    return rows
 
 
 def _megabytes(nbytes: int) -> int:

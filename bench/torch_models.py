@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -144,6 +146,44 @@ def fsdp_step(name: str, group: Any, *, shares_buffers: bool = False) -> Callabl
         if shares_buffers:
             sharded.set_allocate_memory_from_process_group_for_comm(True)
     return partial(_step, workload.model, torch.optim.SGD(workload.model.parameters(), 1e-3), workload.inputs)
+
+
+class LanguageRun:
+    """Training of the transformer to predict the next byte of a text, with DistributedDataParallel.
+
+    Parameters
+    ----------
+    group
+        The process group.
+    hook
+        Communication hook; None for none.
+    batch
+        Texts of a rank in a step.
+    """
+
+    def __init__(self, group: Any, hook: Any = None, batch: int = 4) -> None:
+        self.model = nn.parallel.DistributedDataParallel(made("transformer").model, process_group=group)
+        if hook is not None:
+            self.model.register_comm_hook(None, hook)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        text = Path(argparse.__file__).read_bytes()
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        self._batch, self._random = batch, torch.Generator().manual_seed(1 + group.rank())
+
+    def step(self) -> float:
+        """Take a step, and return the loss of this rank's texts."""
+        places = torch.randint(0, len(self._text) - CONTEXT, (self._batch, 1), generator=self._random)
+        texts = self._text[places + torch.arange(CONTEXT + 1)]
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(texts[:, :-1]).transpose(1, 2), texts[:, 1:])
+        loss.backward()
+        self._optimizer.step()
+        return float(loss)
+
+    def step_alone(self) -> None:
+        """Take a step without synchronisation."""
+        with self.model.no_sync():
+            self.step()
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
