@@ -39,12 +39,15 @@ def _runs(groups: dict[str, Any], specs: Sequence[str], batch: int) -> dict[str,
 
 def _losses(comm: MPI.Intracomm, runs: dict[str, Any], steps: int) -> dict[str, float]:
     """Return the mean loss of the last tenth of so many steps, for each run; collective."""
-    found = {}
-    for name, run in runs.items():
+    import numpy as np
+    from mpi4py import MPI
+
+    found = np.zeros(len(runs))
+    for place, run in enumerate(runs.values()):
         losses = [run.step() for _ in range(steps)]
-        last = losses[-max(1, steps // 10) :]
-        found[name] = comm.allreduce(sum(last) / len(last)) / comm.Get_size()
-    return found
+        found[place] = np.mean(losses[-max(1, steps // 10) :])
+    comm.Allreduce(MPI.IN_PLACE, found, MPI.SUM)
+    return dict(zip(runs, (found / comm.Get_size()).tolist(), strict=True))
 
 
 def _seconds(comm: MPI.Intracomm, runs: dict[str, Any], seconds: float) -> tuple[dict[str, float], float]:
