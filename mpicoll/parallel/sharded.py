@@ -19,6 +19,7 @@ from mpicoll.models.sequential import Model
 from mpicoll.optim.layerwise import LayerwiseOptimizer
 from mpicoll.optim.loss_scale import LossScale
 from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer
+from mpicoll.parallel.compressed_chunks import CompressedReduceScatter
 from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
 from mpicoll.parallel.offloaded_state import OffloadedState
 from mpicoll.parallel.parameter_groups import ParameterGroups
@@ -60,7 +61,8 @@ class Sharded:
     In a step a rank sends ``2 (P - 1) / P`` of the bytes of the gradients, as in an allreduce; with ``parameters`` up
     to ``3 (P - 1) / P``: units are gathered for the forward pass, and for the backward pass all but the last two, which
     are still in their buffers. With gradient accumulation, sharded gradients are reduced after each part of the batch,
-    and sharded parameters are gathered for each.
+    and sharded parameters are gathered for each. With ``config.compression``, gradients travel as payloads, of which a
+    rank holds those of two units, and are not reduced beside the computation; parameters travel as they are.
 
     Parameters
     ----------
@@ -101,8 +103,11 @@ class Sharded:
         self._parameters: Parameters = (
             ChunkedParameters(division, initial, ahead=overlap) if chunked else WholeParameters(division, initial)
         )
+        self._compressed = None if config.compression is None else CompressedReduceScatter(division, config.compression)
         self._gradients: Gradients = (
-            WholeGradients(division, overlap=overlap) if config.shard == "optimizer" else ChunkedGradients(division)
+            WholeGradients(division, overlap=overlap, compressed=self._compressed)
+            if config.shard == "optimizer"
+            else ChunkedGradients(division, self._compressed)
         )
         self._arrays = [model.layout.arrays_in(own.start, own.stop) for own in division.own]
         joined = not OPTIMIZERS[config.optimizer].layerwise
@@ -120,7 +125,7 @@ class Sharded:
             )
             for own, chunk in zip(division.own, self._parameters.own, strict=True)
         ]
-        self._scale, self._last, self._steps = 1.0, True, 0
+        self._scale, self._last, self._steps, self._part = 1.0, True, 0, 0
         self._applied = np.zeros(1, np.int64)  # updates of each chunk, those before a checkpoint included
 
     def _placed(self, optimizer: Optimizer) -> Optimizer:
@@ -164,8 +169,11 @@ class Sharded:
         """Do nothing: no other rank changes the parameters."""
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
-        """See :class:`~mpicoll.parallel.strategy.Strategy`; nothing is compressed."""
+        """See :class:`~mpicoll.parallel.strategy.Strategy`."""
         self._scale, self._last = scale, last
+        if self._compressed is not None:
+            self._compressed.begin(self.updates, self._part, compress=compress)
+        self._part = 0 if last else self._part + 1
 
     def reduce(self) -> None:
         """See :class:`~mpicoll.parallel.strategy.Strategy`."""
@@ -258,9 +266,10 @@ class Sharded:
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.parallel.strategy.Strategy`; peak values, as in the table above."""
         state = sum(optimizer.nbytes for optimizer in self._optimizers)
+        payloads = 0 if self._compressed is None else self._compressed.nbytes
         return {
             "parameters": self._parameters.nbytes,
-            "gradients": self._gradients.nbytes,
+            "gradients": self._gradients.nbytes + payloads,
             **({"optimizer": state} if self._offloaded is None else {"optimizer": 0, "offloaded": state}),
         }
 

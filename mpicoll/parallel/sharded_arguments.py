@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.compression import compressor
 from mpicoll.errors import MismatchError
 from mpicoll.models.layers import Shape
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
+from mpicoll.parallel.compressed_chunks import refusal
 from mpicoll.train.config import LAYERWISE, SHARDINGS, TrainConfig
 
 NAME = "sharded optimizer"
@@ -20,7 +22,7 @@ _RECORD = np.dtype([("calls", np.uint8, 32), ("samples", np.float64)])
 
 
 def config_of(
-    stage: Any, optimizer: Any, weight_decay: Any, clip: Any, offload: Any, settings: dict[str, Any]
+    stage: Any, optimizer: Any, weight_decay: Any, clip: Any, compression: Any, offload: Any, settings: dict[str, Any]
 ) -> TrainConfig:
     """Return the options of the strategy, in which each unit is a parameter group.
 
@@ -44,9 +46,22 @@ def config_of(
         weight_decay=number(weight_decay, "weight_decay"),
         clip=None if clip is None else number(clip, "clip"),
         bucket_bytes=1,
+        compression=compression,
         offload=None if offload is None else str(offload),
         **found,
     )
+
+
+def checked_compression(given: Any, dtype: np.dtype) -> Any:
+    """Return what is given as `compression`; raise TypeError or ValueError if gradients of `dtype` cannot have it."""
+    if given is None:
+        return None
+    made = compressor(given)
+    if dtype != np.float32:
+        raise ValueError(f"compression: {given!r} is for float32, not {dtype}")
+    if reason := refusal(made):
+        raise ValueError(f"compression: {given!r} {reason}")
+    return given
 
 
 def number(value: Any, name: str) -> float:

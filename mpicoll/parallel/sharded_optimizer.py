@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor
 from mpicoll.errors import MismatchError, UsageError
 from mpicoll.gradients.synchronizer_options import REFUSED, agree
 from mpicoll.parallel import sharded_arguments as arguments
@@ -65,6 +66,9 @@ class ShardedOptimizer(ShardedState):
     overlap : bool
         Stage 1: reduce gradients while others are computed. Stage 3: gather the next unit while one is used, in a
         second buffer. No effect in stage 2.
+    compression : str or Compressor, optional
+        Compressor of the gradients, which needs no error feedback and encodes each rank's chunk by itself: ``"int8"``,
+        ``"fp8"``, ``"bf16"``, ``"qsgd"``, ... Parameters are not compressed.
     offload : path, optional
         Folder in which each rank keeps its optimizer state, in a file without a name that is mapped into memory.
     dtype, seed
@@ -104,6 +108,7 @@ class ShardedOptimizer(ShardedState):
         weight_decay: float = 0.0,
         clip: float | None = None,
         overlap: bool = True,
+        compression: str | Compressor | None = None,
         offload: Any = None,
         dtype: Any = None,
         seed: int = 0,
@@ -116,10 +121,11 @@ class ShardedOptimizer(ShardedState):
         digest = REFUSED
         try:
             found = described(units, dtype, seed)
-            config = arguments.config_of(stage, optimizer, weight_decay, clip, offload, settings)
+            compression = arguments.checked_compression(compression, found.model.dtype)
+            config = arguments.config_of(stage, optimizer, weight_decay, clip, compression, offload, settings)
             self.lr = arguments.number(LEARNING_RATES[optimizer] if lr is None else lr, "lr")
             facts = stage, optimizer, config.optimizer_settings, weight_decay, clip, bool(overlap), offload is None
-            digest = hashlib.sha256(repr(facts).encode() + found.digest).digest()
+            digest = hashlib.sha256(repr((*facts, compression)).encode() + found.digest).digest()
         except Exception as error:  # a function that makes a unit may raise anything
             problem = error
         agree(self.comm, digest, problem, who=arguments.NAME, facts=arguments.FACTS)
@@ -218,7 +224,7 @@ class ShardedOptimizer(ShardedState):
             arrays = arguments.gradients_of(gradients, number, self.shapes[number], self._dtype)
         self._calls.update(b"c%d,%d" % (number, last))
         self._in_use = None
-        self._sharded.begin(1.0, last=last, compress=False)
+        self._sharded.begin(1.0, last=last, compress=True)
         for into, array in zip(self._sharded.gradients(number), arrays, strict=True):
             if number in self._begun:
                 into += array
@@ -268,7 +274,7 @@ class ShardedOptimizer(ShardedState):
         except (MismatchError, ValueError):
             self.discard()
             raise
-        self._sharded.begin(1 / total, last=True, compress=False)
+        self._sharded.begin(1 / total, last=True, compress=True)
         self.lr = rate
         norm = self._sharded.update(rate, self._clip)
         self._start_step()

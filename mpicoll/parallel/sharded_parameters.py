@@ -13,6 +13,7 @@ from mpicoll.checkpoint import Piece, Whole
 from mpicoll.kernels.codecs.cast_codec import WIDEN
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
+from mpicoll.parallel.compressed_chunks import CompressedReduceScatter
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.prefetch import GroupPrefetch
 
@@ -127,11 +128,14 @@ class WholeParameters:
 class WholeGradients:
     """Gradients held whole on every rank, reduced by Reduce_scatter in place; implements :class:`Gradients`.
 
-    With `overlap` a unit is reduced while the gradients of lower layers are computed, otherwise at the step's end.
+    With `overlap` a unit is reduced while the gradients of lower layers are computed, otherwise at the step's end, as
+    with `compressed` messages.
     """
 
-    def __init__(self, division: ParameterGroups, *, overlap: bool) -> None:
-        self._division, self._overlap = division, overlap
+    def __init__(
+        self, division: ParameterGroups, *, overlap: bool, compressed: CompressedReduceScatter | None = None
+    ) -> None:
+        self._division, self._overlap, self._compressed = division, overlap and compressed is None, compressed
         self._vector = division.zeros(division.count)
         self._units = [self._vector[unit.start : unit.stop] for unit in division.units]
         # In place, the result stands where the unit begins, not where the chunk does.
@@ -169,6 +173,9 @@ class WholeGradients:
                 self._requests.clear()
             return
         for number, (unit, data) in enumerate(zip(division.units, self._units, strict=True)):
+            if self._compressed is not None and self._compressed.is_active:
+                self._compressed.reduce(number, data, self.own[number])
+                continue
             with division.meter.waiting(division.sent_nbytes(unit), number):
                 division.comm.Reduce_scatter(MPI.IN_PLACE, data, division.counts(unit), MPI.SUM)
 
@@ -259,8 +266,8 @@ class ChunkedGradients:
     but the sums over the parts need memory for the chunks only. Those of 16-bit gradients are kept in float32.
     """
 
-    def __init__(self, division: ParameterGroups) -> None:
-        self._division = division
+    def __init__(self, division: ParameterGroups, compressed: CompressedReduceScatter | None = None) -> None:
+        self._division, self._compressed = division, compressed
         self._buffer = division.zeros(max(map(division.padded, division.units)))
         make = partial(np.zeros, dtype=np.float32) if division.is_short else division.zeros
         self._blocks = [make(unit.block) for unit in division.units]
@@ -284,8 +291,11 @@ class ChunkedGradients:
         buffer, sums = self._buffer[: division.padded(unit)], self._blocks[number]
         buffer[unit.length :] = 0
         into = np.empty(sums.size, division.dtype) if self._filled[number] or division.is_short else sums
-        with division.meter.waiting(division.sent_nbytes(unit), number):
-            division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
+        if self._compressed is not None and self._compressed.is_active:
+            self._compressed.reduce(number, buffer, into)
+        else:
+            with division.meter.waiting(division.sent_nbytes(unit), number):
+                division.comm.Reduce_scatter_block(buffer, into, MPI.SUM)
         if division.is_short:
             WIDEN[into.dtype.name](into.view(np.uint16), sums, self._filled[number])
         elif self._filled[number]:

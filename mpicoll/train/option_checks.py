@@ -145,8 +145,7 @@ def _check_precision(options: dict[str, Any]) -> None:
 def _check_sharing(options: dict[str, Any]) -> None:
     sharded, pipeline = options["shard"] != "none", options["pipeline"]
     if sharded and options["compression"] is not None:
-        name = strategy_name(options["mode"], options["shard"])
-        raise UsageError(f"--compression is not for --strategy {name}, where gradients are not compressed")
+        _check_compressed_chunks(options)
     if options["offload"] is not None and not sharded:
         name = strategy_name(options["mode"], options["shard"])
         raise UsageError(f"--offload is for sharded strategies, not --strategy {name}")
@@ -156,6 +155,18 @@ def _check_sharing(options: dict[str, Any]) -> None:
     options["pipeline_schedule"] = options["pipeline_schedule"] or PIPELINE_SCHEDULES[0]
     if options["microbatches"] is None:
         options["microbatches"] = _MICROBATCHES if pipeline > 1 else 1
+
+
+def _check_compressed_chunks(options: dict[str, Any]) -> None:
+    """Refuse compressors that cannot encode the gradients of one rank's chunk by themselves."""
+    from mpicoll.compression import compressor
+    from mpicoll.parallel.compressed_chunks import refusal
+
+    spec, name = options["compression"], strategy_name(options["mode"], options["shard"])
+    if options["error_feedback"] == "on":
+        raise UsageError(f"--error-feedback on is not for --strategy {name}, which keeps no residuals")
+    if reason := refusal(compressor(spec)):
+        raise UsageError(f"--compression {spec} is not for --strategy {name}: it {reason}")
 
 
 def _check_checkpoints(options: dict[str, Any]) -> None:

@@ -124,7 +124,15 @@ def test_options_arrive():
         ("--strategy elsewhere", "--strategy"),
         ("--strategy gossip --mode ps", "--mode is an older name of --strategy"),
         ("--strategy sharded --shard none", "--shard is an older name of --strategy"),
-        ("--strategy sharded --compression int8", "--compression is not for --strategy sharded"),
+        (
+            "--strategy sharded --compression sign",
+            "--compression sign is not for --strategy sharded: it needs error feedback",
+        ),
+        ("--strategy sharded --compression randomk:0.1", "it does not encode each rank's chunk by itself"),
+        (
+            "--strategy sharded --compression int8 --error-feedback on",
+            "--error-feedback on is not for --strategy sharded",
+        ),
         ("--on-failure stop", "--on-failure"),
         ("--on-failure shrink --strategy sharded", "for --strategy replicated, not sharded: a dead rank's part"),
         ("--on-failure shrink --strategy parameter_server", "for --strategy replicated, not parameter_server"),

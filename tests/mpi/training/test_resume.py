@@ -82,6 +82,7 @@ PAIRS: list[tuple[Options, Options]] = [
     *(({"shard": name}, {"shard": "none"}) for name in ("optimizer", "gradients")),
     ({"shard": "gradients"}, {"shard": "parameters", "bucket_bytes": 1000, "overlap": "off"}),
     ({"optimizer": "adam", "lr": 0.01}, {"shard": "parameters"}),
+    ({"shard": "gradients", "compression": "qsgd:4", "accumulate": 2}, {"offload": "FOLDER"}),
     ({"precision": "float16", "optimizer": "adam", "lr": 0.01, "shard": "parameters"}, {"shard": "none"}),
     ({"precision": "bfloat16"}, {"shard": "gradients", "overlap": "on", "bucket_bytes": 1000}),
     ({"batch_norm": "local"}, {"shard": "optimizer", "algorithm": "ring"}),
