@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -16,6 +17,8 @@ _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 """Open MPI's variable, which ``mpirun --with-ft ulfm`` sets for the ranks."""
+UNLIMITED = (1 << 63) - 1
+"""Number of bytes where there is no limit."""
 
 
 def survives_dead_ranks(variables: Mapping[str, str] = os.environ) -> bool:
@@ -105,6 +108,18 @@ def _quota(root: Path) -> int | None:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return min(len(core_numbers()), core_limit() or sys.maxsize)
+
+
+def address_space_left() -> int:
+    """Return the bytes that this process may still map; the largest int64 without a limit (``ulimit -v``)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return UNLIMITED
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return limit
+    return max(0, limit - pages * resource.getpagesize())
 
 
 def cache_folder() -> Path:

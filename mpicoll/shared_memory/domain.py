@@ -10,6 +10,7 @@ blocking operations, :data:`NONBLOCKING_LANES` for nonblocking and :data:`PLAN_L
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import plans
+from mpicoll.environment import address_space_left
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import numpy_allocator, peers, process_copies, segment
@@ -36,6 +38,7 @@ NONBLOCKING_LANES = 8
 _LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
 STAGE_NBYTES = 512 << 10
 """Bytes of a stage; the stages of some ranks together fit into the caches."""
+_STAGES_NBYTES = words.STAGES_PER_LANE * _LANES * STAGE_NBYTES
 NEAR_SLOT_NBYTES = 8 << 10
 """In bytes. Longer vectors that lie in memory segments do not pass through slots."""
 _SPINS, YIELDS = 2000, 100
@@ -92,7 +95,7 @@ class SharedMemoryDomain:
             self.slot_nbytes = min(self.slot_nbytes, max(1 << 10, ALL_SLOTS_NBYTES // self.size))
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
-        self._stages = numpy_allocator.empty(words.STAGES_PER_LANE * _LANES * STAGE_NBYTES, np.uint8)
+        self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._clear_records(self._memory)
         self._scratch: dict[int, np.ndarray] = {}
@@ -277,12 +280,13 @@ def obstacle(size: int) -> str:
         return wrong
     if segment.own().nbytes:
         return ""
-    try:
+    with contextlib.suppress(OSError):
         free = os.statvfs("/dev/shm")
-    except OSError:
-        return ""
-    if free.f_bavail * free.f_frsize < 2 * common_nbytes(size):
-        return f"/dev/shm has {free.f_bavail * free.f_frsize >> 20} MB left"
+        if free.f_bavail * free.f_frsize < 2 * common_nbytes(size):
+            return f"/dev/shm has {free.f_bavail * free.f_frsize >> 20} MB left"
+    left, needed = address_space_left(), 2 * common_nbytes(size) + _STAGES_NBYTES
+    if left < 2 * needed:  # the program wants some, too
+        return f"the limit on the address space leaves {left >> 20} MB, and it needs {needed >> 20} MB"
     return ""
 
 

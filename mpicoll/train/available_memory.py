@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_UNLIMITED = (1 << 63) - 1
+from mpicoll.environment import UNLIMITED
 
 
 class MemoryLimit(NamedTuple):
@@ -30,18 +29,6 @@ class MemoryLimit(NamedTuple):
     left: int
 
 
-def address_space_left() -> int:
-    """Return the bytes that this process may still map; the largest int64 without a limit (``ulimit -v``)."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return _UNLIMITED
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return limit
-    return max(0, limit - pages * resource.getpagesize())
-
-
 def machine_limit(root: Path = Path("/")) -> MemoryLimit:
     """Return the limit of the machine: memory that is free or can be freed, and swap space."""
     key = _key("machine", platform.node())
@@ -50,7 +37,7 @@ def machine_limit(root: Path = Path("/")) -> MemoryLimit:
         found = {words[0]: int(words[1]) << 10 for words in lines if len(words) > 1}
         return MemoryLimit("the node", key, found["MemAvailable:"] + found.get("SwapFree:", 0))
     except (OSError, ValueError, KeyError):
-        return MemoryLimit("the node", key, _UNLIMITED)
+        return MemoryLimit("the node", key, UNLIMITED)
 
 
 def group_limit(root: Path = Path("/")) -> MemoryLimit:
@@ -59,7 +46,7 @@ def group_limit(root: Path = Path("/")) -> MemoryLimit:
     places = "".join(str(place) for place, _ in found)
     space = root / "proc/self/ns/cgroup"
     key = _key("group", platform.node(), places, str(space.stat().st_ino) if space.exists() else "")
-    return MemoryLimit("its control group", key, min((left for _, left in found), default=_UNLIMITED))
+    return MemoryLimit("its control group", key, min((left for _, left in found), default=UNLIMITED))
 
 
 def _key(*parts: str) -> int:

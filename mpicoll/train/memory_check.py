@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpicoll.environment import address_space_left
 from mpicoll.errors import ModelTooLarge
 from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.parameter_groups import cut
-from mpicoll.train.available_memory import MemoryLimit, address_space_left, group_limit, machine_limit
+from mpicoll.train.available_memory import MemoryLimit, group_limit, machine_limit
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.strategies import strategy_name
 

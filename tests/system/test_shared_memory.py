@@ -57,6 +57,18 @@ def test_ranks_that_are_told_different_things_take_the_way_that_all_can() -> Non
         assert len({line for line in outcome.stdout.splitlines() if "way" in line}) == 1, outcome.text
 
 
+def test_a_limit_on_the_address_space_of_one_rank_leaves_messages_to_all() -> None:
+    code = "import os, resource\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
+    code += "    pages = int(open('/proc/self/statm').read().split()[0])\n"
+    code += "    limit = pages * resource.getpagesize() + (256 << 20)\n"
+    code += "    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+    check = "x = np.ones(300_000); comm.Allreduce(MPI.IN_PLACE, x); assert (x == 3).all()\n"
+    outcome = run(3, ["-c", code + WAYS + check], timeout=60)
+    assert outcome.returncode == 0, outcome.text
+    assert outcome.stdout.count("way None") == 3, outcome.text
+    assert "shared memory is not used: the limit on the address space leaves" in outcome.text
+
+
 OUTLIVING = """
 import gc, weakref
 import numpy as np

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.train.available_memory import address_space_left, group_limit, machine_limit
+from mpicoll.environment import address_space_left
+from mpicoll.train.available_memory import group_limit, machine_limit
 
 MEGABYTE = 1 << 20
 NO_LIMIT = (1 << 63) - 1
