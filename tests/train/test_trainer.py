@@ -112,7 +112,7 @@ def test_early_stopping_waits_for_so_many_evaluations():
         ({"tensor": 2}, TypeError, "tensor: not an option for user-defined models"),
         ({"dataset": "digits"}, TypeError, "dataset: not an option"),
         ({"warmup_dense": 3}, UsageError, "warmup_dense has no meaning without compression"),
-        ({"strategy": "sharded", "compression": "int8"}, UsageError, "compression is not for strategy='sharded'"),
+        ({"strategy": "sharded", "compression": "sign"}, UsageError, "compression sign is not for strategy='sharded'"),
         (
             {"strategy": "gossip", "staleness": 3},
             UsageError,
