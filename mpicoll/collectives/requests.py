@@ -165,13 +165,14 @@ class JobRequest(Request):
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the operation is complete; see :meth:`Request.Wait`."""
-        if self._flight is None:
+        flight = self._flight  # another thread may complete the operation at any time
+        if flight is None:
             self.active = False
             if self._error is not None:
                 self._end()
             return True if status is None else super().Wait(status)
         if progress_engine.pending() == 1:
-            self._flight.be_patient()
+            flight.be_patient()
         for _ in range(self._tries):
             if progress_engine.advance_alone(self, self._go_on):
                 self._complete()

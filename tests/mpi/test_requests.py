@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm, Request
 from mpicoll.collectives.requests import PersistentRequest
 from mpicoll.errors import CollectiveTimeout
+from mpicoll.progress import progress_engine
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -219,3 +220,33 @@ def test_a_rank_that_does_not_come_is_named(wait: Callable[[Sequence[Any]], Any]
     assert MPI.Request.Waitall([receive, request])
     WORLD.Barrier()
     plain.Free()
+
+
+@pytest.mark.parametrize("kind", ["nonblocking", "persistent", "messages"])
+def test_another_thread_completes_an_operation_while_one_begins_to_wait(
+    comm: Intracomm, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, algorithm = np.ones(2000), "ring" if kind == "messages" else "auto"
+    if kind == "nonblocking":
+        request: Any = comm.Iallreduce(MPI.IN_PLACE, x) if comm.rank else None
+    else:
+        request = comm.Allreduce_init(MPI.IN_PLACE, x, algorithm=algorithm)
+        if comm.rank:
+            request.Start()
+
+    def ended_meanwhile() -> int:  # what another thread does between two lines of Wait
+        while not request.has_ended:
+            progress_engine.progress()
+        return 1
+
+    if comm.rank == 0:
+        time.sleep(0.05)
+        if kind == "nonblocking":
+            request = comm.Iallreduce(MPI.IN_PLACE, x)
+        else:
+            request.Start()
+    else:
+        assert not request.has_ended
+        monkeypatch.setattr(progress_engine, "pending", ended_meanwhile)
+    request.Wait()
+    assert (x == comm.size).all()
