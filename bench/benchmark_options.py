@@ -7,13 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from bench import launch, progress, result_files, result_table
 from mpicoll.environment import launched_size
 from mpicoll.quantities import parse_nbytes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    Measure = Callable[[MPI.Intracomm, argparse.Namespace], None]
 
 DEFAULT_SIZES = [8 * 4**power for power in range(12)] + [64 << 20]
 LEVELS = ("multiple", "serialized", "funneled", "single")
@@ -80,6 +86,32 @@ def rank_counts(text: str) -> list[int]:
 def is_launcher() -> bool:
     """Say whether this process has still to start the ranks."""
     return launched_size() is None and "mpi4py.MPI" not in sys.modules
+
+
+def measure_on_ranks(
+    program: str, parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Measure
+) -> int:
+    """Call `measure` on the ranks that run this program or, without a launcher, start them for each of ``--ranks``.
+
+    Parameters
+    ----------
+    measure
+        Function of COMM_WORLD and the parsed arguments.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser.parse_args(words)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if is_launcher():
+        return launch.run_on_each(arguments.ranks, program, words)
+    from mpi4py import MPI
+
+    measure(MPI.COMM_WORLD, arguments)
+    return 0
 
 
 def relaunch(program: str, arguments: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench import launch, text_tables
-from bench.benchmark_options import is_launcher
+from bench import text_tables
+from bench.benchmark_options import measure_on_ranks
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive
 
 if TYPE_CHECKING:
@@ -93,14 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(argv)
-    if is_launcher():
-        return launch.run_on_each(arguments.ranks, PROGRAM, argv)
-    from mpi4py import MPI
-
-    _measure(MPI.COMM_WORLD, arguments)
-    return 0
+    return measure_on_ranks(PROGRAM, _parser(), argv, _measure)
 
 
 if __name__ == "__main__":

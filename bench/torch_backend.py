@@ -9,15 +9,14 @@ what it takes beyond the same step without synchronisation.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench import launch, text_tables
-from bench.benchmark_options import is_launcher
+from bench import text_tables
+from bench.benchmark_options import measure_on_ranks
 from bench.result_table import geometric_mean
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive
 
@@ -165,15 +164,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(argv)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if is_launcher():
-        return launch.run_on_each(arguments.ranks, PROGRAM, argv)
-    from mpi4py import MPI
-
-    _measure(MPI.COMM_WORLD, arguments)
-    return 0
+    return measure_on_ranks(PROGRAM, _parser(), argv, _measure)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.compression import Aggregatable, Compressor, Key, Sparsifier, compressor
+from mpicoll.collectives.compressed import algorithms
+from mpicoll.collectives.select import TWO_SHOT
+from mpicoll.compression import Compressor, Key, compressor
 from mpicoll.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 _PARTS = 1 << 20
@@ -16,7 +18,7 @@ def refusal(made: Compressor) -> str:
     """Return why gradients cannot be compressed so where ranks hold chunks of them; empty if they can."""
     if made.needs_feedback:
         return "needs error feedback, and ranks that hold chunks keep no residuals of whole gradients"
-    if isinstance(made, Sparsifier) or (isinstance(made, Aggregatable) and not made.in_two_shots) or not made.fixed:
+    if TWO_SHOT not in algorithms(made) or not made.fixed:
         return "does not encode each rank's chunk by itself, with a length that the number of elements decides"
     return ""
 

@@ -173,7 +173,7 @@ class Sharded:
         self._scale, self._last = scale, last
         if self._compressed is not None:
             self._compressed.begin(self.updates, self._part, compress=compress)
-        self._part = 0 if last else self._part + 1
+        self._part += 1
 
     def reduce(self) -> None:
         """See :class:`~mpicoll.parallel.strategy.Strategy`."""
@@ -186,7 +186,7 @@ class Sharded:
         scale = self._scale * clipping(norm, clip)
         self._parameters.before_update()
         self._take_step(rate, scale)
-        self._gradients.forget()
+        self.discard()
         self._parameters.after_update()
         return norm
 
@@ -220,6 +220,7 @@ class Sharded:
     def discard(self) -> None:
         """Discard the gradients of this step, after :meth:`reduce` or before; collective."""
         self._gradients.forget()
+        self._part = 0
 
     def _norm(self) -> float:
         starts = [own.start for own in self._division.own]

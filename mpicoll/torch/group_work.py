@@ -101,10 +101,13 @@ class PendingWork(dist.Work):
         """
         with self._state:
             future, self._unsettled = self._unsettled, None
-            if future is None or not future.has_callbacks:
-                return self._settle(future)
+            if future is None:
+                return
+            if not future.has_callbacks:
+                self._settle(future)
+                return
         with around_callbacks():
-            return self._settle(future)
+            self._settle(future)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call has ended; return True.
@@ -167,8 +170,6 @@ class PendingWork(dist.Work):
         return self._future
 
     def _settle(self, future: Any) -> None:
-        if future is None:
-            return
         if self._error is None:
             future.set_result(self._outputs)
         elif isinstance(self._error, Exception):
