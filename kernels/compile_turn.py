@@ -16,7 +16,7 @@ from .compile_progress import compiling
 from .machine_code import Loaded
 from .source_stamps import entry_name
 
-FIRST = ("mpicoll.executor.progress", "mpicoll.dispatch.make_call")
+FIRST = ("mpicoll.executor.progress", "mpicoll.composition.progress_parts", "mpicoll.dispatch.make_call")
 """Symbols of linked functions that every first collective needs."""
 _compile_lock = threading.RLock()
 _helping = threading.Event()

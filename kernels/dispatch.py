@@ -13,6 +13,7 @@ and every error message.
 
 from .atomics import load, release_interpreter, store, take_interpreter
 from .call_cache import begin_known, end_known, find_known
+from .composition import progress_bound
 from .decorators import helper, linked, short_kernel
 from .dispatch_arguments import array_in, describe, find, number_of_dtype
 from .dispatch_table import (
@@ -232,7 +233,7 @@ def _call_by_messages(table, job):
         return WAITING
     # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
     state = release_interpreter()
-    status = progress(bound, 0)
+    status = progress_bound(bound)
     take_interpreter(state)
     if status == DONE:
         end_known(table, job, known)
@@ -298,6 +299,6 @@ def begin_messages(job):
     put(job, YIELDS, 0)
     # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
     state = release_interpreter()
-    status = progress(job, 0)
+    status = progress_bound(job)
     take_interpreter(state)
     return status

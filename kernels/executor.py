@@ -23,9 +23,10 @@ rank that writes a record for number k has seen all ranks start k - 1, so no ran
 of slots in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using
 shared memory", SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
 
-Plans of messages, which have no records, are executed here too; their instructions are in `messages`. Withdrawal from
-an operation is in `withdrawal`. `tests/kernels/test_every_interleaving.py` runs this module, with the plans of shared
-memory, on simulated memory, and proves them free of races.
+Plans of messages, which have no records, are executed here too; their instructions are in `messages`. Plans that
+consist of such plans are executed by `composition`. Withdrawal from an operation is in `withdrawal`.
+`tests/kernels/test_every_interleaving.py` runs this module, with the plans of shared memory, on simulated memory, and
+proves them free of races.
 """
 
 from .atomics import load
@@ -142,14 +143,15 @@ def _next_segment(job):
 
 
 @helper
-def _end(job, status):
+def end(job, status):
+    """End the operation, and return `status`."""
     put(job, STATE, IDLE)
     put(job, CAREFUL, 0)
     return status
 
 
 @helper
-def _leave(job, row, status):
+def leave(job, row, status):
     """Store the row at which execution resumes, and return `status`."""
     put(job, ROW, row)
     return status
@@ -180,7 +182,7 @@ def progress(job, only_start):
         elif what == REDUCE:
             status = reduce_range(job, row)
         elif what == END:
-            return _end(job, DONE)
+            return end(job, DONE)
         elif what == TILES:
             if not next_tile(job, load(row + 8 * KIND), load(row + 8 * TO_INDEX)):
                 put(job, WORKED, 0)
@@ -195,7 +197,7 @@ def progress(job, only_start):
                 row += ROW_NBYTES * load(row + 8 * ROWS)
         elif what == RESOLVE:
             if not resolve(job):
-                return _end(job, _leave(job, row, FALLBACK))
+                return end(job, leave(job, row, FALLBACK))
         elif what == AT_WORK:
             status = DONE if go_to_work(job, who) else MISMATCH
         elif what == DONE_ROW:
@@ -204,16 +206,16 @@ def progress(job, only_start):
             status = DONE if wait_done(job, who) else WAITING
         elif what == SEGMENTS:
             if not _next_segment(job):
-                return _end(job, DONE)
+                return end(job, DONE)
             row = get(job, PLAN)
         else:
             status = execute_bound(job, row, what)
             worked += load(row + 8 * BOUND_COUNT) * load(row + 8 * BOUND_ITEMSIZE)
         if status != DONE:
-            return _leave(job, row, status)
+            return leave(job, row, status)
         row += ROW_NBYTES
         if worked >= _WORK_NBYTES:
-            return _leave(job, row, WAITING)
+            return leave(job, row, WAITING)
 
 
 @short_kernel("int64")

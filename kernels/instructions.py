@@ -54,7 +54,10 @@ ALL, NONE = -1, -2
     REDUCE_BOUND,  # out <- left OP right: count, itemsize, function
     COPY_BOUND,  # out <- left: count, itemsize
     CALL,  # what only the interpreter can do
-) = range(1, 21)
+    # The rows of plans of plans, see `composition`, which have those above as well.
+    START_PART,  # start another plan: its job, words of the operation or 0
+    FINISH_PART,  # wait until it has ended, and let a third one progress meanwhile: its job, the third one's or 0
+) = range(1, 23)
 
 # Operands of MEET, AT_WORK, WAIT_DONE (a rank) and ENTER, IF, AGAIN stand in FIRST; of IF and TILES also in ROWS.
 OPERATION, FIRST, ROWS = 0, 1, 2
@@ -66,6 +69,7 @@ FROM_FIRST, FROM_LAST = FROM_RANK, FROM_INDEX
 # Rows that are bound to memory: counts, and addresses of everything else.
 BOUND_COUNT, BOUND_REQUESTS, BOUND_FUNCTION, BOUND_FLAG, BOUND_STATUSES = range(1, 6)
 _, BOUND_OUT, _, BOUND_LEFT, BOUND_RIGHT, BOUND_ITEMSIZE = range(1, 7)
+_, BOUND_JOB, BOUND_WORDS, BOUND_ASIDE = range(1, 5)
 
 # Kinds of ranges
 SEGMENT, CHUNK, PART, TILE = range(4)

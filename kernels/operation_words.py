@@ -51,7 +51,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 40
+JOB_WORDS = 41
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts."""
 (
@@ -95,7 +95,10 @@ size + 1 offsets of equal parts."""
     SEND_BASE,  # where element 0 of the vector is, or would be, in the own buffers
     RECV_BASE,
     PART_COUNT,  # elements of a part for which the job's own offsets are right
-) = range(40)
+    COMPOSED,  # 1 if the plan starts other plans, see `composition`
+) = range(41)
+OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
+"""The words that describe an operation, and its plan."""
 
 RECORD_NBYTES = 128
 FLAG, RECORD_CALL, RECORD_COUNT, RECORD_SEND, RECORD_RECV = range(5)

@@ -13,6 +13,7 @@ from . import (
     allocator,
     atomics,
     block_exchange,
+    composition,
     dispatch,
     dispatch_table,
     executor,
@@ -30,7 +31,17 @@ from .reduce import DTYPES, OPS, reducer
 
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
-_SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
+_SHARED = (
+    atomics,
+    block_exchange,
+    composition,
+    dispatch,
+    dispatch_table,
+    executor,
+    short_exchange,
+    told_counts,
+    withdrawal,
+)
 
 
 def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:

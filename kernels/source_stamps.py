@@ -25,6 +25,7 @@ _CODEC_FILES = (
 _PLAN_FILES = (
     "call_cache.py",
     "call_records.py",
+    "composition.py",
     "dispatch.py",
     "dispatch_arguments.py",
     "dispatch_table.py",
@@ -36,7 +37,7 @@ _PLAN_FILES = (
     "operation_words.py",
 )
 """Used by the kernels of `_PLAN_USERS`."""
-_PLAN_USERS = ("dispatch", "executor", "told_counts", "withdrawal")
+_PLAN_USERS = ("composition", "dispatch", "executor", "told_counts", "withdrawal")
 _EXCHANGE_FILES = ("block_exchange.py", "dispatch.py", "operation_words.py", "strided_copy.py")
 """Used by the kernels of `_EXCHANGE_USERS`."""
 _EXCHANGE_USERS = ("block_exchange", "short_exchange")

@@ -41,8 +41,8 @@ class AggregatedAllreduce:
         The input and the memory for the sum; may be the same.
     allocate
         ``allocate(count, dtype)`` returns working memory.
-    persistent
-        Whether ranks may start it in another order than other operations.
+    numbers
+        Returns the number of the operation that starts now, equal on all ranks, each number once.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AggregatedAllreduce:
         y: np.ndarray,
         allocate: Allocate,
         *,
-        persistent: bool,
+        numbers: Callable[[], int],
     ) -> None:
         self._feedback = compression if isinstance(compression, ErrorFeedback) else None
         compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
@@ -65,7 +65,7 @@ class AggregatedAllreduce:
         self._vectors = [allocate(each.count, each.carrier) for each in self._rounds]
         self._session = compressor.session(x.size, channel.size, self._vectors)
         self._own = allocate(x.size if self._feedback else 0, _VALUES)
-        self._step = _steps(channel, persistent)
+        self._number = numbers
 
     def stages(self) -> tuple[Phase, ...]:
         """Return the phases of a plan."""
@@ -88,7 +88,7 @@ class AggregatedAllreduce:
     def _begin(self) -> None:
         feedback = self._feedback
         self._given = self._x if feedback is None else feedback.begin(self._x)
-        key = Key(0, self._channel.identity, self._step())
+        key = Key(0, self._channel.identity, self._number())
         self._session.begin(key, {} if feedback is None else feedback.memory)
 
     def _fill(self, number: int) -> None:
@@ -103,7 +103,7 @@ class AggregatedAllreduce:
             self._feedback.end()
 
 
-def _steps(channel: Channel, persistent: bool) -> Callable[[], int]:
+def operation_numbers(channel: Channel, persistent: bool) -> Callable[[], int]:
     """Return a function that numbers the operation that starts now: equally on all ranks, each number once.
 
     Ranks may start persistent operations in any order, so that each of these counts its own starts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,10 @@ class CheckedArguments:
     """Compressor of the messages, or None; see :func:`mpicoll.collectives.compressed.algorithms`."""
     persistent: bool = False
     """Whether it is a persistent operation, which ranks may start in different orders."""
+    is_part: bool = False
+    """Whether it is a part of another operation, whose plan starts this one's."""
+    numbers: Callable[[], int] | None = None
+    """Returns the number of the operation that starts now, equal on all ranks; None for that of the communicator."""
     kept: Any = None
     """Memory that must live as long as these arguments."""
 

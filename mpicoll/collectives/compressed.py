@@ -8,7 +8,7 @@ import numpy as np
 
 from mpicoll.buffers import reduction_ops
 from mpicoll.collectives import ok_topk, select, sparse_allreduce
-from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce
+from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_numbers
 from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.collectives.two_shot import TwoShot
 from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Sparsifier, compressor
@@ -87,7 +87,8 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
         if isinstance(made, OkTopk):
             return ok_topk.stages(channel, made, feedback, x, y, allocate)
         return sparse_allreduce.stages(channel, made, feedback, x, y, allocate)
-    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, persistent=task.persistent)
+    numbers = task.numbers or operation_numbers(channel, task.persistent)
+    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, numbers=numbers)
     return summed.stages()
 
 

@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.flat_buffer import Buffer, view_at
-from mpicoll.collectives import hierarchy, select
+from mpicoll.collectives import select
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.compression import compressor
 
@@ -172,11 +172,7 @@ def _lane(channel: Channel) -> Channel | None:
 def _seconds(scope: CallContext, call: CallArguments, prepare: Prepare) -> float:
     """Make a call and return its time on this rank."""
     begin = time.perf_counter()
-    task = prepare(scope, call)
-    if isinstance(task, CheckedOperation) and task.algorithm == select.HIERARCHY:
-        hierarchy.run(task, scope.timeout)
-    else:
-        task.run(scope.timeout)
+    prepare(scope, call).run(scope.timeout)
     return max(1e-9, time.perf_counter() - begin)
 
 

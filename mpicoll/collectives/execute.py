@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives import compiled_calls, hierarchy, on_shared_memory, plan_cache, select, validate
+from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
@@ -43,9 +43,6 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
             if on_shared_memory.run(task, scope.timeout):
                 return
             task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
-        if isinstance(task, CheckedOperation) and task.algorithm == select.HIERARCHY:
-            hierarchy.run(task, scope.timeout)
-            return
         plan = task.run(scope.timeout)
         if plan is not None:
             compiled_calls.learn(scope, made, task, plan)
@@ -113,7 +110,7 @@ def start(scope: CallContext, *what: Any) -> Request:
     if scope.channel.size == 1:  # no other rank takes part
         run(scope, *CallArguments(*what))
         return Request(scope.timeout)
-    scope = scope._replace(means=scope.means._replace(hierarchy=False, may_block=False), may_wait=False)
+    scope = scope._replace(means=scope.means._replace(may_block=False), may_wait=False)
     with scope.channel.alone:
         refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
@@ -126,7 +123,6 @@ def start(scope: CallContext, *what: Any) -> Request:
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
     scope = scope._replace(means=scope.means._replace(may_block=False))
-    scope = scope if scope.channel.node is not None else scope.by_messages()
     with scope.channel.alone:
         refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)

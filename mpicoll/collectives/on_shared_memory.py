@@ -13,8 +13,9 @@ from mpi4py import MPI
 from mpicoll.buffers.flat import from_array
 from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.collectives import select
+from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import VectorPart
-from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, JobRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import dispatch_table as table_words
@@ -106,7 +107,7 @@ def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
     return kernels.native_address(reducer, dtype)
 
 
-def operation_of(task: CheckedOperation) -> OperationWords:
+def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> OperationWords:
     """Return an operation as words."""
     node = task.channel.node
     assert node is not None
@@ -124,7 +125,7 @@ def operation_of(task: CheckedOperation) -> OperationWords:
         bounds = offsets.ctypes.data
         distinction = hash_of_offsets(offsets, task.root)
         task.kept = offsets
-    send, recv, aside = _addresses(task, collective, node.rank)
+    send, recv, aside = _addresses(task, collective, node.rank, allocate)
     single_copy = int(task.algorithm == select.SINGLE_COPY)
     values = {
         words.COLLECTIVE: collective,
@@ -142,13 +143,15 @@ def operation_of(task: CheckedOperation) -> OperationWords:
     return OperationWords(values, aside)
 
 
-def _addresses(task: CheckedOperation, collective: int, rank: int) -> tuple[int, int, np.ndarray | None]:
+def _addresses(
+    task: CheckedOperation, collective: int, rank: int, allocate: Allocate
+) -> tuple[int, int, np.ndarray | None]:
     """Return the addresses of the input and of the result, and temporary memory for the result, or None."""
     given, result, aside = task.given, task.result, None
     send = given.address(task.carrier) if given is not None else 0
     recv = result.address(task.carrier) if result is not None else 0
     if collective in _NEEDS_ROOM and given is not None and result is not None and given.buffer is result.buffer:
-        aside = np.empty(result.stop - result.start, task.carrier)
+        aside = allocate(result.stop - result.start, task.carrier)
         recv = aside.ctypes.data
     if collective == words.SCATTER and result is None:  # the root's part stays where it is
         recv = send + sum((task.counts or ())[:rank]) * task.dtype.itemsize
@@ -290,11 +293,25 @@ _FAR = 1 << PLAN_LANES
 
 def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
     """Return an operation lane that is free on all ranks; collective."""
-    channel, node = wanted.channel, wanted.channel.node
+    node = wanted.channel.node
     assert node is not None
     places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]
-    far = not all(node.in_own_arena(place) for place in places)
-    busy = np.array([node.busy_lanes | far * _FAR], np.int64)
+    lane = find_free_lane(wanted.channel, not all(map(node.in_own_arena, places)), timeout)
+    if not lane.near and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
+        return PersistentSlot(-1, False)
+    return lane
+
+
+def find_free_lane(channel: Channel, far: bool, timeout: float) -> PersistentSlot:
+    """Return an operation lane that is free on all ranks; collective.
+
+    Parameters
+    ----------
+    far
+        Whether a buffer of this rank lies outside of its memory segment.
+    """
+    assert channel.node is not None
+    busy = np.array([channel.node.busy_lanes | far * _FAR], np.int64)
     part = VectorPart(from_array(busy, "lanes", writable=True), 0, 1)
     reducer = reducer_for(MPI.BOR, busy.dtype)
     task = CheckedOperation(
@@ -302,7 +319,5 @@ def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
     )
     run(task, timeout)
     used = int(busy[0])
-    if used & _FAR and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
-        return PersistentSlot(-1, False)
     free = [lane for lane in range(PLAN_LANES) if not used >> lane & 1]
     return PersistentSlot(free[0] if free else -1, not used & _FAR)

@@ -21,7 +21,7 @@ from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree
 from mpicoll.messages.lowering import KernelCall, Phase, lower
 from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun, call_blocking
-from mpicoll.messages.p2p import Plan, PlanRun
+from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules import COLLECTIVES, find
 
@@ -31,7 +31,8 @@ class CheckedOperation(CheckedArguments):
 
     def plan(self, tag_slot: int, allocate: Allocate) -> Plan:
         """Return a plan: the algorithm bound to the caller's memory for long vectors, else to that of `allocate`."""
-        channel, staged, signature = self.channel, self.nbytes <= STAGED_NBYTES, self.signature()
+        channel, signature = self.channel, self.signature()
+        staged = self.nbytes <= STAGED_NBYTES and not self.is_part
         if self.compression is not None:
             source, target = whole_vector(self, staged, allocate)
             stages = compressed.stages(self, target if source is None else source, target, allocate)
@@ -42,16 +43,16 @@ class CheckedOperation(CheckedArguments):
             schedule = row.schedule(channel.size, channel.rank, root=self.root, segments=segments)
             vector, inbox, outbox = bind(self, schedule, staged, allocate)
             stages = lower(schedule, vector, self.reducer, lambda count: allocate(count, self.carrier))
-        if self.persistent:
+        if self.persistent or self.is_part:
             stages, inbox, outbox = self._with_copies(stages, inbox, outbox), None, None
         tag = channel.tags.tag(tag_slot, signature)
         empty_tag = channel.tags.tag(tag_slot, signature.in_common())
-        return Plan(channel, stages, signature, tag, inbox=inbox, outbox=outbox, empty_tag=empty_tag)
+        return MessagePlan(channel, stages, signature, tag, inbox=inbox, outbox=outbox, empty_tag=empty_tag)
 
     def _with_copies(
         self, stages: Sequence[Phase], inbox: np.ndarray | None, outbox: np.ndarray | None
     ) -> tuple[Phase, ...]:
-        """Return the phases with copies in and out, which persistent operations need: their buffers never change."""
+        """Return the phases with copies in and out, for operations whose buffers are the same in each run."""
         before, after = [], []
         if inbox is not None and self.given is not None:
             before = [KernelCall(np.copyto, (inbox, self.given.view(self.carrier)))]
@@ -73,14 +74,10 @@ class CheckedOperation(CheckedArguments):
             self.counts,
             self.recvcounts,
             self.compression,
-            compressed.variant(self.compression),
+            self.variant(),
         )
         if self.nbytes > STAGED_NBYTES:
-            key += (
-                self.source and self.source.address,
-                self.target and self.target.address,
-                self.given is not None and self.given.buffer is self.target,
-            )
+            key += self.memory()
         else:
             key += (self.given is not None, self.result is not None)
         plan = self.channel.cached_plan(key)
@@ -89,6 +86,18 @@ class CheckedOperation(CheckedArguments):
             plan = self.plan(0, self.channel.working_memory.take)
             self.channel.keep_plan(key, plan)
         return plan
+
+    def memory(self) -> tuple[Any, ...]:
+        """Return what a plan for a long vector knows of the caller's memory."""
+        return (
+            self.source and self.source.address,
+            self.target and self.target.address,
+            self.given is not None and self.given.buffer is self.target,
+        )
+
+    def variant(self) -> str:
+        """Return the variant of the plan that the state of the compression asks for; "" if there is only one."""
+        return compressed.variant(self.compression)
 
     def check(self, signature: Signature, number: int, timeout: float) -> None:
         """Compare the call with the other ranks' calls, if ``MPICOLL_CHECK`` asks for it; see :func:`agree`."""

@@ -12,7 +12,7 @@ from mpicoll.collectives.operation import CheckedOperation, NativeOperation, fre
 from mpicoll.collectives.request_lists import fill_empty, look_later
 from mpicoll.communicator.channel import Channel
 from mpicoll.compression import ErrorFeedback
-from mpicoll.kernels import dispatch, executor
+from mpicoll.kernels import composition, dispatch, executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import take_slot
 from mpicoll.messages.p2p import Plan, PlanRun
@@ -308,7 +308,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         return super().Wait(status)
 
     def _go_on(self) -> bool:
-        status = executor.advance.run(self._address)
+        status = composition.advance.run(self._address)
         if status not in (DONE, WAITING):
             self._plan.table.resume(status)
         return bool(status == DONE)

@@ -28,6 +28,7 @@ from mpicoll.collectives.call_context import (
     native,
 )
 from mpicoll.collectives.checked_arguments import VectorPart
+from mpicoll.collectives.hierarchy import HierarchicalOperation
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.messages.call_agreement import refuse
@@ -45,7 +46,10 @@ def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
     """
     scope.channel.ensure_usable()
     try:
-        return _prepare(scope, call)
+        operation = _prepare(scope, call)
+        if isinstance(operation, CheckedOperation) and operation.algorithm == select.HIERARCHY:
+            return HierarchicalOperation.of(operation, scope.timeout)
+        return operation
     except (MismatchError, RemoteError, CollectiveTimeout):  # of a call inside, which all ranks have heard of
         raise
     except Exception as error:  # memory that is missing, or an error of MPI, on this rank alone too

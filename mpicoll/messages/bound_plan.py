@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import OperationError
-from mpicoll.kernels import decorators, executor, instructions
+from mpicoll.kernels import composition, decorators, instructions
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.reduce import native_address
 from mpicoll.messages.lowering import KernelCall
@@ -26,6 +26,54 @@ _HANDLES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int6
 _testall = MPI.Request.Testall
 _startall = MPI.Prequest.Startall
 Step = Callable[[], Any]
+
+
+class Part(Protocol):
+    """A plan that another plan starts and waits for.
+
+    Attributes
+    ----------
+    address
+        Address of its job; 0 if the MPI library cannot be called by address.
+    words_address
+        Address of the words of its operation, see :mod:`mpicoll.kernels.composition`; 0 if they stand in the job.
+    is_compiled
+        True if no row needs the interpreter.
+    """
+
+    address: int
+    words_address: int
+
+    @property
+    def is_compiled(self) -> bool:
+        """See the class."""
+        ...
+
+    def start(self) -> None:
+        """Start a run, from Python."""
+
+    def advance(self, status: int) -> bool:
+        """Advance a run for which compiled code has returned `status`; return whether it is complete."""
+        ...
+
+
+class _FinishPart:
+    """The step that waits for the end of a part, while another one progresses."""
+
+    def __init__(self, part: Part, aside: Part | None) -> None:
+        self._part, self._aside = part, aside
+
+    def __call__(self) -> bool:
+        if self._aside is not None:
+            self._aside.advance(words.WAITING)
+        return self._part.advance(words.WAITING)
+
+    def resume(self, status: int, *, aside: bool) -> bool:
+        """Continue after compiled code has returned `status` of the part, or of the one `aside`."""
+        if aside and self._aside is not None:
+            self._aside.advance(status)
+            return False
+        return self._part.advance(status)
 
 
 class Functions(NamedTuple):
@@ -59,6 +107,7 @@ class Table:
         self._functions = functions()
         self._rows = [_row(0)]
         self._requests: dict[int, np.ndarray] = {}
+        self._parts: list[Part] = []
         self._flag = np.zeros(2, np.int32)
         self._statuses = np.empty(0, np.uint8)
         self._at = 1
@@ -98,6 +147,16 @@ class Table:
         function = call.function
         self._add(row, lambda: function(*arguments))
 
+    def start_part(self, part: Part) -> None:
+        """Add a start of another plan."""
+        self._parts.append(part)
+        self._add(_row(instructions.START_PART, job=part.address, words=part.words_address), part.start)
+
+    def finish_part(self, part: Part, aside: Part | None = None) -> None:
+        """Add a wait for the end of a plan that was started; another one, if it is given, progresses meanwhile."""
+        row = _row(instructions.FINISH_PART, job=part.address, aside=0 if aside is None else aside.address)
+        self._add(row, _FinishPart(part, aside))
+
     def close(self) -> None:
         """Add the end of the plan; nothing may be added after it."""
         self._add(_row(instructions.END), lambda: None)
@@ -112,6 +171,7 @@ class Table:
         self._job = np.zeros(words.JOB_WORDS, np.int64)
         self._first = self._table.ctypes.data + instructions.ROW_NBYTES
         self._job[words.PLAN] = self._table.ctypes.data
+        self._job[words.COMPOSED] = bool(self._parts)
         self.address = self._job.ctypes.data
 
     def _add(self, row: list[int], step: Step) -> None:
@@ -162,7 +222,8 @@ class Table:
     @property
     def is_compiled(self) -> bool:
         """True if no row needs the interpreter."""
-        return self._job is not None and all(row[0] != instructions.CALL for row in self._rows)
+        own = self._job is not None and all(row[0] != instructions.CALL for row in self._rows)
+        return own and all(part.is_compiled for part in self._parts)
 
     @property
     def begun(self) -> int:
@@ -182,7 +243,7 @@ class Table:
         while True:
             status, self._status = self._status, words.WAITING
             if status == words.WAITING:
-                status = executor.advance.run(self.address)
+                status = composition.advance.run(self.address)
             if status == words.WAITING:
                 return False
             if status == words.DONE:
@@ -195,9 +256,12 @@ class Table:
     def _go_on(self, status: int) -> Any:
         """Execute the row at which the executor returned from Python."""
         assert self._job is not None
+        step = self.steps[self.at]
+        if isinstance(step, _FinishPart):
+            return step.resume(status, aside=bool(self._job[words.PLACE]))
         if status == words.FAILED:
             raise MPI.Exception(int(self._job[words.PLACE]))
-        done = self.steps[self.at]()  # a reducer that raised an exception does it again
+        done = step()  # a reducer that raised an exception does it again
         if status == words.RAISED:
             raise OperationError("op: its function raised an exception in compiled code, but none when called again")
         return done

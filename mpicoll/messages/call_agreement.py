@@ -19,7 +19,7 @@ from mpicoll.buffers.reduction_ops import Reducer, reducer_for
 from mpicoll.communicator.channel import Channel, Tags
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.messages.lowering import Vector, lower
-from mpicoll.messages.p2p import Plan, PlanRun
+from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
 from mpicoll.schedules import find
@@ -46,7 +46,7 @@ def _private_plan(
         return np.empty(count, memory.dtype)
 
     stages = lower(schedule, Vector(None, memory, bounds), reducer, scratch)
-    return Plan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
+    return MessagePlan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
 
 
 def _cached(channel: Channel, key: str, make: Callable[[], Plan]) -> Plan:

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Channel
-from mpicoll.errors import CorruptPayload, MpicollError
+from mpicoll.errors import CorruptPayload, MpicollError, OperationError
 from mpicoll.messages.bound_plan import Table
 from mpicoll.messages.lowering import KernelCall, Message, Phase
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -26,26 +26,72 @@ takes less than a microsecond if no other process waits for the core; otherwise 
 
 
 class Plan:
+    """A collective bound to memory: a table of rows that is run any number of times, one run at a time.
+
+    Parameters
+    ----------
+    inbox, outbox
+        Memory to copy the caller's data to before a run, and to copy the result from after it; None if the plan works
+        on the caller's memory.
+
+    Attributes
+    ----------
+    sent_nbytes
+        Bytes of the messages that a run sends, without those whose length depends on data.
+    number
+        The number of the collective that runs the plan now, or has run it last, where this class knows of the run.
+    used
+        The number of the last collective that ran the plan from Python.
+    lanes
+        Keys of the plan in the channel's plan cache.
+    table, awaited
+        The rows; and by row the number of the step, or of the part, that is awaited there, or None.
+    """
+
+    def __init__(
+        self, signature: Signature, *, inbox: np.ndarray | None = None, outbox: np.ndarray | None = None
+    ) -> None:
+        self.signature = signature
+        self.inbox, self.outbox = inbox, outbox
+        self.table = Table()
+        self.awaited: list[int | None] = [None]
+        self.sent_nbytes = 0
+        self.number = 0
+        self.used = 0
+        self.lanes: list[Hashable] = []
+
+    @property
+    def last_use(self) -> int:
+        """The number of the last collective that ran the plan."""
+        return max(self.used, self.table.begun)
+
+    def _note(self, awaited: int | None) -> None:
+        """Note what the rows that were added since the last time wait for."""
+        self.awaited += [awaited] * (len(self.table.steps) - len(self.awaited))
+
+    def progress(self) -> tuple[str, tuple[int, ...]]:
+        """Return the progress of the present run, for messages, and the ranks that are waited for."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Free what the plan holds of the MPI library; it may not be running."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Abandon the present run: nothing more is written to the caller's memory, but by ranks at work on it."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until no rank is at work on the memory of a run that was abandoned."""
+
+
+class MessagePlan(Plan):
     """A schedule bound to memory and to a tag.
 
     Parameters
     ----------
     empty_tag
         The tag of messages without elements, whose sender need not know the element type; `tag` by default.
-
-    Attributes
-    ----------
-    inbox, outbox
-        Memory to copy the caller's data to before a run, and to copy the result from after it; None if the plan works
-        on the caller's memory.
-    sent_nbytes
-        Bytes of the messages that a run sends, without those whose length depends on data.
-    used
-        The number of the last collective that ran the plan from Python.
-    lanes
-        Keys of the plan in the channel's plan cache.
-    table, awaited
-        The rows; and by row the step whose messages are awaited there, or None.
     """
 
     def __init__(
@@ -59,27 +105,22 @@ class Plan:
         outbox: np.ndarray | None = None,
         empty_tag: int | None = None,
     ) -> None:
-        self.signature = signature
+        super().__init__(signature, inbox=inbox, outbox=outbox)
         self._empty_tag = tag if empty_tag is None else empty_tag
-        self.inbox, self.outbox = inbox, outbox
         self.requests: list[list[MPI.Prequest]] = []
         self.peers: list[tuple[int, ...]] = []
-        self.table = Table()
-        self.awaited: list[int | None] = [None]
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
-        self.sent_nbytes = 0
-        self.used = 0
-        self.lanes: list[Hashable] = []
         for stage in stages:
             self._add(channel, stage, tag)
-            self.awaited += [stage.waits_for] * (len(self.table.steps) - len(self.awaited))
+            self._note(stage.waits_for)
         self.table.close()
 
-    @property
-    def last_use(self) -> int:
-        """The number of the last collective that ran the plan."""
-        return max(self.used, self.table.begun)
+    def progress(self) -> tuple[str, tuple[int, ...]]:
+        """Return the step of the present run, and the ranks that it exchanges messages with."""
+        steps = len(self.requests)
+        step = self.awaited[self.table.at] if self.table.at < len(self.awaited) else steps - 1
+        return f"step {(step or 0) + 1} of {steps}", self.peers[step] if step is not None and steps else ()
 
     def _add(self, channel: Channel, stage: Phase, tag: int) -> None:
         if stage.waits_for is not None:
@@ -153,6 +194,7 @@ class PlanRun(InFlight):
     ) -> None:
         super().__init__(channel, number)
         self.plan = plan
+        plan.number = number
         if status is not None:
             plan.table.resume(status)
         else:
@@ -176,14 +218,13 @@ class PlanRun(InFlight):
 
     def waiting(self) -> Waiting:
         """Return the state of the wait."""
-        plan, steps = self.plan, len(self.plan.requests)
-        step = plan.awaited[plan.table.at] if plan.table.at < len(plan.awaited) else steps - 1
-        peers = plan.peers[step] if step is not None and steps else ()
-        return Waiting(self.number, plan.signature, f"step {(step or 0) + 1} of {steps}", peers)
+        progress, peers = self.plan.progress()
+        return Waiting(self.number, self.plan.signature, progress, peers)
 
     def abandon(self, error: BaseException) -> None:
-        """Cancel posted receives, keep the memory of sends alive, and tell the other ranks if they cannot know."""
+        """Abandon the run, keep the memory of sends alive, and tell the other ranks if they cannot know."""
         self.plan.cancel()
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
-        if not isinstance(error, MpicollError) or isinstance(error, CorruptPayload):
+        if not isinstance(error, MpicollError) or isinstance(error, (CorruptPayload, OperationError)):
             self.channel.watchdog.give_up(self.number, error)
+        self.plan.settle()

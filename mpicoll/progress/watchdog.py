@@ -253,6 +253,23 @@ class Watchdog:
                 calls.setdefault(report.text, []).append(rank)
         self.raise_difference(number, calls)
 
+    def raise_mismatch(self, waiting: Waiting, calls: dict[str, list[int]]) -> NoReturn:
+        """Raise MismatchError, and tell all ranks, for a collective of which all ranks in it know that calls differ.
+
+        Parameters
+        ----------
+        calls
+            The ranks of each call as far as they are known, for the message, if ranks do not report theirs in 0.5 s.
+        """
+        with self._lock:
+            self._announced = (-1, 0.0)
+            self._announce(waiting, 0.0)
+            self._gather(waiting.number)
+            wrong = self._find_mismatch()
+            if wrong is not None:
+                self._raise_mismatch(wrong)
+            self.raise_difference(waiting.number, calls)
+
     def raise_difference(self, number: int, calls: dict[str, list[int]]) -> NoReturn:
         """Raise MismatchError with the ranks of each of the different `calls`, and tell all ranks."""
         parts = [f"{self._named(ranks)} called {text}" for text, ranks in sorted(calls.items(), key=lambda c: c[1])]

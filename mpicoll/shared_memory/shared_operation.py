@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -26,6 +27,80 @@ _STATES = (
     "step 2 of 2 (at work)",
     "step 2 of 2 (all must end)",
 )
+
+
+def _seen(job: np.ndarray, size: int) -> list[list[int]]:
+    """Return each rank's stage, call and count; those of the operation before if this one has not started."""
+    seen, rows = np.zeros(3, np.int64), []
+    for rank in range(size):
+        withdrawal.recorded(job.ctypes.data, rank, seen)
+        rows.append(seen.tolist())
+    return rows
+
+
+def calls_of(job: np.ndarray, numbers: Sequence[int]) -> tuple[dict[str, list[int]], list[int]]:
+    """Return the ranks that make each call, by its text, and those of them that have withdrawn.
+
+    Parameters
+    ----------
+    numbers
+        By rank on shared memory, the number to return for it.
+    """
+    calls: dict[str, list[int]] = {}
+    gone = []
+    for number, (stage, call, count) in zip(numbers, _seen(job, len(numbers)), strict=True):
+        if stage >= 0:
+            calls.setdefault(describe(call, count), []).append(number)
+            gone += [number] * (call < 0)
+    return calls, gone
+
+
+def progress_of(job: np.ndarray, size: int) -> tuple[str, tuple[int, ...]]:
+    """Return the progress of an operation, for messages, and the ranks that are waited for."""
+    state = int(job[words.STATE])
+    missing = (rank for rank, row in enumerate(_seen(job, size)) if row[0] < (state == words.LEAVING))
+    return _STATES[state], tuple(missing)
+
+
+def raise_failure(status: int, number: int, op_name: str) -> None:
+    """Raise the exception for a status after which an operation cannot complete, except MISMATCH.
+
+    Raises
+    ------
+    OperationError
+        If the operation's function raised an exception here.
+    RemoteError
+        If another process has ended.
+    """
+    if status == words.LOST:
+        raise RemoteError(f"collective {number}: the memory of another rank can no longer be accessed")
+    if status == words.RAISED:
+        raise OperationError(f"collective {number}: op: {op_name} raised an exception")
+
+
+def raise_inaccessible(number: int) -> NoReturn:
+    """Raise RemoteError, since the buffers of a rank cannot be accessed and the call cannot be made in another way."""
+    raise RemoteError(
+        f"collective {number}: the system does not copy the memory of all ranks between processes; "
+        "MPICOLL_TRANSFER=off does without"
+    )
+
+
+def wait_for_others(job: np.ndarray, node: SharedMemoryDomain, number: int) -> None:
+    """Wait until no other rank accesses this rank's buffers, which has withdrawn from an operation.
+
+    Warns
+    -----
+    RuntimeWarning
+        If a rank that is stopped or very slow still does after 10 s.
+    """
+    until = time.monotonic() + _SETTLE_SECONDS
+    while (rank := withdrawal.at_work(job.ctypes.data)) >= 0 and node.is_running(rank):
+        if time.monotonic() > until:
+            text = f"rank {rank}, which is stopped or very slow, may still use the buffers of collective {number}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return
+        time.sleep(1e-4)
 
 
 class SharedOperation(InFlight):
@@ -63,16 +138,10 @@ class SharedOperation(InFlight):
             status = executor.advance.run(self._job.ctypes.data)
         if status == words.MISMATCH:
             self._raise_mismatch()
-        if status == words.LOST:
-            raise RemoteError(f"collective {self.number}: the memory of another rank can no longer be accessed")
-        if status == words.RAISED:
-            raise OperationError(f"collective {self.number}: op: {self._op_name} raised an exception")
+        raise_failure(status, self.number, self._op_name)
         self.falls_back = status == words.FALLBACK
         if self.falls_back and not self.may_fall_back:
-            raise RemoteError(
-                f"collective {self.number}: the system does not copy the memory of all ranks between processes; "
-                "MPICOLL_TRANSFER=off does without"
-            )
+            raise_inaccessible(self.number)
         return status in (words.DONE, words.FALLBACK)
 
     def be_patient(self) -> None:
@@ -80,21 +149,8 @@ class SharedOperation(InFlight):
         if self.channel.polls == 1:
             self._job[words.YIELDS] = YIELDS
 
-    def _seen(self) -> list[list[int]]:
-        """Return each rank's stage, call and count; those of the operation before if this one has not started."""
-        seen, rows = np.zeros(3, np.int64), []
-        for rank in range(self.channel.size):
-            withdrawal.recorded(self._job.ctypes.data, rank, seen)
-            rows.append(seen.tolist())
-        return rows
-
     def _raise_mismatch(self) -> None:
-        calls: dict[str, list[int]] = {}
-        gone = []
-        for rank, (stage, call, count) in enumerate(self._seen()):
-            if stage >= 0:
-                calls.setdefault(describe(call, count), []).append(rank)
-                gone += [rank] * (call < 0)
+        calls, gone = calls_of(self._job, range(self.channel.size))
         number = self.number - int(self._job[words.STATE] == words.ENTERING)
         if len(calls) == 1:
             self.channel.watchdog.raise_departure(number, gone)
@@ -102,33 +158,19 @@ class SharedOperation(InFlight):
 
     def waiting(self) -> Waiting:
         """Return the state of the wait."""
-        state, job = int(self._job[words.STATE]), self._job
-        missing = tuple(rank for rank, row in enumerate(self._seen()) if row[0] < (state == words.LEAVING))
-        signature = Signature.of(describe(int(job[words.CALL]), int(job[words.COUNT])))
+        progress, missing = progress_of(self._job, self.channel.size)
+        signature = Signature.of(describe(int(self._job[words.CALL]), int(self._job[words.COUNT])))
         self.channel.watchdog.record(self.number, signature)
-        return Waiting(self.number, signature, _STATES[state], missing)
+        return Waiting(self.number, signature, progress, missing)
 
     def abandon(self, error: BaseException) -> None:
         """Withdraw from the operation, and return when no other rank accesses this rank's buffers any more."""
-        job = self._job.ctypes.data
-        withdrawal.withdraw(job)
+        withdrawal.withdraw(self._job.ctypes.data)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
         if not isinstance(error, MpicollError) or isinstance(error, OperationError):
             self.channel.watchdog.give_up(self.number, error)
-        until = time.monotonic() + _SETTLE_SECONDS
-        while (rank := withdrawal.at_work(job)) >= 0 and self._node.is_running(rank):
-            if time.monotonic() > until:
-                text = (
-                    f"rank {rank}, which is stopped or very slow, may still use the buffers of collective {self.number}"
-                )
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
-                return
-            time.sleep(1e-4)
-
-    @property
-    def _node(self) -> SharedMemoryDomain:
         assert self.channel.node is not None
-        return self.channel.node
+        wait_for_others(self._job, self.channel.node, self.number)
 
 
 class QueuedOperation(SharedOperation):

@@ -10,8 +10,9 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.collectives import select
+from mpicoll.collectives import execute, select
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
+from mpicoll.shared_memory.domain import NONBLOCKING_LANES, PLAN_LANES
 from tests.mpi import exact
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -175,16 +176,147 @@ def test_networks_have_rules_of_their_own() -> None:
     assert select.choose("allreduce", 1 << 20, apart._replace(size=3), commutative=False) == "halving_doubling"
 
 
-def test_other_forms_go_by_messages(clustered: Intracomm) -> None:
-    x, y = np.full(1000, clustered.rank + 1.0), np.zeros(1000)
+def _nonblocking(comm: Intracomm, turn: int, count: int) -> tuple[MPI.Request, np.ndarray, np.ndarray | float]:
+    """Start one of several collectives; return its request, its result, and what that must be."""
+    size, rank, root = comm.size, comm.rank, turn % comm.size
+    x, y = np.full(count, rank + turn, np.float64), np.zeros(count)
+    total = size * (size - 1) / 2 + size * turn
+    if turn % 5 == 0:
+        return comm.Iallreduce(x, y), y, total
+    if turn % 5 == 1:
+        return comm.Ireduce(x, y, root=root), y, total if rank == root else 0.0
+    if turn % 5 == 2:
+        y[:] = turn if rank == root else -1
+        return comm.Ibcast(y, root), y, turn
+    if turn % 5 == 3:
+        y = np.zeros(size * count)
+        return comm.Iallgather(x, y), y, np.repeat(np.arange(size) + turn, count)
+    return comm.Ireduce_scatter_block(np.full(size * count, rank + turn, np.float64), y), y, total
+
+
+@pytest.mark.parametrize("count", [3, 5000, 300_007])
+def test_many_nonblocking_operations_at_once(clustered: Intracomm, count: int) -> None:
+    """More than there are lanes for them on a node, completed in the order in which each rank likes to."""
+    turns = 2 * NONBLOCKING_LANES + 1 if count < 10_000 else 5
+    started = [_nonblocking(clustered, turn, count) for turn in range(turns)]
+    blocking = np.full(count, 1.0)
+    clustered.Allreduce(MPI.IN_PLACE, blocking)
+    assert (blocking == clustered.size).all()
+    barrier = clustered.Ibarrier()
+    for request, result, wanted in started if clustered.rank % 2 else reversed(started):
+        request.Wait()
+        assert (result == wanted).all()
+    barrier.Wait()
+
+
+@pytest.mark.parametrize("count", [3, 5000, 300_007])
+def test_persistent_operations_in_any_order(clustered: Intracomm, count: int) -> None:
+    size, rank = clustered.size, clustered.rank
+    inputs = [np.zeros(count) for _ in range(3)]
+    results = [clustered.empty(count), np.zeros(2 * count)[::2], np.zeros(count)]
+    requests = [clustered.Allreduce_init(x, y) for x, y in zip(inputs, results, strict=True)]
+    requests.append(clustered.Bcast_init(inputs[0], root=size - 1))
+    for turn in range(4):
+        for number, x in enumerate(inputs):
+            x[:] = rank + number + turn
+        order = requests[:3] if rank % 2 else requests[2::-1]
+        for request in order:
+            request.Start()
+        for request in reversed(order):
+            request.Wait()
+        for number, y in enumerate(results):
+            assert (y == size * (size - 1) / 2 + size * (number + turn)).all()
+        requests[3].Start()
+        requests[3].Wait()
+        assert (inputs[0] == size - 1 + turn).all()
+    for request in requests:
+        request.Free()
+
+
+def test_persistent_operations_take_messages_where_memory_has_run_out(clustered: Intracomm) -> None:
+    """On the nodes where it has; all others need not know."""
+    x, y = np.ones(100), np.zeros(100)
+    cluster = clustered.channel.cluster
+    if cluster is not None and cluster.node.node is not None and cluster.my_node == 0:
+        cluster.node.node._busy = (1 << PLAN_LANES) - 1
     request = clustered.Allreduce_init(x, y)
-    request.Start()
-    request.Wait()
+    for _ in range(3):
+        y[:] = 0
+        request.Start()
+        request.Wait()
+        assert (y == clustered.size).all()
     request.Free()
-    assert (y == clustered.size * (clustered.size + 1) / 2).all()
-    y[:] = 0
-    clustered.Iallreduce(x, y).Wait()
-    assert (y == clustered.size * (clustered.size + 1) / 2).all()
+
+
+def test_known_calls_are_one_compiled_call(clustered: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if clustered.channel.cluster is None:
+        pytest.skip("one rank a node, or one node")
+    vectors = [(np.full(count, 1.0), np.zeros(count)) for count in (3, 300_007)]
+    for x, y in vectors:
+        clustered.Allreduce(x, y)
+        clustered.Bcast(x, root=1)
+        clustered.Barrier()
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "run", None)  # the general path
+        for x, y in vectors:
+            y[:] = 0
+            clustered.Allreduce(x, y)
+            clustered.Bcast(x, root=1)
+            clustered.Barrier()
+            assert (y == clustered.size).all()
+
+
+def test_compressed_forms_have_equal_bits(clustered: Intracomm) -> None:
+    """All ranks choose the same elements, also where parts of operations start in different orders."""
+    count, comm = 300_007, clustered
+    x = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float32)
+    results = [np.zeros(count, np.float32) for _ in range(3)]
+    plans = [comm.Allreduce_init(x, y, compression="randomk:0.1") for y in results[:2]]
+    request = comm.Iallreduce(x, results[2], compression="randomk:0.1")
+    for plan in plans if comm.rank % 2 else reversed(plans):
+        plan.Start()
+    for waiting in (request, *plans):
+        waiting.Wait()
+    whole = sum(np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(comm.size))
+    for y in results:
+        chosen = y != 0
+        assert 0.05 < chosen.mean() < 0.2
+        np.testing.assert_allclose(y[chosen], 10 * whole[chosen], rtol=0.2, atol=0.01)  # parts are not of equal length
+        assert len({bytes(each) for each in comm.allgather(y.tobytes())}) == 1
+    assert (results[0] != results[1]).any()
+    for plan in plans:
+        plan.Free()
+
+
+def _picky(a: float, b: float) -> float:
+    if a == 13.0 or b == 13.0:
+        raise ArithmeticError("thirteen")
+    return a + b
+
+
+PICKY = mpicoll.op(_picky)
+
+
+@pytest.mark.parametrize("form", ["blocking", "nonblocking", "persistent"])
+def test_all_ranks_hear_of_a_failed_operation(clustered: Intracomm, form: str) -> None:
+    """A function that raises in the part on shared memory, or in that by messages, on some ranks."""
+    x, y = np.zeros(5000), np.zeros(5000)
+    x[-1] = 13.0 if clustered.rank == clustered.size - 1 else 0.0
+
+    def call() -> None:
+        if form == "blocking":
+            clustered.Allreduce(x, y, op=PICKY)
+        elif form == "nonblocking":
+            clustered.Iallreduce(x, y, op=PICKY).Wait()
+        else:
+            request = clustered.Allreduce_init(x, y, op=PICKY)
+            request.Start()
+            request.Wait()
+
+    with pytest.raises((MpicollError, ArithmeticError)):
+        call()
+    with pytest.raises(MpicollError):
+        clustered.Barrier()
 
 
 @pytest.mark.parametrize("count", [5000, 300_007])
