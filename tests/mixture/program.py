@@ -184,6 +184,13 @@ class Call:
             raise WrongResult(f"{self.operation}: the ranks have got different bits")
 
 
+def _over_nodes(comm: Intracomm, operation: Operation, numbers: random.Random) -> dict[str, str]:
+    """Ask for shared memory inside nodes and messages between them, half the time where that is possible."""
+    wanted = numbers.random() < 0.5 and operation.op != "LEFT" and operation.collective not in DIRECT
+    names = comm.algorithms(FAMILY.get(operation.collective, operation.collective)) if wanted else ()
+    return {"algorithm": "hierarchy"} if "hierarchy" in names else {}
+
+
 def _child(numbers: random.Random) -> random.Random:
     """Return numbers for one operation: how many it draws depends on the size of its communicator, so on the rank."""
     return random.Random(numbers.getrandbits(60))
@@ -277,7 +284,7 @@ class Stream:
         name = numbers.choice(names)
         # The MPI library has no float16, and inside its own collectives nobody drives what is in flight.
         native = operation.wide and not self._in_flight
-        excluded = ("shared", "hierarchy", *["native"] * (not native))
+        excluded = ("shared", *["native"] * (not native))
         taken = numbers.random() < 0.08 and operation.op != "LEFT" and name not in excluded
         return {"algorithm": name} if taken else {}
 
@@ -286,7 +293,7 @@ class Stream:
         call = Call(comm, operation, self._own)
         call.load(operation)
         self._note("nonblocking", comm, operation)
-        self._in_flight.append((call, call.make("I")))
+        self._in_flight.append((call, call.make("I", **_over_nodes(comm, operation, numbers))))
         while len(self._in_flight) > _IN_FLIGHT:
             self._end_one(self._own.randrange(len(self._in_flight)))
 
@@ -308,7 +315,8 @@ class Stream:
             comm = numbers.choice(self.comms)
             operation = draw.draw(numbers, self._turn, comm.size)
             call = Call(comm, operation, self._own)
-            self._persistent.append((call, call.make(suffix="_init"), operation))
+            settings = _over_nodes(comm, operation, numbers)
+            self._persistent.append((call, call.make(suffix="_init", **settings), operation))
             return
         taken = numbers.sample(range(_PERSISTENT), numbers.choice((1, 2)))
         for which in taken:
