@@ -26,7 +26,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import CollectiveRequest, NativeRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import NativeRequest, NonblockingNativeRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
@@ -334,7 +334,7 @@ def _native(scope: CallContext, sendbuf: Any, recvbuf: Any, *, chosen: bool) -> 
 def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
     """Begin a nonblocking Alltoallw, which the MPI library does."""
     with scope.channel.alone:
-        return CollectiveRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
+        return NonblockingNativeRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
 
 
 def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:

@@ -8,9 +8,16 @@ from mpi4py import MPI
 
 from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
+from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
-from mpicoll.collectives.requests import CollectiveRequest, MessageRequest, NativeRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import (
+    MessageRequest,
+    NativeRequest,
+    NonblockingNativeRequest,
+    PersistentRequest,
+    Request,
+)
 from mpicoll.communicator.channel import BUSY, Channel
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER
@@ -117,7 +124,9 @@ def start(scope: CallContext, *what: Any) -> Request:
         task = validate.prepare(scope, CallArguments(*what))
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
             return on_shared_memory.SharedRequest(task, scope.timeout)
-        return CollectiveRequest(task, scope.timeout)
+        if isinstance(task, CheckedOperation):
+            return NonblockingMessageRequest(task, scope.timeout)
+        return NonblockingNativeRequest(task, scope.timeout)
 
 
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:

@@ -37,7 +37,7 @@ from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPart, SharedPart
 from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segment, cut, segments_of, shares
-from mpicoll.collectives.node_jobs import node_job
+from mpicoll.collectives.node_jobs import node_job, nonblocking_lane
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
@@ -73,6 +73,12 @@ class HierarchicalOperation(CheckedOperation):
     def memory(self) -> tuple[Any, ...]:
         """Return the addresses of the parts of the vector that the plan reads and writes."""
         return tuple(None if part is None else part.address(self.carrier) for part in (self.given, self.result))
+
+    def resources(self, tag_slot: int) -> tuple[tuple[dict[int, Any], int], ...]:
+        """Return the tag slot, and the operation lane on the node's shared memory."""
+        assert self.channel.cluster is not None
+        lanes = self.channel.cluster.node.occupants
+        return (*super().resources(tag_slot), (lanes, nonblocking_lane(tag_slot)))
 
     def variant(self) -> str:
         """Return the variants of the parts along the lane, whose compression has a state of its own."""
@@ -120,7 +126,7 @@ class _Composition:
         self._cluster, self._lane = task.channel.cluster, _Lane(task)
         self._plan = ComposedPlan(task.channel, task.signature())
         self._job = node_job(self._cluster.node, self._plan, tag_slot, task.timeout if task.persistent else None)
-        self._memory = BoundArguments(task, tag_slot == 0 and task.nbytes <= STAGED_NBYTES, allocate)
+        self._memory = BoundArguments(task, not task.persistent and task.nbytes <= STAGED_NBYTES, allocate)
         # Ranks may start persistent operations in any order, and parts of nonblocking ones start at any time.
         self._numbers = operation_numbers(task.channel, tag_slot != 0)
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import FREED, STARTED_AGAIN, CollectiveRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import FREED, STARTED_AGAIN, NonblockingNativeRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
@@ -88,7 +88,7 @@ def run(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any,
 def start(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> Request:
     """Start a nonblocking call."""
     with scope.channel.alone:
-        return CollectiveRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
+        return NonblockingNativeRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
 
 
 def keep(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> PersistentRequest:

@@ -7,18 +7,7 @@ import numpy as np
 from mpicoll.collectives.composed_plan import ComposedPlan
 from mpicoll.collectives.on_shared_memory import find_free_lane
 from mpicoll.communicator.channel import Channel
-from mpicoll.messages.lowering import KernelCall
-from mpicoll.shared_memory.domain import SharedMemoryDomain
-
-
-class _NodeTurn:
-    """Use of a nonblocking operation lane by one plan."""
-
-    has_ended = False
-
-    def end(self) -> None:
-        """Note that the lane may be used by the next operation."""
-        self.has_ended = True
+from mpicoll.shared_memory.domain import NONBLOCKING_LANES, SharedMemoryDomain
 
 
 def node_job(channel: Channel, plan: ComposedPlan, tag_slot: int, timeout: float | None) -> np.ndarray | None:
@@ -38,7 +27,7 @@ def node_job(channel: Channel, plan: ComposedPlan, tag_slot: int, timeout: float
         return None
     if timeout is not None:
         return _persistent_job(channel, node, plan, timeout)
-    return _turn(node, plan) if tag_slot else node.blocking
+    return node.nonblocking_job(nonblocking_lane(tag_slot)) if tag_slot else node.blocking
 
 
 def _persistent_job(
@@ -52,12 +41,6 @@ def _persistent_job(
     return job
 
 
-def _turn(node: SharedMemoryDomain, plan: ComposedPlan) -> np.ndarray:
-    """Return the job of the next nonblocking lane; the plan waits until the operation before has ended there."""
-    turn, use = node.take_turn(), _NodeTurn()
-    last = turn.last
-    if last is not None and not last.has_ended:
-        plan.call(KernelCall(lambda: last.has_ended, ()))
-    node.end_turn(turn, use)
-    plan.when_freed(use.end)
-    return turn.job
+def nonblocking_lane(tag_slot: int) -> int:
+    """Return the number of the operation lane of a nonblocking operation; one operation at a time may use it."""
+    return tag_slot % NONBLOCKING_LANES

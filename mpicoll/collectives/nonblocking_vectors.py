@@ -24,7 +24,7 @@ from mpicoll.collectives.call_context import CallArguments, CallContext
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.execute import refuse_if_running, start
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
-from mpicoll.collectives.requests import CollectiveRequest, Request
+from mpicoll.collectives.requests import NonblockingNativeRequest, Request
 from mpicoll.collectives.validate_moves import DIRECT
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import Arguments
@@ -65,7 +65,7 @@ class NonblockingVectorCalls:
             refuse_if_running(scope.channel)
             settle(scope.channel, scope.timeout)
             scope.channel.ensure_usable()
-            return CollectiveRequest(self._plain(made) or _packed(scope, made), scope.timeout)
+            return NonblockingNativeRequest(self._plain(made) or _packed(scope, made), scope.timeout)
 
     def _plain(self, made: CallArguments) -> NativeOperation | None:
         """Return the operation if the arguments are plain, contiguous arrays whose blocks fit; else None."""

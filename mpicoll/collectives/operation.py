@@ -60,8 +60,8 @@ class CheckedOperation(CheckedArguments):
             after = [KernelCall(np.copyto, (self.result.view(self.carrier), outbox))]
         return (Phase(None, tuple(before), None), *stages, Phase(None, tuple(after), None))
 
-    def shared_plan(self) -> Plan:
-        """Return the plan for a blocking call, the cached one if there is one."""
+    def plan_key(self) -> tuple[Any, ...]:
+        """Return what a plan depends on, besides tag slot and working memory."""
         key: tuple[Any, ...] = (
             self.title,  # the plan carries the signature, and titles differ where collectives do not
             self.collective,
@@ -77,9 +77,16 @@ class CheckedOperation(CheckedArguments):
             self.variant(),
         )
         if self.nbytes > STAGED_NBYTES:
-            key += self.memory()
-        else:
-            key += (self.given is not None, self.result is not None)
+            return key + self.memory()
+        return (*key, self.given is not None, self.result is not None)
+
+    def resources(self, tag_slot: int) -> tuple[tuple[dict[int, Any], int], ...]:
+        """Return what one operation at a time may use: mappings from numbers to requests, and the numbers."""
+        return ((self.channel.occupants, tag_slot),)
+
+    def shared_plan(self) -> Plan:
+        """Return the plan for a blocking call, the cached one if there is one."""
+        key = self.plan_key()
         plan = self.channel.cached_plan(key)
         if plan is None:
             self.channel.working_memory.restart()
@@ -110,16 +117,12 @@ class CheckedOperation(CheckedArguments):
                 agree(channel, signature, number, timeout)
                 channel.agreed.add(code)
 
-    def begin(self, plan: Plan, timeout: float, *, blocking: bool = True) -> PlanRun:
-        """Enter the collective, copy the data in and return the run, not yet advanced.
-
-        The comparison with the other ranks' calls waits for them; nonblocking calls make it only in mode ``full``.
-        """
+    def begin(self, plan: Plan, timeout: float) -> PlanRun:
+        """Enter the collective, copy the data in and return the run, not yet advanced."""
         number = self.channel.enter(plan.signature)
-        if blocking or self.channel.check == "full":
-            self.check(plan.signature, number, timeout)
+        self.check(plan.signature, number, timeout)
         self.load(plan)
-        return PlanRun(self.channel, plan, number, patient=blocking)
+        return PlanRun(self.channel, plan, number)
 
     def load(self, plan: Plan) -> None:
         """Copy the caller's data to the plan's inbox, if it has one."""

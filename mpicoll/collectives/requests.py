@@ -10,12 +10,11 @@ from mpi4py import MPI
 from mpicoll.collectives.mpi_requests import OwnRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation, fresh_memory
 from mpicoll.collectives.request_lists import fill_empty, look_later
-from mpicoll.communicator.channel import Channel
 from mpicoll.compression import ErrorFeedback
 from mpicoll.kernels import composition, dispatch, executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import take_slot
-from mpicoll.messages.p2p import Plan, PlanRun
+from mpicoll.messages.p2p import PlanRun
 from mpicoll.progress import progress_engine
 from mpicoll.progress.progress_engine import InFlight
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
@@ -184,36 +183,18 @@ class JobRequest(Request):
         return bool(executor.advance.run(self._address) == DONE)
 
 
-class CollectiveRequest(Request):
-    """The request of one nonblocking call."""
+class NonblockingNativeRequest(Request):
+    """The request of one nonblocking call that the MPI library executes."""
 
-    def __init__(self, task: CheckedOperation | NativeOperation, timeout: float) -> None:
+    def __init__(self, task: NativeOperation, timeout: float) -> None:
         super().__init__(timeout)
-        self._task: CheckedOperation | NativeOperation | None = task
-        self._plan: Plan | None = None
-        if isinstance(task, NativeOperation):
-            self._begin(task.start(timeout))
-        else:
-            self._slot = task.channel.next_slot()
-            self._occupy(task.channel)
-            self._plan = task.plan(self._slot, fresh_memory)
-            self._begin(task.begin(self._plan, timeout, blocking=False))
-
-    def _occupy(self, channel: Channel) -> None:
-        """Take the tag slot; if its last occupant is still in flight, wait for it, as every rank does here."""
-        last = channel.occupants.get(self._slot)
-        if last is not None:
-            last.Wait()
-        channel.occupants[self._slot] = self
+        self._task: NativeOperation | None = task
+        self._begin(task.start(timeout))
 
     def _complete(self) -> None:
-        if isinstance(self._task, NativeOperation):
+        if self._task is not None:
             self._task.unload()
-        elif self._task is not None and self._plan is not None:
-            self._task.channel.occupants.pop(self._slot, None)
-            self._task.unload(self._plan)
-            self._plan.free()
-        self._task = self._plan = None
+        self._task = None
         super()._complete()
 
 

@@ -152,6 +152,9 @@ class Channel:
         (:mod:`mpicoll.collectives.compiled_calls`).
     occupants
         By tag slot, the request that took it last, until it is complete or, if it is persistent, freed.
+    nonblocking_plans
+        Plans that are kept for nonblocking calls, see :mod:`mpicoll.collectives.nonblocking_messages`; None before the
+        first one.
     slots
         Tag slots for the next persistent operations, free on all ranks; see
         :func:`mpicoll.messages.call_agreement.take_slot`.
@@ -187,6 +190,7 @@ class Channel:
         self.lanes: dict[Hashable, Any] = {}
         self.known: dict[int, Any] = {}
         self.occupants: dict[int, Any] = {}
+        self.nonblocking_plans: Any = None
         self.slots = deque(self.persistent_slots)
         self._plans: dict[Hashable, Any] = {}
         self._read_news_at = NEWS_EVERY
@@ -298,7 +302,13 @@ class Channel:
         rank. On other ranks it may still be in flight, since messages of one tag are received in the order sent.
         """
         self._nonblocking += 1
-        return 1 + self._nonblocking % (self.tags.slots // 2 - 1)
+        first = self.kept_slots.stop
+        return first + self._nonblocking % (self.tags.slots // 2 - first)
+
+    @property
+    def kept_slots(self) -> range:
+        """The tag slots for nonblocking operations whose plans are kept."""
+        return range(1, 1 + self.tags.slots // 8)
 
     @property
     def persistent_slots(self) -> range:
@@ -310,6 +320,9 @@ class Channel:
         for plan in self._plans.values():
             if self.broken is None:
                 plan.free()
+        if self.nonblocking_plans is not None and self.broken is None:
+            self.nonblocking_plans.release()
+        self.nonblocking_plans = None
         self._plans.clear()
         self.lanes.clear()
         self.known.clear()

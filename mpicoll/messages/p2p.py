@@ -194,14 +194,17 @@ class PlanRun(InFlight):
     ) -> None:
         super().__init__(channel, number)
         self.plan = plan
-        plan.number = number
-        if status is not None:
-            plan.table.resume(status)
-        else:
-            channel.sent_nbytes += plan.sent_nbytes
-            plan.table.start()
+        self._start(status)
         if patient:
             self.be_patient()
+
+    def _start(self, status: int | None) -> None:
+        self.plan.number = self.number
+        if status is not None:
+            self.plan.table.resume(status)
+        else:
+            self.channel.sent_nbytes += self.plan.sent_nbytes
+            self.plan.table.start()
 
     def be_patient(self) -> None:
         """Let compiled code poll more often for messages before it returns."""
@@ -224,7 +227,11 @@ class PlanRun(InFlight):
     def abandon(self, error: BaseException) -> None:
         """Abandon the run, keep the memory of sends alive, and tell the other ranks if they cannot know."""
         self.plan.cancel()
+        self.break_off(error)
+        self.plan.settle()
+
+    def break_off(self, error: BaseException) -> None:
+        """Break the channel, and tell the other ranks if they cannot know."""
         self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
         if not isinstance(error, MpicollError) or isinstance(error, (CorruptPayload, OperationError)):
             self.channel.watchdog.give_up(self.number, error)
-        self.plan.settle()

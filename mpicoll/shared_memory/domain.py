@@ -111,6 +111,7 @@ class SharedMemoryDomain:
         self.copies = self._ratios(comm, known)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
+        self._nonblocking: dict[int, np.ndarray] = {}
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
         self._busy = 0
@@ -201,16 +202,20 @@ class SharedMemoryDomain:
     def take_turn(self) -> NonblockingSlot:
         """Take the next nonblocking lane; :meth:`end_turn` or :meth:`undo_turn` returns it."""
         if not self._turns:
-            self._turns = [self._turn(1 + PLAN_LANES + number) for number in range(NONBLOCKING_LANES)]
+            jobs = map(self.nonblocking_job, range(NONBLOCKING_LANES))
+            self._turns = [NonblockingSlot(job, job.ctypes.data, None) for job in jobs]
         turn = self._turns.pop(0)
         # A rank that advances several operations waits for none of them; see `SharedOperation.be_patient`.
         turn.job[words.YIELDS] = 0
         return turn
 
-    def _turn(self, lane: int) -> NonblockingSlot:
-        job = self._job(lane, self.slot_nbytes)
-        job[words.SPINS] = 1 if self._oversubscribed else _START_SPINS
-        return NonblockingSlot(job, job.ctypes.data, None)
+    def nonblocking_job(self, number: int) -> np.ndarray:
+        """Return the job of a nonblocking lane, for callers that see to it that one operation at a time uses it."""
+        job = self._nonblocking.get(number)
+        if job is None:
+            job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
+            job[words.SPINS] = 1 if self._oversubscribed else _START_SPINS
+        return job
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
         """Return a nonblocking lane with the operation that uses it now."""

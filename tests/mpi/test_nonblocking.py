@@ -250,6 +250,37 @@ def test_starting_does_not_wait_for_the_others(comm: Intracomm) -> None:
             request.Wait()
 
 
+def test_starting_many_of_a_kind_does_not_wait_for_the_others(comm: Intracomm) -> None:
+    """More than have plans of their own; those that have to wait for one start later."""
+    if os.environ.get("MPICOLL_CHECK") == "full":
+        pytest.skip("MPICOLL_CHECK=full compares the ranks' calls before each of them")
+    results, token = [np.full(40, -1.0) for _ in range(30)], np.zeros(1)
+    for algorithm in ("ring", "recursive_doubling"):
+        if comm.rank == 1:
+            receive_soon(token, 78)
+        data = [values(comm.rank, 40, turn) for turn in range(30)]
+        requests = [comm.Iallreduce(x, y, algorithm=algorithm) for x, y in zip(data, results, strict=True)]
+        if comm.rank == 0:
+            MPI.COMM_WORLD.Send(token, 1, 78)
+        for turn in reversed(range(30)):
+            requests[turn].Wait()
+            assert (results[turn] == total(comm, 40, turn)).all()
+
+
+def test_more_signatures_than_are_kept(comm: Intracomm) -> None:
+    counts = np.random.default_rng(5).integers(1, 120, 700)
+    for first in range(0, counts.size, 7):
+        group = [int(count) for count in counts[first : first + 7]]
+        results = [np.zeros(count) for count in group]
+        requests = [
+            comm.Iallreduce(values(comm.rank, count), y, algorithm="ring")
+            for count, y in zip(group, results, strict=True)
+        ]
+        for request, y, count in zip(requests, results, group, strict=True):
+            request.Wait()
+            assert (y == total(comm, count)).all()
+
+
 # Persistent -----------------------------------------------------------------------------------------------------------
 
 
