@@ -93,7 +93,6 @@ SET_UP = {
     ("mpicoll/communicator/settings.py", "agree_on_check_mode"),
     ("mpicoll/communicator/settings.py", "agree_on_session"),
     ("mpicoll/communicator/topology.py", "node_ids"),
-    ("mpicoll/communicator/topology.py", "_any"),
     ("mpicoll/shared_memory/process_copies.py", "__init__"),
     ("mpicoll/shared_memory/process_copies.py", "_seconds"),
     ("mpicoll/shared_memory/process_copies.py", "measure"),

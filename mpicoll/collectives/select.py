@@ -89,10 +89,6 @@ APART: dict[str, tuple[Rule, ...]] = {
     "bcast": (Rule(32 * _KB, "tree"), Rule(_ALWAYS, "double_tree", min_size=4), Rule(_ALWAYS, "tree")),
 }
 """Rows in place of RULES if every rank is on a node of its own: there bytes cost more than steps."""
-OVERSUBSCRIBED: dict[str, tuple[Rule, ...]] = {
-    "allreduce": (Rule(512 * _KB, "halving_doubling"), Rule(8 * _MB, "halving_doubling", power_of_two=True)),
-}
-"""Rows before the hierarchy if a node has fewer cores than ranks: its steps wait for all ranks of the node in turn."""
 ORDERED: dict[str, tuple[Rule, ...]] = {
     "allreduce": (Rule(64 * _KB, "recursive_doubling"), Rule(_ALWAYS, "halving_doubling")),
     "reduce": (Rule(_ALWAYS, "tree"),),
@@ -118,8 +114,6 @@ class Capabilities(NamedTuple):
         Whether there are several nodes, not all of them with a single rank.
     blocked, even
         Whether ranks are numbered node by node; whether all nodes have equally many.
-    oversubscribed
-        Whether there are several nodes and one of them has fewer cores than ranks.
     apart
         Whether every rank is on a node of its own.
     rules
@@ -131,7 +125,6 @@ class Capabilities(NamedTuple):
     hierarchy: bool = False
     blocked: bool = False
     even: bool = False
-    oversubscribed: bool = False
     apart: bool = False
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
@@ -168,9 +161,7 @@ def means_of(channel: Channel) -> Capabilities:
     means = Capabilities(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copies=copies)
     if cluster is None:
         return means
-    return means._replace(
-        hierarchy=True, blocked=cluster.blocked, even=cluster.even, oversubscribed=cluster.oversubscribed
-    )
+    return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even)
 
 
 def names(collective: str, means: Capabilities) -> tuple[str, ...]:
@@ -195,8 +186,7 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
     if means.allow(collective, SHARED, nbytes, commutative):
         return SINGLE_COPY if _single_copy_pays(collective, nbytes, means) else SHARED
     if means.allow(collective, HIERARCHY, nbytes, commutative):
-        sooner = OVERSUBSCRIBED.get(collective, ()) if means.oversubscribed and means.blocked and commutative else ()
-        return next((rule.name for rule in sooner if rule.holds(nbytes, means.size)), HIERARCHY)
+        return HIERARCHY
     rules = RULES.get(collective, ())
     if means.apart:
         rules = APART.get(collective, rules)

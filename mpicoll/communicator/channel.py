@@ -102,7 +102,6 @@ class Topology(Protocol):
     my_node: int
     blocked: bool
     even: bool
-    oversubscribed: bool
 
     def close(self) -> None:
         """Free everything; collective."""

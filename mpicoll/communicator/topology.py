@@ -34,8 +34,6 @@ class NodeTopology:
         Whether ranks are numbered node by node, so that reducing node by node keeps their order.
     even
         Whether all nodes have equally many ranks.
-    oversubscribed
-        Whether any node has fewer cores than ranks.
     """
 
     def __init__(self, parent: Channel, ids: np.ndarray) -> None:
@@ -45,7 +43,6 @@ class NodeTopology:
         self.lanes = min(self.node_of.count(node) for node in set(self.node_of))
         self.blocked = self.node_of == sorted(self.node_of)
         self.even = len(self.node_of) == self.lanes * len(set(self.node_of))
-        self.oversubscribed = _any(comm, parent.polls == 1)
         self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
         inside = comm.Split(self.my_node, comm.rank)
         across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)
@@ -70,12 +67,6 @@ class NodeTopology:
         """Free everything; collective."""
         for channel in self.channels():
             channel.close()
-
-
-def _any(comm: MPI.Intracomm, here: bool) -> bool:
-    result = np.array([here], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
-    return bool(result[0])
 
 
 def node_ids(comm: MPI.Intracomm) -> np.ndarray:
