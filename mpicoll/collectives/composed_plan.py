@@ -7,7 +7,7 @@ calls; the communicators of nodes and lanes carry data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +50,10 @@ class PlanPart(Part, Protocol):
 
     def progress(self) -> tuple[str, tuple[int, ...]]:
         """Return the progress of the present run, and the ranks waited for, by their numbers for the caller."""
+        ...
+
+    def calls_after(self) -> Sequence[KernelCall]:
+        """Return what is to be called after the end of the part."""
         ...
 
     def free(self) -> None:
@@ -167,6 +171,10 @@ class MessagePart:
         progress, peers = self._plan.progress()
         return progress, tuple(self._channel.watchdog.numbers[peer] for peer in peers)
 
+    def calls_after(self) -> Sequence[KernelCall]:
+        """Return nothing: copies are rows of the plan."""
+        return ()
+
     def free(self) -> None:
         """Free the messages."""
         self._plan.free()
@@ -201,7 +209,7 @@ class SharedPart:
         assert node is not None
         self._plan, self._job, self._operation, self._node, self.title = plan, job, operation, node, title
         made = operation_of(operation, allocate)
-        self.aside = made.aside
+        self._aside = made.aside
         long = operation.nbytes > job[words.SLOT_NBYTES]
         made.words[words.PLAN] = node.plan(operation.collective, operation.root, long)
         # The caller's communicator compares calls, where a rank of this node need not hear of all others.
@@ -259,6 +267,13 @@ class SharedPart:
         """Return the progress of the present run, and the ranks waited for."""
         progress, missing = progress_of(self._job, self._node.size)
         return progress, tuple(self._operation.channel.watchdog.numbers[rank] for rank in missing)
+
+    def calls_after(self) -> Sequence[KernelCall]:
+        """Return the copy of a result that was written to temporary memory."""
+        result = self._operation.result
+        if self._aside is None or result is None:
+            return ()
+        return (KernelCall(np.copyto, (result.view(self._operation.carrier), self._aside)),)
 
     def free(self) -> None:
         """Do nothing: the job belongs to the plan."""

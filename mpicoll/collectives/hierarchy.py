@@ -1,6 +1,7 @@
 """Collectives over several nodes: shared memory inside them, messages between them, in one plan.
 
-An allreduce on two nodes with three and two ranks. There are two lanes, and the vector has a share for each lane::
+The order of a collective's parts is data, see :mod:`mpicoll.schedules.node_composition`; here they get their memory. An
+allreduce on two nodes with three and two ranks has two lanes, and the vector a share for each lane::
 
     reduce_scatter inside    0 owns share A, 1 owns B, 2 nothing  |  3 owns A, 4 owns B
     allreduce along lanes    0 with 3 over A                         1 with 4 over B
@@ -17,8 +18,6 @@ another one is on the network::
 
     inside    reduce 0 | reduce 1 | gather 0, reduce 2 | gather 1 | gather 2
     lanes              | 0        | 1                  | 2
-
-(Lanes: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020.)
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
-
-import numpy as np
 
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.collectives import compressed, select
@@ -39,10 +36,9 @@ from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPar
 from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segment, cut, segments_of, shares
 from mpicoll.collectives.node_jobs import node_job, nonblocking_lane
 from mpicoll.collectives.operation import CheckedOperation
-from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
-from mpicoll.messages.lowering import KernelCall
 from mpicoll.messages.p2p import Plan
+from mpicoll.schedules.node_composition import Nodes, Part, Row, compose
 
 _SEGMENT_NUMBERS = 16
 """Numbers of random choices for the segments of one operation."""
@@ -118,7 +114,7 @@ class _Lane:
 
 
 class _Composition:
-    """Composition of one operation's plan."""
+    """Composition of one operation's plan: the rows of :func:`compose`, bound to memory."""
 
     def __init__(self, task: HierarchicalOperation, tag_slot: int, allocate: Allocate) -> None:
         assert task.channel.cluster is not None
@@ -129,195 +125,134 @@ class _Composition:
         self._memory = BoundArguments(task, not task.persistent and task.nbytes <= STAGED_NBYTES, allocate)
         # Ranks may start persistent operations in any order, and parts of nonblocking ones start at any time.
         self._numbers = operation_numbers(task.channel, tag_slot != 0)
+        self._parts: dict[Part, PlanPart] = {}
+        self._node_parts = NodeParts(task, self._room) if task.collective in select.BY_PARTS else None
+        self._segments = [] if self._node_parts or task.collective == "barrier" else self._cut()
+
+    def _cut(self) -> list[Segment]:
+        """Return the segments of a vector that all ranks have; their results are memory for the whole vector."""
+        given, result, count = self._memory.given, self._memory.result, self._task.count
+        if self._task.collective == "bcast":
+            given = result = given or result
+        whole = self._room(count) if result is None else result.buffer
+        assert given is not None
+        if self._task.collective == "allreduce":
+            return list(segments_of(self._task, given.buffer, whole))
+        return [Segment(0, count, given.buffer, whole)]
 
     def plan(self) -> ComposedPlan:
         """Return the plan."""
-        {
-            "allreduce": self._allreduce,
-            "reduce": self._reduce,
-            "bcast": self._bcast,
-            "barrier": self._barrier,
-            "allgather": self._allgather,
-            "reduce_scatter": self._reduce_scatter,
-        }[self._task.collective]()
+        nodes = len(set(self._cluster.node_of))
+        for row in compose(self._task.collective, segments=len(self._segments) or 1, nodes=nodes):
+            if not self._takes(row.part):
+                continue
+            if row.starts:
+                self._start(row.part)
+            elif row.part in self._parts:
+                self._finish(row)
         self._plan.close(self._memory.inbox, self._memory.outbox)
         return self._plan
 
-    # Collectives ------------------------------------------------------------------------------------------------------
+    def _takes(self, part: Part) -> bool:
+        """Return whether this rank takes a part."""
+        cluster = self._cluster
+        if not part.inside:
+            return cluster.lane is not None and (part.collective != "barrier" or cluster.node.rank == 0)
+        at_root = cluster.node_of[self._task.root] == cluster.my_node
+        return part.nodes is Nodes.ALL or at_root == (part.nodes is Nodes.ROOT)
 
-    def _allreduce(self) -> None:
-        given, result = self._memory.given, self._memory.result
-        assert given is not None
-        assert result is not None
-        on_lane: PlanPart | None = None
-        before: Segment | None = None
-        for segment in segments_of(self._task, given.buffer, result.buffer):
-            self._reduce_inside(segment, aside=on_lane)
-            self._finish(on_lane)
-            on_lane = self._start_on_lane("allreduce", segment)
-            if before is not None:
-                self._gather_inside(before, aside=on_lane)
-            before = segment
-        self._finish(on_lane)
-        assert before is not None
-        self._gather_inside(before)
+    def _start(self, part: Part) -> None:
+        """Add the start of a part; a rank without a share of the vector has none along the lane."""
+        operation = self._inside(part) if part.inside else self._on_lane(part)
+        if operation is None:
+            return
+        if operation.algorithm in select.ON_NODE and self._job is not None:
+            made: PlanPart = SharedPart(self._plan, self._job, operation, str(part), self._allocate)
+        else:
+            operation.is_part = True
+            made = MessagePart(operation, operation.plan(self._slot, self._allocate), str(part))
+        self._parts[part] = made
+        self._plan.start(made)
 
-    def _reduce(self) -> None:
-        task, cluster, result = self._task, self._cluster, self._memory.result
-        assert self._memory.given is not None
-        root_node = cluster.node_of[task.root]
-        whole = self._room(task.count) if result is None else result.buffer
-        vector = Segment(0, task.count, self._memory.given.buffer, whole)
-        self._reduce_inside(vector)
-        self._finish(self._start_on_lane("reduce", vector, root=root_node))
-        if cluster.my_node == root_node:
-            self._gather_inside(vector)
+    def _finish(self, row: Row) -> None:
+        part = self._parts[row.part]
+        self._plan.finish(part, None if row.aside is None else self._parts.get(row.aside))
+        for call in part.calls_after():
+            self._plan.call(call)
 
-    def _bcast(self) -> None:
-        task, cluster = self._task, self._cluster
-        part = self._memory.given or self._memory.result
-        assert part is not None
-        vector, root_node = Segment(0, task.count, None, part.buffer), cluster.node_of[task.root]
-        if cluster.my_node == root_node:
-            root = cluster.local_of[task.root]
-            everything = VectorPart(part.buffer, 0, task.count)
-            ends = (everything, None) if cluster.node.rank == root else (None, everything)
-            self._inside("bcast", task.count, *ends, target=part.buffer, root=root)
-        self._finish(self._start_on_lane("bcast", vector, root=root_node))
-        if cluster.my_node != root_node:
-            self._gather_inside(vector)
+    # Parts as operations ----------------------------------------------------------------------------------------------
 
-    def _barrier(self) -> None:
-        self._inside("barrier", 0, None, None)
-        if self._cluster.lane is not None and self._cluster.node.rank == 0:
-            self._finish(self._start(self._cluster.lane, "barrier", 0, None, None))
-        self._inside("barrier", 0, None, None)
+    def _inside(self, part: Part) -> CheckedOperation:
+        """Return the operation of the node's ranks."""
+        if self._node_parts is not None:
+            return self._block_inside(self._node_parts, part)
+        if part.collective == "barrier":
+            return self._operation(part, 0, None, None)
+        vector = self._segments[part.piece]
+        count, (begin, end) = vector.count, self._lane.share(vector.count)
+        share, everything = VectorPart(vector.result, begin, end, begin), VectorPart(vector.result, 0, count)
+        if part.collective == "bcast":
+            root = self._cluster.local_of[self._task.root]
+            ends = (everything, None) if self._cluster.node.rank == root else (None, everything)
+            return self._operation(part, count, *ends, target=vector.result, root=root)
+        counts = self._lane.counts(count)
+        if part.collective == "allgather":
+            return self._operation(part, count, share, everything, target=vector.result, counts=counts)
+        given = VectorPart(vector.given, 0, count)
+        return self._operation(part, count, given, share, source=vector.given, counts=counts)
 
-    def _allgather(self) -> None:
-        given, result, cluster = self._memory.given, self._memory.result, self._cluster
-        assert given is not None
-        assert result is not None
-        assert cluster.lane is not None
-        parts = NodeParts(self._task, self._room)
-        everything = VectorPart(parts.room, 0, parts.room.count)
-        own, facts = parts.on_lane(given), {"target": parts.room, "counts": parts.lane}
-        self._finish(self._start(cluster.lane, "allgather", parts.room.count, own, everything, **facts))
-        for node, counts in enumerate(parts.by_node):
-            block = parts.block(result.buffer, node)
-            whole = VectorPart(block, 0, block.count)
-            self._inside("allgather", block.count, parts.own(node), whole, target=block, counts=counts)
+    def _block_inside(self, parts: NodeParts, part: Part) -> CheckedOperation:
+        """Return the operation on the block of the vector that one node's ranks own."""
+        whole = self._memory.result if part.collective == "allgather" else self._memory.given
+        assert whole is not None
+        block, own, counts = parts.block(whole.buffer, part.piece), parts.own(part.piece), parts.by_node[part.piece]
+        everything = VectorPart(block, 0, block.count)
+        if part.collective == "allgather":
+            return self._operation(part, block.count, own, everything, target=block, counts=counts)
+        return self._operation(part, block.count, everything, own, source=block, counts=counts)
 
-    def _reduce_scatter(self) -> None:
-        given, result, cluster = self._memory.given, self._memory.result, self._cluster
-        assert given is not None
-        assert result is not None
-        assert cluster.lane is not None
-        parts = NodeParts(self._task, self._room)
-        for node, counts in enumerate(parts.by_node):
-            block = parts.block(given.buffer, node)
-            whole = VectorPart(block, 0, block.count)
-            self._inside("reduce_scatter", block.count, whole, parts.own(node), source=block, counts=counts)
-        everything = VectorPart(parts.room, 0, parts.room.count)
-        own, facts = parts.on_lane(result), {"source": parts.room, "counts": parts.lane}
-        self._finish(self._start(cluster.lane, "reduce_scatter", parts.room.count, everything, own, **facts))
-
-    # Steps of collectives ---------------------------------------------------------------------------------------------
-
-    def _reduce_inside(self, vector: Segment, aside: PlanPart | None = None) -> None:
-        """Leave the sums of this node's vectors in its lanes' shares of the result."""
+    def _on_lane(self, part: Part) -> CheckedOperation | None:
+        """Return the operation of the lane's ranks, None if this rank has no share of the vector."""
+        if self._node_parts is not None:
+            return self._block_on_lane(self._node_parts, part)
+        if part.collective == "barrier":
+            return self._operation(part, 0, None, None)
+        vector, lane = self._segments[part.piece], self._cluster.lane
         begin, end = self._lane.share(vector.count)
-        assert vector.given is not None
-        given, result = VectorPart(vector.given, 0, vector.count), VectorPart(vector.result, begin, end, begin)
-        counts = self._lane.counts(vector.count)
-        self._inside("reduce_scatter", vector.count, given, result, aside=aside, source=vector.given, counts=counts)
-
-    def _gather_inside(self, vector: Segment, aside: PlanPart | None = None) -> None:
-        """Let all ranks of the node have the lanes' shares of the result."""
-        begin, end = self._lane.share(vector.count)
-        own, everything = VectorPart(vector.result, begin, end, begin), VectorPart(vector.result, 0, vector.count)
-        counts = self._lane.counts(vector.count)
-        self._inside("allgather", vector.count, own, everything, aside=aside, target=vector.result, counts=counts)
-
-    def _start_on_lane(self, collective: str, vector: Segment, root: int = 0) -> PlanPart | None:
-        """Start a collective of this rank's share, in place; return None if it has none."""
-        lane, (begin, end) = self._cluster.lane, self._lane.share(vector.count)
         if lane is None or begin == end:
             return None
-        share = cut(vector.result, begin, end)
-        part, at_root = VectorPart(share, 0, end - begin), lane.rank == root
-        given = part if collective != "bcast" or at_root else None
-        result = part if collective == "allreduce" or at_root == (collective == "reduce") else None
-        to_share = result is not None or collective == "bcast"
-        facts: dict[str, Any] = {"target": share} if to_share else {"source": share}
+        root = self._cluster.node_of[self._task.root]
+        share, at_root = cut(vector.result, begin, end), lane.rank == root
+        own = VectorPart(share, 0, end - begin)
+        given = own if part.collective != "bcast" or at_root else None
+        result = own if part.collective == "allreduce" or at_root == (part.collective == "reduce") else None
+        facts: dict[str, Any] = {"source": share} if part.collective == "reduce" and not at_root else {"target": share}
         if vector.compression is not None:
             facts.update(compression=self._lane.compression(vector), numbers=self._numbers_of(vector))
-        return self._start(lane, collective, end - begin, given, result, root=root, **facts)
+        return self._operation(part, end - begin, given, result, root=root, **facts)
+
+    def _block_on_lane(self, parts: NodeParts, part: Part) -> CheckedOperation:
+        """Return the operation on the parts of the vector that the lane's ranks own."""
+        caller = self._memory.given if part.collective == "allgather" else self._memory.result
+        assert caller is not None
+        own, everything = parts.on_lane(caller), VectorPart(parts.room, 0, parts.room.count)
+        if part.collective == "allgather":
+            return self._operation(part, parts.room.count, own, everything, target=parts.room, counts=parts.lane)
+        return self._operation(part, parts.room.count, everything, own, source=parts.room, counts=parts.lane)
 
     def _numbers_of(self, segment: Segment) -> Callable[[], int]:
         """Return the function that numbers random choices of a segment."""
         return lambda: _SEGMENT_NUMBERS * self._numbers() + segment.number
 
-    def _inside(
-        self,
-        collective: str,
-        count: int,
-        given: VectorPart | None,
-        result: VectorPart | None,
-        aside: PlanPart | None = None,
-        **facts: Any,
-    ) -> None:
-        """Add a collective of the ranks of the node; another part may progress meanwhile."""
-        channel = self._cluster.node
-        means = select.means_of(channel)._replace(may_block=self._slot == 0)
-        means = means if self._job is not None else means.without_memory()
-        operation = self._operation(channel, means, collective, count, given, result, **facts)
-        if operation.algorithm not in select.ON_NODE or self._job is None:
-            self._finish(self._start_messages(operation, "inside the node"), aside)
-            return
-        title = f"{collective} inside the node"
-        part = SharedPart(self._plan, self._job, operation, title, self._allocate)
-        self._plan.start(part)
-        self._plan.finish(part, aside)
-        if part.aside is not None and result is not None:
-            self._plan.call(KernelCall(np.copyto, (result.view(self._task.carrier), part.aside)))
-
-    def _start(
-        self,
-        channel: Channel,
-        collective: str,
-        count: int,
-        given: VectorPart | None,
-        result: VectorPart | None,
-        **facts: Any,
-    ) -> PlanPart:
-        """Start a collective along the lane, by messages."""
-        means = select.means_of(channel).without_memory()
-        return self._start_messages(
-            self._operation(channel, means, collective, count, given, result, **facts), "between nodes"
-        )
-
-    def _start_messages(self, operation: CheckedOperation, place: str) -> PlanPart:
-        operation.is_part = True
-        title = f"{operation.collective} {place}"
-        part = MessagePart(operation, operation.plan(self._slot, self._allocate), title)
-        self._plan.start(part)
-        return part
-
-    def _finish(self, part: PlanPart | None, aside: PlanPart | None = None) -> None:
-        if part is not None:
-            self._plan.finish(part, aside)
-
     def _operation(
-        self,
-        channel: Channel,
-        means: select.Capabilities,
-        collective: str,
-        count: int,
-        given: VectorPart | None,
-        result: VectorPart | None,
-        **facts: Any,
+        self, part: Part, count: int, given: VectorPart | None, result: VectorPart | None, **facts: Any
     ) -> CheckedOperation:
-        task = self._task
+        """Return the operation of a part, with the algorithm that suits the node or the lane."""
+        task, collective = self._task, part.collective
+        channel = self._cluster.node if part.inside else self._cluster.lane
+        assert channel is not None
+        means = select.means_of(channel)._replace(may_block=self._slot == 0)
+        means = means if part.inside and self._job is not None else means.without_memory()
         if collective in select.ORDERED:
             facts.update(op_name=task.op_name, reducer=task.reducer)
         name = select.choose(collective, count * task.dtype.itemsize, means, commutative=not task.ordered)

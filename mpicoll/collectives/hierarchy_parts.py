@@ -69,14 +69,14 @@ class Segment:
     number, count
         Its number among the segments, and its number of elements.
     given, result
-        This rank's input, None where there is none or it does not matter; and memory for the whole result.
+        This rank's input, and memory for the whole result; the same for a bcast.
     compression
         The compression of the segment.
     """
 
     number: int
     count: int
-    given: Buffer | None
+    given: Buffer
     result: Buffer
     compression: compressed.Compression | None = None
 
