@@ -72,6 +72,34 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
     return lines
 
 
+def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
+    """Return the lines that show a collective over several nodes."""
+    from mpicoll.schedules import node_composition
+    from mpicoll.schedules.render_composition import draw
+
+    collective, size = arguments.collective or "allreduce", arguments.size or 4
+    if collective not in node_composition.COLLECTIVES:
+        names = ", ".join(node_composition.COLLECTIVES)
+        raise MpicollError(f"hierarchy: there is none for {collective}; collectives are {names}")
+    if not 0 <= arguments.root < size:
+        raise MpicollError(f"--root: {arguments.root} is not in 0..{size - 1}")
+    each = arguments.ranks_per_node or -(-size // 2)
+    sizes = [min(each, size - first) for first in range(0, size, each)]
+    if collective in ("allgather", "reduce_scatter") and len(set(sizes)) > 1:
+        raise MpicollError(f"--ranks-per-node: {collective} needs nodes of equal size, not {sizes}")
+    segments = node_composition.segments_for(arguments.bytes) if collective == "allreduce" else 1
+    lines = [
+        f"{collective} · hierarchy: shared memory inside nodes, messages along lanes",
+        f"{size} ranks on {len(sizes)} nodes, {format_nbytes(arguments.bytes)}",
+        "",
+        *draw(collective, sizes, segments=segments),
+    ]
+    if arguments.verify:
+        node_composition.verify(collective, sizes, root=arguments.root, segments=segments)
+        lines += ["", f"verified for {size} ranks on {len(sizes)} nodes, given that its parts are correct"]
+    return lines
+
+
 def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     """Return the lines that compare the algorithms of a collective."""
     collective, size = arguments.name, arguments.size or 4
@@ -98,17 +126,14 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
 def _explain(arguments: argparse.Namespace) -> list[str]:
     if arguments.name in ALGORITHMS and arguments.algorithm is None:
         return _explain_collective(arguments)
-    if "hierarchy" in (arguments.name, arguments.algorithm):
-        raise MpicollError(
-            "hierarchy: has no schedule of its own; it runs shared inside each node and another algorithm by messages "
-            "between nodes, each of which can be explained"
-        )
     if arguments.algorithm is not None:
         if arguments.name not in ALGORITHMS:
             raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
         arguments.collective, arguments.name = arguments.name, arguments.algorithm
     if arguments.name in ("shared", "single_copy"):
         return _explain_shared(arguments)
+    if arguments.name == "hierarchy":
+        return _explain_hierarchy(arguments)
     algorithm = find_any(arguments.name, arguments.collective)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)
@@ -185,11 +210,12 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "name",
         help="a collective (compares its algorithms, or draws that of --algorithm), an algorithm (see: python -m "
-        "mpicoll algorithms), or shared or single_copy (plans on one node)",
+        "mpicoll algorithms), shared or single_copy (plans on one node), or hierarchy (several nodes)",
     )
     add("--algorithm", metavar="NAME", help="the algorithm, if the first argument is a collective")
     add("--collective", choices=list(ALGORITHMS), help="the collective, if several have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
+    add("--ranks-per-node", type=positive, help="ranks of each node, for hierarchy (otherwise two nodes)")
     add("--root", type=int, default=0, help="root of rooted collectives")
     add("--segments", type=positive, default=1, help="segments of each chunk, for pipelined algorithms")
     add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")

@@ -96,13 +96,26 @@ def test_every_algorithm_can_be_explained(capsys: pytest.CaptureFixture[str], si
             assert name in explain(capsys, name, "--collective", collective, "--size", size)
 
 
+def test_collectives_over_several_nodes_are_drawn_and_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "allreduce", "--algorithm", "hierarchy", "--bytes", "2MB", "--verify")
+    assert "nodes   0 1 | 2 3\nlanes   0 2 | 1 3\n" in text
+    assert "reduce_scatter inside the node (segment 1), while allreduce along the lane (segment 0) progresses" in text
+    assert "verified for 4 ranks on 2 nodes" in text
+    text = explain(capsys, "hierarchy", "--collective", "bcast", "--size", "7", "--ranks-per-node", "3")
+    assert "nodes   0 1 2 | 3 4 5 | 6\nlanes   0 3 6\n" in text
+    assert "bcast inside the node, on the root's node" in text
+    for collective in ("reduce", "barrier", "allgather", "reduce_scatter"):
+        assert collective in explain(capsys, "hierarchy", "--collective", collective, "--verify")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["rings"], "there is no 'rings'; there are bruck"),
         (["rings"], "collectives are allreduce"),
-        (["hierarchy"], "hierarchy: has no schedule of its own"),
-        (["allreduce", "--algorithm", "hierarchy"], "hierarchy: has no schedule of its own"),
+        (["hierarchy", "--collective", "scan"], "hierarchy: there is none for scan; collectives are allreduce, reduce"),
+        (["allgather", "--algorithm", "hierarchy", "--size", "5"], "--ranks-per-node: allgather needs nodes of equal"),
+        (["hierarchy", "--root", "4"], "--root: 4 is not in 0..3"),
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
         (["ring", "--values", VALUES, "--size", "5"], "4 vectors were given for --size 5"),
         (["ring", "--rank", "9"], "--rank: 9"),

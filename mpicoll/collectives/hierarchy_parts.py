@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpicoll.buffers.flat_buffer import Buffer
-from mpicoll.collectives import compressed, select
+from mpicoll.collectives import compressed
 from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.schedules import chunk_bounds
+from mpicoll.schedules.node_composition import segments_for
 
 _SHARE_NBYTES = 4 << 10
 """In bytes. A shorter share is not worth a message of its own."""
@@ -83,7 +84,7 @@ class Segment:
 
 def segments_of(task: CheckedArguments, given: Buffer, result: Buffer) -> Iterator[Segment]:
     """Yield the segments of an allreduce."""
-    number = select.hierarchy_segments(task.nbytes)
+    number = segments_for(task.nbytes)
     if number < 2:
         yield Segment(0, task.count, given, result, task.compression)
         return

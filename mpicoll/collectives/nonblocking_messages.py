@@ -213,9 +213,9 @@ def _plan_for(task: CheckedOperation, signature: Signature) -> tuple[KeptPlan, i
     channel = task.channel
     kept = channel.nonblocking_plans
     if task.compression is not None or task.uneven or task.nbytes > _MOST_NBYTES or not signature.is_complete:
-        slot = channel.next_slot()
+        slot = channel.tags.next_slot()
         return KeptPlan(task.plan(slot, fresh_memory), dropped=True), slot
     if kept is None:
-        kept = channel.nonblocking_plans = NonblockingPlans(channel.kept_slots)
+        kept = channel.nonblocking_plans = NonblockingPlans(channel.tags.kept_slots)
     place = kept.place(signature)
     return kept.plan(place, task.plan_key(), lambda: task.plan(place.slot, fresh_memory)), place.slot

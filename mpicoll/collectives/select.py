@@ -25,8 +25,6 @@ SEGMENT_NBYTES = 256 << 10
 MAX_SEGMENTS = 64
 _STAGED = 1.25
 """Cost factor of stages beyond their copies: ranks wait for each other after each segment."""
-_HIERARCHY_SEGMENT_NBYTES = 1 << 20
-_MAX_HIERARCHY_SEGMENTS = 8
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
@@ -275,11 +273,6 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
         return 1
     per_chunk = nbytes // max(size, 2)
     return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))
-
-
-def hierarchy_segments(nbytes: int) -> int:
-    """Return the number of segments of an allreduce in the hierarchy."""
-    return max(1, min(_MAX_HIERARCHY_SEGMENTS, nbytes // _HIERARCHY_SEGMENT_NBYTES))
 
 
 def fill_dispatch(channel: Channel, means: Capabilities) -> int:

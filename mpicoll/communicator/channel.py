@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
+from mpicoll.communicator.tags import Tags
 from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
@@ -29,28 +30,6 @@ from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
 
 MAX_PLANS = 256
 """The largest number of plans kept for repeated calls; each holds its requests."""
-
-
-class Tags:
-    """Layout of message tags: some bits are the number of a tag slot, the others a code of the call's signature.
-
-    A message of a call that its peer does not make matches no receive there, so that a wrong program overwrites
-    nothing, and two operations in flight cannot receive each other's messages.
-    """
-
-    AGREEMENT, EXCHANGE, SLOTS, FIRST_FREE = 1, 2, 3, 4
-    """Values in slot 0; 0 itself is the control tag."""
-
-    def __init__(self, upper_bound: int) -> None:
-        bits = min((upper_bound + 1).bit_length() - 1, 29)
-        slot_bits = min(12, bits // 3 + 2)
-        self.slots = 1 << slot_bits
-        self._code_bits = bits - slot_bits
-
-    def tag(self, slot: int, signature: Signature) -> int:
-        """Return the tag of a call in a slot; slot 0 is for blocking calls."""
-        codes = (1 << self._code_bits) - self.FIRST_FREE
-        return (slot << self._code_bits) + self.FIRST_FREE + signature.code % codes
 
 
 BUSY = "another collective is being called on this communicator, from a thread or a callback"
@@ -190,10 +169,9 @@ class Channel:
         self.known: dict[int, Any] = {}
         self.occupants: dict[int, Any] = {}
         self.nonblocking_plans: Any = None
-        self.slots = deque(self.persistent_slots)
+        self.slots = deque(self.tags.persistent_slots)
         self._plans: dict[Hashable, Any] = {}
         self._read_news_at = NEWS_EVERY
-        self._nonblocking = 0
         _channels.add(self)
 
     def _domain(self, parent: Ancestor | None) -> node.SharedMemoryDomain | None:
@@ -293,26 +271,6 @@ class Channel:
             dropped.free()
         plan.used = self.dispatch.number + 1
         self._plans[key] = plan
-
-    def next_slot(self) -> int:
-        """Return the tag slot of the next nonblocking operation, the same on all ranks.
-
-        Slots are reused after some thousand operations; before that the caller waits for the last occupant on this
-        rank. On other ranks it may still be in flight, since messages of one tag are received in the order sent.
-        """
-        self._nonblocking += 1
-        first = self.kept_slots.stop
-        return first + self._nonblocking % (self.tags.slots // 2 - first)
-
-    @property
-    def kept_slots(self) -> range:
-        """The tag slots for nonblocking operations whose plans are kept."""
-        return range(1, 1 + self.tags.slots // 8)
-
-    @property
-    def persistent_slots(self) -> range:
-        """The tag slots for persistent operations."""
-        return range(self.tags.slots // 2, self.tags.slots)
 
     def release(self) -> None:
         """Free the requests of all plans; local, so that it is possible at any time before MPI is finalised."""

@@ -16,7 +16,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.reduction_ops import Reducer, reducer_for
-from mpicoll.communicator.channel import Channel, Tags
+from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.tags import Tags
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.messages.lowering import Vector, lower
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
@@ -78,7 +79,7 @@ def _exchange_plan(channel: Channel) -> Plan:
 
 
 def _slots_plan(channel: Channel) -> Plan:
-    memory, minimum = np.empty(len(channel.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
+    memory, minimum = np.empty(len(channel.tags.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
     return _cached(
         channel,
         "slots",
@@ -159,12 +160,12 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
     if not channel.slots:
         plan = _slots_plan(channel)
         assert plan.inbox is not None
-        slots = channel.persistent_slots
+        slots = channel.tags.persistent_slots
         plan.inbox[:] = [slot not in channel.occupants for slot in slots]
         free = _run(channel, plan, signature, number, timeout)
         channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
     if not channel.slots:
-        alive = len(channel.persistent_slots)
+        alive = len(channel.tags.persistent_slots)
         raise RuntimeError(f"persistent request: all {alive} tag slots of the communicator are in use; free requests")
     return channel.slots.popleft()
 

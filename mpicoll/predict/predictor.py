@@ -19,6 +19,7 @@ from mpicoll.schedules import ALGORITHMS, Algorithm, find
 from mpicoll.schedules.all_ranks import Rotation, Structure
 from mpicoll.schedules.cost import bus_factor
 from mpicoll.schedules.machine import IDENTITY, Correction, Link, MachineDescription, SharedPoint, Wire
+from mpicoll.schedules.node_composition import segments_for
 from mpicoll.schedules.simulate import run
 from mpicoll.schedules.types import Recv, Send, Step
 
@@ -176,7 +177,7 @@ def _counts(nodes: Sequence[int]) -> set[int]:
 def _hierarchy(machine: MachineDescription, case: PredictedCase, wire: Wire) -> Prediction:
     """Price a hierarchical allreduce: shared memory inside nodes, a schedule between them, pipelined by segments."""
     ranks = per_node(case)
-    count = select.hierarchy_segments(case.nbytes)
+    count = segments_for(case.nbytes)
     piece = case.nbytes // count
     inside = [shared_seconds(machine.shared, kind, ranks, piece) for kind in ("reduce_scatter", "allgather")]
     idle = [shared_seconds(machine.shared, kind, ranks, 0) for kind in ("reduce_scatter", "allgather")]

@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
     def __str__(self) -> str:
         """Return the part in words."""
-        return f"{self.collective} {'inside' if self.inside else 'along the lane'}"
+        return f"{self.collective} {'inside the node' if self.inside else 'along the lane'}"
 
 
 class Row(NamedTuple):
@@ -63,8 +63,14 @@ class Row(NamedTuple):
     aside: Part | None = None
 
 
+_SEGMENT_NBYTES, _MAX_SEGMENTS = 1 << 20, 8
 COLLECTIVES = ("allreduce", "reduce", "bcast", "barrier", "allgather", "reduce_scatter")
 """Collectives that have compositions; the last two where all nodes have equally many ranks."""
+
+
+def segments_for(nbytes: int) -> int:
+    """Return the number of segments of an allreduce of `nbytes` bytes."""
+    return max(1, min(_MAX_SEGMENTS, nbytes // _SEGMENT_NBYTES))
 
 
 def compose(collective: str, *, segments: int = 1, nodes: int = 2) -> tuple[Row, ...]:
