@@ -198,7 +198,8 @@ def test_collectives_are_exact_across_hosts_with_a_delay() -> None:
         assert cluster.relayed.frames > 0
         assert cluster.description["delayed_by"] == "relay"
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "all exact\n"
+    # After slow starts UCX may warn of questions that ranks asked each other and nobody needed to receive.
+    assert done.stdout.startswith("all exact\n")
     assert wait_for(lambda: everything() == before)
     assert not relays(os.getpid())
 
