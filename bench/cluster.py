@@ -1,9 +1,10 @@
-"""MPI programs on an emulated cluster: hosts of one machine, joined by links of a given rate.
+"""MPI programs on an emulated cluster: hosts of one machine, joined by links of a given rate and delay.
 
 ``python -m bench.cluster --hosts 4 --ranks 2 --rate 1gbit -- -m bench.collectives --collective allreduce`` runs Python
 with these arguments on 4 hosts with 2 ranks each, under the MPI library of this Python; the exit status is the
 program's. Ranks of one host share memory, ranks of different hosts have TCP over the links and nothing else.
-``--check`` measures what a link carries. Needs Linux, root, and ip and tc (package iproute2); see
+``--delay 5ms --jitter 1ms`` has every frame take 4 to 6 ms from one host to another. ``--check`` measures what a link
+carries and how long a message takes. Needs Linux, root, and ip and tc (package iproute2); see
 :mod:`bench.namespaces`.
 
 The hosts share this machine's cores: times of computation mean little, times of long messages mean much.
@@ -19,18 +20,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import launch
+from bench.link_relay import RelayCounters
+from bench.links import LinkDelay
 from bench.namespaces import BRIDGE, SUBNET, Hosts, NamespaceError, unavailable
 from mpicoll.environment import cores
+from mpicoll.quantities import parse_seconds
 
 __all__ = ["VARIABLE", "EmulatedCluster", "unavailable"]
 
 VARIABLE = "MPICOLL_BENCH_CLUSTER"
-"""Tells the ranks what they run on: ``{"hosts": 4, "ranks_per_host": 2, "gbit": 1.0}``."""
+"""Tells the ranks what they run on: see :attr:`EmulatedCluster.description`."""
+_LOOK_SECONDS = 1.0
 _END_SECONDS = 20.0
 
 
@@ -43,6 +49,13 @@ class EmulatedCluster:
         Ranks are numbered host by host.
     gbit
         10^9 bits per second of each host's link, each way.
+    delay, jitter
+        Seconds that every frame takes from one host to another, and by how much that varies, more or less.
+
+    Attributes
+    ----------
+    relayed
+        Counts of the relay that makes the delay, of the last run; zeros where there is none.
 
     Raises
     ------
@@ -52,16 +65,31 @@ class EmulatedCluster:
         If the machine does not allow it; `unavailable` says so beforehand.
     """
 
-    def __init__(self, hosts: int = 2, ranks_per_host: int = 2, gbit: float = 1.0) -> None:
+    def __init__(
+        self, hosts: int = 2, ranks_per_host: int = 2, gbit: float = 1.0, delay: float = 0.0, jitter: float = 0.0
+    ) -> None:
         if ranks_per_host < 1:
             raise ValueError(f"ranks_per_host: {ranks_per_host} is not at least 1")
         self.hosts, self.ranks_per_host, self.gbit = hosts, ranks_per_host, gbit
-        self._hosts = Hosts(hosts, gbit)
+        self.delay = LinkDelay(delay, jitter)
+        self.relayed = RelayCounters()
+        self._hosts = Hosts(hosts, gbit, self.delay)
 
     @property
     def description(self) -> dict[str, Any]:
-        """Facts of the cluster that every rank finds in its environment."""
-        return {"hosts": self.hosts, "ranks_per_host": self.ranks_per_host, "gbit": self.gbit}
+        """Facts of the cluster that every rank finds in its environment.
+
+        ``{"hosts": 4, "ranks_per_host": 2, "gbit": 1.0, "delay": 0.005, "jitter": 0.0, "delayed_by": "relay"}``;
+        times in seconds.
+        """
+        return {
+            "hosts": self.hosts,
+            "ranks_per_host": self.ranks_per_host,
+            "gbit": self.gbit,
+            "delay": self.delay.seconds,
+            "jitter": self.delay.jitter,
+            "delayed_by": self._hosts.delayed_by,
+        }
 
     def run(
         self,
@@ -86,6 +114,8 @@ class EmulatedCluster:
         ------
         subprocess.TimeoutExpired
             If it took too long; what it has written is in there.
+        NamespaceError
+            If the links ended meanwhile.
         """
         hosts = [(name, self.ranks_per_host) for name in self._hosts.names]
         command, settings = launch.remote_command(hosts, self._hosts.agent, BRIDGE, f"{SUBNET}.0/24", arguments)
@@ -96,6 +126,7 @@ class EmulatedCluster:
         variables["TMPDIR"] = str(self._hosts.folder / "switch")
         # Entering a mount namespace leads to its root.
         there = [*self._hosts.enter, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd()), *command]
+        before = self._hosts.relayed()
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             process = subprocess.Popen(
                 there,
@@ -106,13 +137,26 @@ class EmulatedCluster:
                 start_new_session=True,
             )
             try:
-                status = process.wait(timeout)
+                status = self._wait(process, timeout)
             except subprocess.TimeoutExpired as error:
                 self._end(process)
                 raise subprocess.TimeoutExpired(command, timeout, _text(out), _text(err)) from error
             finally:
                 self._end(process)
+            self._hosts.check()
+            self.relayed = self._hosts.relayed().since(before)
             return subprocess.CompletedProcess(command, status, _text(out), _text(err))
+
+    def _wait(self, process: subprocess.Popen[bytes], timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while True:
+            left = max(0.0, end - time.monotonic())
+            try:
+                return process.wait(min(left, _LOOK_SECONDS))
+            except subprocess.TimeoutExpired:
+                if left <= _LOOK_SECONDS:
+                    raise
+            self._hosts.check()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         self._hosts.kill_programs()
@@ -142,6 +186,14 @@ def parse_rate(text: str) -> float:
     return float(match[1]) * (1.0 if match[2] == "g" else 1e-3)
 
 
+def add_delay_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--delay`` and ``--jitter``, in seconds."""
+    delay = "time that every frame takes from one host to another, such as 5ms or 200us (default: none is added)"
+    parser.add_argument("--delay", type=parse_seconds, default=0.0, metavar="TIME", help=delay)
+    jitter = "by how much the delay varies, more or less (default: 0)"
+    parser.add_argument("--jitter", type=parse_seconds, default=0.0, metavar="TIME", help=jitter)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser."""
     parser = argparse.ArgumentParser(
@@ -152,6 +204,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, default=2, help="ranks on each host (default: %(default)s)")
     rate = "rate of each host's link, each way, such as 1gbit or 100mbit (default: 1gbit)"
     add("--rate", type=parse_rate, default=1.0, metavar="RATE", help=rate)
+    add_delay_options(parser)
     add("--timeout", type=float, default=3600.0, metavar="S", help="seconds for the program (default: %(default)s)")
     add("--check", action="store_true", help="measure what the link between two hosts carries, and end")
     add("arguments", nargs="*", metavar="ARGUMENT", help="arguments of Python, after --")
@@ -160,6 +213,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _end_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def _run(arguments: argparse.Namespace, program: Sequence[str]) -> int:
+    where = (arguments.hosts, arguments.ranks, arguments.rate, arguments.delay, arguments.jitter)
+    with EmulatedCluster(*where) as cluster:
+        status = cluster.run(program, timeout=arguments.timeout, stream=True).returncode
+        if cluster.relayed.frames and (arguments.check or cluster.relayed.too_slow):
+            print(cluster.relayed.describe(), file=sys.stderr)
+        return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,8 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: {reason}\n")
     program = ["-m", "bench.link_check"] if arguments.check else arguments.arguments
     try:
-        with EmulatedCluster(arguments.hosts, arguments.ranks, arguments.rate) as cluster:
-            return cluster.run(program, timeout=arguments.timeout, stream=True).returncode
+        return _run(arguments, program)
     except (ValueError, FileNotFoundError, NamespaceError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except subprocess.TimeoutExpired:

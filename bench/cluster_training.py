@@ -2,8 +2,8 @@
 
 ``python -m bench.cluster_training`` trains the digits with a perceptron of 1.1 million parameters on 4 emulated hosts
 with one rank each, whose links carry 0.1 and 1 Gbit/s (:mod:`bench.cluster`: Linux, root). Data, order, initial
-weights, batch and learning rate are the same for all; options of the trainer are all that differs. Columns are medians
-over seeds:
+weights, batch and learning rate are the same for all; options of the trainer are all that differs. With ``--delay 5ms``
+every frame takes so long from one host to another. Columns are medians over seeds:
 
 - ``to 97%``: seconds of training, evaluations included, until an epoch ended with that accuracy on the test samples;
 - ``dense over it``: how many times sooner than with all gradients as they are;
@@ -25,8 +25,9 @@ from pathlib import Path
 from statistics import median
 
 from bench import progress, text_tables
-from bench.cluster import EmulatedCluster, parse_rate, unavailable
+from bench.cluster import EmulatedCluster, add_delay_options, parse_rate, unavailable
 from bench.namespaces import NamespaceError
+from mpicoll.quantities import format_seconds
 
 PROGRAM = "bench.cluster_training"
 DENSE = "dense"
@@ -50,7 +51,10 @@ _RUN_SECONDS = 900.0
 
 @dataclass
 class ClusterOutcome:
-    """One training run over links of `gbit`; `curve` holds seconds and test accuracy after each epoch."""
+    """One training run over links of `gbit`, with `delay` and `jitter` in seconds.
+
+    `curve` holds seconds and test accuracy after each epoch.
+    """
 
     gbit: float
     name: str
@@ -58,6 +62,15 @@ class ClusterOutcome:
     samples_per_second: float
     nbytes_per_step: float
     curve: list[tuple[float, float]]
+    delay: float = 0.0
+    jitter: float = 0.0
+
+    @property
+    def links(self) -> str:
+        """Rate and delay as a heading."""
+        delay = f", {format_seconds(self.delay)} delay" if self.delay else ""
+        jitter = f" ± {format_seconds(self.jitter)}" if self.jitter else ""
+        return f"{self.gbit:g} Gbit/s{delay}{jitter}"
 
     def to_goal(self, goal: float) -> tuple[float, int] | None:
         """Return seconds and epochs until an accuracy; None if it was not reached."""
@@ -83,7 +96,10 @@ def train(cluster: EmulatedCluster, name: str, seed: int, epochs: int) -> Cluste
         found = json.loads(file.read_text())
     curve = [(each["seconds"], each["test_accuracy"]) for each in found["epochs"] if each["test_accuracy"] is not None]
     pace, nbytes = found["samples_per_second"], found["sent_nbytes_per_step"]
-    return ClusterOutcome(cluster.gbit, name, seed, pace, nbytes, curve)
+    if cluster.relayed.too_slow:
+        print(f"{name}: {cluster.relayed.describe()}", file=sys.stderr)
+    delay = cluster.delay
+    return ClusterOutcome(cluster.gbit, name, seed, pace, nbytes, curve, delay.seconds, delay.jitter)
 
 
 def measure(arguments: argparse.Namespace) -> list[ClusterOutcome]:
@@ -91,7 +107,8 @@ def measure(arguments: argparse.Namespace) -> list[ClusterOutcome]:
     outcomes: list[ClusterOutcome] = []
     runs = [(seed, name) for seed in range(arguments.seeds) for name in arguments.configurations]
     for gbit in arguments.rates:
-        with EmulatedCluster(arguments.hosts, arguments.ranks, gbit) as cluster:
+        where = (arguments.hosts, arguments.ranks, gbit, arguments.delay, arguments.jitter)
+        with EmulatedCluster(*where) as cluster:
             for seed, name in progress.bar(runs, f"run at {gbit:g} Gbit/s"):
                 outcomes.append(train(cluster, name, seed, arguments.epochs))
                 if arguments.json:
@@ -99,19 +116,36 @@ def measure(arguments: argparse.Namespace) -> list[ClusterOutcome]:
     return outcomes
 
 
-def _groups(outcomes: Iterable[ClusterOutcome]) -> Iterator[tuple[float, dict[str, list[ClusterOutcome]]]]:
+def read(files: Iterable[Path]) -> list[ClusterOutcome]:
+    """Return the outcomes that earlier runs have written.
+
+    Raises
+    ------
+    ValueError
+        If a file holds something else.
+    """
+    outcomes = []
+    for file in files:
+        try:
+            outcomes += [ClusterOutcome(**each) for each in json.loads(file.read_text())]
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"--read: {file} holds no outcomes: {error}") from None
+    return outcomes
+
+
+def _groups(outcomes: Iterable[ClusterOutcome]) -> Iterator[tuple[str, dict[str, list[ClusterOutcome]]]]:
     outcomes = list(outcomes)
-    for gbit in dict.fromkeys(each.gbit for each in outcomes):
-        here = [each for each in outcomes if each.gbit == gbit]
-        yield gbit, {name: [o for o in here if o.name == name] for name in dict.fromkeys(o.name for o in here)}
+    for links in dict.fromkeys(each.links for each in outcomes):
+        here = [each for each in outcomes if each.links == links]
+        yield links, {name: [o for o in here if o.name == name] for name in dict.fromkeys(o.name for o in here)}
 
 
 def table(outcomes: Sequence[ClusterOutcome], goal: float) -> str:
     """Return a table for each rate, in Markdown."""
     lines: list[str] = []
-    for gbit, groups in _groups(outcomes):
+    for links, groups in _groups(outcomes):
         seeds = len(next(iter(groups.values())))
-        lines.append(f"\n{gbit:g} Gbit/s, {seeds} {'seed' if seeds == 1 else 'seeds'}\n")
+        lines.append(f"\n{links}, {seeds} {'seed' if seeds == 1 else 'seeds'}\n")
         base = _median_to_goal(groups.get(DENSE, ()), goal)
         head = (
             "configuration",
@@ -157,12 +191,12 @@ def draw(path: Path, outcomes: Sequence[ClusterOutcome], goal: float) -> None:
     groups = list(_groups(outcomes))
     figure = Figure(figsize=(1 + 6 * len(groups), 4.8), layout="constrained")
     FigureCanvasAgg(figure)
-    for axis, (gbit, names) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+    for axis, (links, names) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         for name, group in names.items():
             seconds, accuracies = zip(*group[0].curve, strict=True)
             axis.plot(seconds, accuracies, "-", color="black" if name == DENSE else None, marker=".", label=name)
         axis.axhline(goal, color="grey", linewidth=1)
-        axis.set(xscale="log", xlabel="seconds", ylabel="test accuracy", title=f"{gbit:g} Gbit/s", ylim=(0.85, 1.0))
+        axis.set(xscale="log", xlabel="seconds", ylabel="test accuracy", title=links, ylim=(0.85, 1.0))
         axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
     figure.savefig(path)
@@ -176,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=int, default=4, help="number of hosts (default: %(default)s)")
     add("--ranks", type=int, default=1, help="ranks on each host (default: %(default)s)")
     add("--rates", type=parse_rate, nargs="+", default=[0.1, 1.0], metavar="RATE", help="default: 100mbit 1gbit")
+    add_delay_options(parser)
     names = ", ".join(f'"{name}"' for name in CONFIGURATIONS)
     add("--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS), metavar="NAME",
         help=f"default: all of {names}")  # fmt: skip
@@ -184,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--goal", type=float, default=0.97, help="target accuracy (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy against seconds (.svg or .png)")
     add("--json", type=Path, metavar="FILE", help="write all outcomes")
+    add("--read", type=Path, nargs="+", metavar="FILE", help="train nothing; show outcomes that --json has written")
     return parser
 
 
@@ -201,11 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     _check(parser, arguments)
-    reason = unavailable()
+    reason = None if arguments.read else unavailable()
     if reason is not None:
         parser.exit(2, f"{parser.prog}: {reason}\n")
     try:
-        outcomes = measure(arguments)
+        outcomes = read(arguments.read) if arguments.read else measure(arguments)
     except (ValueError, NamespaceError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except RuntimeError as error:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def parse_nbytes(text: str) -> int:
@@ -16,6 +17,14 @@ def parse_nbytes(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 4096, 64K or 1MB")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def parse_seconds(text: str) -> float:
+    """Read ``5ms``, ``200us``, ``0.1s``, or ``0``: seconds of a time with its unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)|0", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 5ms, 200us or 0.1s")
+    return float(match[1]) * _SECONDS[match[2]] if match[1] else 0.0
 
 
 def positive(text: str) -> int:

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from mpicoll import tune
-from mpicoll.quantities import format_nbytes, parse_nbytes, positive, positive_number, whole_number
+from mpicoll.quantities import format_nbytes, parse_nbytes, parse_seconds, positive, positive_number, whole_number
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf", "1e999", "", "one"])
@@ -33,6 +33,19 @@ def test_tune_refuses_a_time_that_is_none(text: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("nbytes", [1, 96, 4096, 1 << 20, 3 << 30, 4097])
 def test_numbers_of_bytes_are_read_as_they_are_written(nbytes: int) -> None:
     assert parse_nbytes(format_nbytes(nbytes)) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5ms", 5e-3), ("200us", 2e-4), ("0.1s", 0.1), ("1.5 MS", 1.5e-3), ("0", 0.0), ("0us", 0.0)]
+)
+def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["5", "-5ms", "ms", "5min", "1e3ms", "", "5msx", "nan"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not a time"):
+        parse_seconds(text)
 
 
 def test_a_whole_number_may_be_0() -> None:

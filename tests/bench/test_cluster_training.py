@@ -1,5 +1,8 @@
 """The table of training over slow links, and its command line."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from bench import cluster_training
@@ -26,6 +29,26 @@ def test_medians_over_seeds_and_runs_that_do_not_get_there():
     assert rows["gossip"][:3] == ["not reached", "", ""]
 
 
+def test_kept_outcomes_are_shown_again_with_a_table_for_each_delay(tmp_path, capsys):
+    for number, delay in enumerate((0.0, 5e-3)):
+        outcomes = [ClusterOutcome(1.0, "dense", 0, 100.0, 2e6, [(10.0 * (number + 1), 0.98)], delay, delay / 5)]
+        (tmp_path / f"{number}.json").write_text(json.dumps([asdict(each) for each in outcomes]))
+    assert main(["--read", str(tmp_path / "0.json"), str(tmp_path / "1.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "seed" in line] == ["1 Gbit/s, 1 seed", "1 Gbit/s, 5 ms delay ± 1 ms, 1 seed"]
+    assert [line.split("|")[2].strip() for line in lines if line.startswith("| dense ")] == ["10.0 s", "20.0 s"]
+
+
+@pytest.mark.parametrize("text", [None, "no JSON", '[{"gbit": 1}]'])
+def test_files_without_outcomes_are_refused(text, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        main(["--read", str(tmp_path / "a.json")])
+    assert caught.value.code == 2
+    assert "a.json holds no outcomes" in capsys.readouterr().err
+
+
 def test_every_configuration_is_one_of_the_trainers():
     from mpicoll.train.options import parse
 
@@ -33,7 +56,9 @@ def test_every_configuration_is_one_of_the_trainers():
         parse([*cluster_training.TASK, *options])
 
 
-@pytest.mark.parametrize("arguments", ["--seeds 0", "--goal 1.5", "--plot a.txt", "--rates 3", "--configurations none"])
+@pytest.mark.parametrize(
+    "arguments", ["--seeds 0", "--goal 1.5", "--plot a.txt", "--rates 3", "--delay 5", "--configurations none"]
+)
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
