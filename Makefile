@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # test-% below is a pattern: targets of its form need a rule of their own.
-.PHONY: help install train test test-serial test-mpi test-system test-exhaustive test-all soak soak-kills conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch studies test-torch test-torch-conformance test-jax warmup clean
+.PHONY: help install train test second test-serial test-bounds test-mpi test-system test-exhaustive test-all soak soak-kills conformance check format docs proof wheel bench bench-cluster bench-cluster-training bench-compression bench-compare bench-report bench-training bench-strategies bench-async bench-torch studies test-torch test-torch-conformance test-jax warmup clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-zA-Z%_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -39,24 +39,31 @@ ALIKE = compression training asynchronous $(addprefix test_, $(addsuffix .py, al
     known_calls program_profile search shared shared_array_collectives shared_stress single_copy tuning))
 BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance kills mixture settings wrong_programs wrong_programs_shared))
 
-test: check  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
+test: $(VENV)/ready  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
+	$(MAKE) -j 2 second check test-bounds
 	$(MAKE) MPI=mpich test-serial test-mpi test-system SYSTEM="tests/system --ignore tests/system/test_conformance.py"
 	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)" \
 	    ARGS="$(addprefix --ignore tests/mpi/,$(ALIKE))"
 
+# While pip makes the environment of the second library on one core, the other is free for what runs on one.
+second:
+	$(MAKE) MPI=openmpi install
+
 test-all: export MPICOLL_TEST_ALL = 1
 test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's own; an hour
-	$(MAKE) MPI=mpich check test-serial test-8 test-system conformance
+	$(MAKE) MPI=mpich check test-bounds test-serial test-8 test-system conformance
 	$(MAKE) MPI=openmpi test-5 test-system conformance
 
 warmup: $(VENV)/ready
 	$(BIN)/python -m mpicoll warmup
 
-# Kernels that see numbers from other ranks as places, once more with every access checked.
-CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compression/test_sparse.py
-
 test-serial: warmup  ## tests that need no launcher
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests --ignore tests/mpi --ignore tests/system $(ARGS)
+
+# Kernels that see numbers from other ranks as places.
+CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compression/test_sparse.py
+
+test-bounds: $(VENV)/ready  ## tests of kernels once more, compiled anew so that every access is checked
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
 # Every algorithm on many ranks; what is made of collectives is much the same on fewer.
@@ -72,8 +79,9 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 	MPICOLL_TEST_EXHAUSTIVE=1 $(BIN)/python -m tests.mpirun -n $(RANKS) --timeout 14400 --test-timeout 900 \
 	    -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
 
+# Two at a time, since they wait for most of their time; tests/system/conftest.py gives those the machine that need it.
 test-system: warmup  ## tests that launch whole programs
-	$(BIN)/python -m pytest -q $(or $(SYSTEM),tests/system) $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(or $(SYSTEM),tests/system) $(ARGS)
 
 $(VENV)/torch: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.6"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import random
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
 from mpicoll.shared_memory import segment
 from tests.objects import Unpicklable, Vector, differ, samples
@@ -359,15 +359,20 @@ def test_another_kind_of_collective_is_a_mismatch(comm: mpicoll.Intracomm, name:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rank_that_does_not_come_is_named(comm: mpicoll.Intracomm, name: str) -> None:
     impatient = mpicoll.Intracomm(MPI.Intracomm(comm), timeout=1.0)
-    if comm.rank == 1:
-        time.sleep(4)
-        return
+    try:
+        if comm.rank != 1:
+            check_that_rank_1_is_named(comm, lambda: CALLS[name](impatient, "x"))
+    finally:
+        wait_politely(MPI.COMM_WORLD)  # rank 1 comes neither before the others give up nor after that
+
+
+def check_that_rank_1_is_named(comm: mpicoll.Intracomm, call: Callable[[], Any]) -> None:
     # With several nodes, a rank may hear of one on its own way there that waits itself, or from one that has given up.
     nodes = comm.channel.cluster is not None
     with pytest.raises(
         (CollectiveTimeout, RemoteError) if nodes else CollectiveTimeout, match="did not arrive"
     ) as caught:
-        CALLS[name](impatient, "x")
+        call()
     if isinstance(caught.value, CollectiveTimeout) and not nodes:
         assert caught.value.missing_ranks == (1,)
 

@@ -127,6 +127,7 @@ def assert_nobody_is_left(text: str, size: int) -> None:
     assert not any(map(is_there, pids))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("size", "number"),
     extent.first(2, [(2, signal.SIGKILL), (4, signal.SIGINT), (4, signal.SIGKILL), (2, signal.SIGINT)]),
@@ -176,6 +177,7 @@ except mpicoll.errors.MpicollError as error:
         assert "gave up" in outcome.stdout
 
 
+@pytest.mark.alone
 def test_nothing_stays_in_shared_memory_after_a_good_end() -> None:
     before = our_memory()
     code = STREAM.replace("range(10**9)", "range(20)").format(action="pass")
