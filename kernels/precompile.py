@@ -21,6 +21,9 @@ from . import (
     quantized_layers,
     short_exchange,
     told_counts,
+    uneven_calls,
+    vector_checks,
+    vector_specs,
     withdrawal,
 )
 from .codecs import cast_codec, integer_codec, sign_codec
@@ -30,7 +33,19 @@ from .reduce import DTYPES, OPS, reducer
 
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
-_SHARED = (atomics, block_exchange, dispatch, dispatch_table, executor, short_exchange, told_counts, withdrawal)
+_SHARED = (
+    atomics,
+    block_exchange,
+    dispatch,
+    dispatch_table,
+    executor,
+    short_exchange,
+    told_counts,
+    uneven_calls,
+    vector_checks,
+    vector_specs,
+    withdrawal,
+)
 
 
 def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:
