@@ -30,7 +30,7 @@ from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.kernels.vector_checks import check_vectors
 from mpicoll.messages.call_agreement import settle
-from mpicoll.messages.native import Arguments
+from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
 
@@ -49,20 +49,28 @@ class _Extent(NamedTuple):
 
 
 class _LibraryRequest(Request):
-    """The request of a call that the MPI library executes with the caller's arguments."""
+    """The request of a call that the MPI library executes with the caller's arguments; not for mode ``full``."""
 
     def __init__(self, scope: CallContext, collective: str, arguments: Arguments, described: Signature) -> None:
-        super().__init__(scope.timeout)
-        operation = NativeOperation(scope.channel, collective, "", arguments, False, described=described)
-        self._begin(operation.start(scope.timeout))
+        self.active, self._timeout, self._error = True, scope.timeout, None
+        channel = scope.channel
+        number = channel.enter(described)
+        try:
+            request = NONBLOCKING[collective](channel.comm, *arguments)
+        except Exception as error:
+            channel.refuse_entered(number, error)
+            raise
+        self._begin(NativeRun(channel, request, described, number))
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the operation is complete; see :meth:`Request.Wait`."""
-        flight = self._flight
-        if flight is not None and progress_engine.pending() == 1:
+        if self._flight is not None and progress_engine.pending() == 1:
             for _ in range(_TRIES):
                 if progress_engine.advance_alone(self, self.step):
                     break
+        if self._flight is None and self._error is None and status is None:
+            self.active = False
+            return True
         return super().Wait(status)
 
 
