@@ -61,13 +61,17 @@ from .strided_copy import (
     ROUNDS,  # -1 if a rank has made another call
     WRONG_RANK,  # whose block, or record, cannot be used, -1 if none
     WRONG_NBYTES,  # how long that block is; DAMAGED for a record that is, OF_ANOTHER_TYPE if only that differs
+    EXPECTED_NBYTES,  # how long it should be
+    ROWS,  # address of two layouts a rank, for what is sent and received, where compiled code reads specifications
     EXCHANGE_WORDS,
-) = range(19)
+) = range(21)
 """Words of an exchange; some memory for cursors and a layout follows."""
 _TARGET, _SOURCE = EXCHANGE_WORDS, EXCHANGE_WORDS + CURSOR_WORDS
 _PACKED = _SOURCE + CURSOR_WORDS
 ALL_WORDS = _PACKED + LAYOUT_WORDS
 
+ALLTOALLW, ALLTOALLV = 0x6D7069636F6C6C77, 0x6D7069636F6C6C76
+"""Marks, by which a rank knows that a record is one of this collective."""
 OFFER_NBYTES = 512
 DAMAGED, OF_ANOTHER_TYPE = -1, -2
 _MARK, _NBYTES, _KIND, _ROUNDS, _PLACE = range(5)
@@ -266,6 +270,7 @@ def _take_from(words, rank):
     record, expected = load(words + 8 * ARRIVED) + OFFER_NBYTES * rank, load(_layout(words, RECVS, rank) + 8 * NBYTES)
     nbytes, kind = load(record + 8 * _NBYTES), load(record + 8 * _KIND) & _KINDS
     store(words + 8 * WRONG_NBYTES, nbytes)
+    store(words + 8 * EXPECTED_NBYTES, expected)
     if nbytes != expected:
         return False
     if nbytes and load(record + 8 * _KIND) >> _TYPE_BIT != load(words + 8 * TYPE):
@@ -314,6 +319,7 @@ def take_blocks(words):
     if nbytes != load(recv + 8 * NBYTES):
         store(words + 8 * WRONG_RANK, own)
         store(words + 8 * WRONG_NBYTES, nbytes)
+        store(words + 8 * EXPECTED_NBYTES, load(recv + 8 * NBYTES))
         return -1
     if send != recv or load(words + 8 * SEND_BASE) != load(words + 8 * RECV_BASE):
         target, source = words + 8 * _TARGET, words + 8 * _SOURCE

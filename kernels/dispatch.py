@@ -163,7 +163,7 @@ def _note(table, call, count):
 
 
 @helper
-def _is_open(table, job):
+def is_open(table, job):
     """Say whether calls may be made from here now."""
     return get(table, NUMBER) + 1 < get(table, NEWS) and get(job, STATE) == IDLE and get(table, BUSY) == 0
 
@@ -186,7 +186,7 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
     if collective >= UNEVEN:
         collective -= UNEVEN
         bounds, distinction, root = root + 16, load(root + 8), load(root)
-    if not _is_open(table, job) or not 0 <= root < get(job, SIZE):
+    if not is_open(table, job) or not 0 <= root < get(job, SIZE):
         return -1
     put(job, ROOT, root)
     put(job, COLLECTIVE, collective)
@@ -277,16 +277,22 @@ def call(table, collective, send, recv, op, root):
     return make_call(table, collective, send, recv, op, root)
 
 
+@linked(*["int64"] * 8)
+def make_call_in(table, job, collective, send, recv, op, root):
+    """Begin a nonblocking call; see `call_in`."""
+    chosen = _recognize(table, False, job, collective, send, recv, op, root)
+    if chosen <= 0 or not _begin(table - (table & 7), job):
+        return OTHER
+    return progress(job, int(not is_short(job)))
+
+
 @short_kernel(*["int64"] * 7)
 def call_in(table, job, collective, send, recv, op, root):
     """Begin a nonblocking call in a job of its own; end it too if it is short and the others make it at the same time.
 
     Return a status, and take arguments, as `call` does.
     """
-    chosen = _recognize(table, False, job, collective, send, recv, op, root)
-    if chosen <= 0 or not _begin(table - (table & 7), job):
-        return OTHER
-    return progress(job, int(not is_short(job)))
+    return make_call_in(table, job, collective, send, recv, op, root)
 
 
 @short_kernel("int64")

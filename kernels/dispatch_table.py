@@ -2,8 +2,8 @@
 
 The table says for each communicator which calls `dispatch` makes, and how. An object's header and the public fields of
 NumPy's array structure (`PyArrayObject_fields`), which have been the same since NumPy 1.7, are read from memory;
-`layout_error` checks both before they are used. So are the fields of lists, for ``[array, MPI.DOUBLE]``; see
-`knows_lists`.
+`layout_error` checks both before they are used. So are the fields of lists, for ``[array, MPI.DOUBLE]``, see
+`knows_lists`, and what else stands in specifications of vector collectives, see `vector_specs`.
 """
 
 import sys
@@ -36,12 +36,19 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     LIST_TYPE,  # id(list); 0 if lists are not looked at
     DATATYPES,  # address of DATATYPE_COUNT pairs: id of an MPI.Datatype, number of the element type it stands for
     DATATYPE_COUNT,
-) = range(19)
+    TUPLE_TYPE,  # id(tuple), id(int), id(None), and the element types of vectors of counts; 0 if they are not looked at
+    INT_TYPE,
+    NONE,
+    INT64_DTYPE,
+    INT32_DTYPE,
+    TUPLE_ITEMS,  # offset of a tuple's first item
+    INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
+) = range(26)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
 AGREED_WORDS = 2 * AGREED_LENGTH
-OP_IDS = 20
+OP_IDS = 26
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
@@ -141,12 +148,19 @@ def count_of(table, array):
 
 
 @helper
+def length_of_vector(table, array):
+    """Return how many elements a vector has; -1 for an array of another number of dimensions."""
+    fields = array + get(table, HEADER)
+    return load(load(fields + _SHAPE)) if load_int32(fields + _NDIM) == 1 else -1
+
+
+@helper
 def dtype_of(table, array):
     """Return the address of an array's element type."""
     return load(array + get(table, HEADER) + _DTYPE)
 
 
-_LIST_SIZE, _LIST_ITEMS, _LIST_NBYTES = 0, 8, 24
+LIST_SIZE, LIST_ITEMS, _LIST_NBYTES = 0, 8, 24
 """Offsets behind the object header: Py_ssize_t ob_size; PyObject **ob_item; Py_ssize_t allocated; and their length."""
 
 
@@ -155,13 +169,13 @@ def is_list_of_two(table, thing):
     """Say whether an object is a list of two items."""
     header = get(table, HEADER)
     wanted = get(table, LIST_TYPE)
-    return wanted != 0 and load(thing + header - 8) == wanted and load(thing + header + _LIST_SIZE) == 2
+    return wanted != 0 and load(thing + header - 8) == wanted and load(thing + header + LIST_SIZE) == 2
 
 
 @helper
 def item_of(table, thing, number):
     """Return the address of an item of a list."""
-    return load(load(thing + get(table, HEADER) + _LIST_ITEMS) + 8 * number)
+    return load(load(thing + get(table, HEADER) + LIST_ITEMS) + 8 * number)
 
 
 @helper
@@ -177,8 +191,8 @@ def datatype_number(table, datatype):
 @kernel_for("int64", "int64", "int64[1C]")
 def _look_at_list(thing, header, out):
     """Write what `call` would read of a list to `out`: type, size, first and last item."""
-    out[0], out[1] = load(thing + header - 8), load(thing + header + _LIST_SIZE)
-    items = load(thing + header + _LIST_ITEMS)
+    out[0], out[1] = load(thing + header - 8), load(thing + header + LIST_SIZE)
+    items = load(thing + header + LIST_ITEMS)
     out[2], out[3] = load(items), load(items + 8 * out[1] - 8)
 
 

@@ -53,7 +53,7 @@ is gone; see `executor.begin` and `dispatch.call`; the reducer raised an excepti
 
 JOB_WORDS = 41
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
-size + 1 offsets of equal parts."""
+size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
     RECORDS,  # address of the ranks' records
     SIZE,
@@ -135,9 +135,21 @@ def offsets_word(size):
     return JOB_WORDS + 2 * size
 
 
+@helper
+def uneven_word(size):
+    """Return at which word of a job uneven parts are: size + 3 words as `dispatch.call` takes them."""
+    return offsets_word(size) + size + 1
+
+
+@helper
+def read_word(size):
+    """Return at which word of a job there is room for the counts and displacements of a specification."""
+    return uneven_word(size) + size + 3
+
+
 def job_words(size: int) -> int:
     """Return how many words a job has."""
-    return offsets_word(size) + size + 1
+    return read_word(size) + 2 * size
 
 
 def empty_job(size: int, rank: int) -> np.ndarray:

@@ -22,6 +22,9 @@ from . import (
     quantized_layers,
     short_exchange,
     told_counts,
+    uneven_calls,
+    vector_checks,
+    vector_specs,
     withdrawal,
 )
 from .codecs import cast_codec, integer_codec, sign_codec
@@ -40,6 +43,9 @@ _SHARED = (
     executor,
     short_exchange,
     told_counts,
+    uneven_calls,
+    vector_checks,
+    vector_specs,
     withdrawal,
 )
 

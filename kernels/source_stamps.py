@@ -35,10 +35,29 @@ _PLAN_FILES = (
     "movement.py",
     "operands.py",
     "operation_words.py",
+    "told_counts.py",
+    "vector_specs.py",
 )
 """Used by the kernels of `_PLAN_USERS`."""
-_PLAN_USERS = ("composition", "dispatch", "executor", "told_counts", "withdrawal")
-_EXCHANGE_FILES = ("block_exchange.py", "dispatch.py", "operation_words.py", "strided_copy.py")
+_PLAN_USERS = (
+    "composition",
+    "dispatch",
+    "executor",
+    "told_counts",
+    "uneven_calls",
+    "vector_checks",
+    "vector_specs",
+    "withdrawal",
+)
+_EXCHANGE_FILES = (
+    "block_exchange.py",
+    "dispatch.py",
+    "dispatch_arguments.py",
+    "dispatch_table.py",
+    "operation_words.py",
+    "strided_copy.py",
+    "vector_specs.py",
+)
 """Used by the kernels of `_EXCHANGE_USERS`."""
 _EXCHANGE_USERS = ("block_exchange", "short_exchange")
 _RANDOM_FILES = ("codecs/counter_random.py",)

@@ -9,9 +9,11 @@ the offsets of all parts on every rank::
 
 from .atomics import load, store
 from .decorators import helper, kernel_for, short_kernel
-from .dispatch import FOR_SHARED, UNEVEN, make_call
-from .dispatch_table import JOB, data_of
-from .operation_words import BCAST, DONE, SIZE, get
+from .dispatch import FOR_SHARED, UNEVEN, is_open, make_call
+from .dispatch_arguments import array_in, number_of_dtype
+from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain
+from .operation_words import BCAST, DONE, GATHER, OTHER, RANK, SIZE, get, read_word, uneven_word
+from .vector_specs import read_packed
 
 TOLD = 32
 """Added to the status of a call whose counts have been broadcast."""
@@ -50,7 +52,7 @@ def distinction(offsets, size, root):
 
 
 @helper
-def _lay_out(counts, size, root, parts):
+def lay_out_counts(counts, size, root, parts):
     """Write counts as the words that `call` takes for uneven parts."""
     offset = 0
     for rank in range(size):
@@ -64,26 +66,53 @@ def _lay_out(counts, size, root, parts):
 @kernel_for("int64", "int64", "int64", "int64")
 def lay_out(counts, size, root, parts):
     """Write `size` counts at an address as the words that `call` takes for uneven parts: size + 3 of them."""
-    _lay_out(counts, size, root, parts)
+    lay_out_counts(counts, size, root, parts)
 
 
-@short_kernel(*["int64"] * 7)
-def call_told(table, collective, send, recv, root, told, parts):
+@helper
+def _read_whole(table, job, whole, told):
+    """Write the root's counts and the number of the element type to `told`; return the array.
+
+    For other specifications it is 0. Displacements are read to memory of the job.
+    """
+    size = get(job, SIZE)
+    array = read_packed(table, whole, size, told, job + 8 * read_word(size))
+    if array != 0:
+        store(told + 8 * size, number_of_dtype(table, array))
+    return array
+
+
+@short_kernel(*["int64"] * 6)
+def call_told(table, collective, send, recv, root, told):
     """Make a blocking Gatherv or Scatterv of ordinary arrays, or begin it; return a status.
 
-    A status below TOLD is that of the broadcast of the counts. From TOLD on it is that of the collective.
+    OTHER: nothing has happened. Others below TOLD are those of the broadcast of the counts, after which the lengths of
+    parts have to be laid out. From TOLD on it is the status of the collective.
 
     Parameters
     ----------
     table, collective, send, recv, root : int
-        As `call` takes them, without UNEVEN.
+        As `call` takes them, without UNEVEN; the root's argument for all parts is a specification with counts.
     told : int
-        What `id` says of an array of size + 1 words: the root's counts, and what else it tells the others.
-    parts : int
-        Address of size + 3 words for the lengths of parts, which stay there until the call has ended.
+        What `id` says of an array of size + 1 words: the root's counts, and the number of their element type.
     """
+    job = get(table, JOB)
+    if not is_open(table, job):
+        return OTHER
+    gathers, at_root = collective == GATHER, get(job, RANK) == root
+    part = array_in(table, send if gathers else recv)
+    if not is_plain(table, part, READABLE if gathers else WRITABLE):
+        return OTHER
+    words, whole = data_of(table, told), recv if gathers else send
+    if at_root:
+        whole = _read_whole(table, job, whole, words)
+        if whole == 0:
+            return OTHER
     status = make_call(table + FOR_SHARED, BCAST, 0, told, 0, root)
     if status != DONE:
         return status
-    _lay_out(data_of(table, told), get(get(table, JOB), SIZE), root, parts)
+    size = get(job, SIZE)
+    parts = job + 8 * uneven_word(size)
+    lay_out_counts(words, size, root, parts)
+    send, recv = (part, whole) if gathers else (whole, part)
     return TOLD + make_call(table, collective + UNEVEN, send, recv, 0, parts)

@@ -98,7 +98,7 @@ class Intracomm(ObjectCollectives):
         self._vector_calls = VectorCalls(self._scope, self._table)
         self._block_exchange = BlockExchange(self._scope, self._table)
         self._objects = Reductions(Exchange(self._scope, self._table))
-        self._nonblocking_vector_calls = NonblockingVectorCalls(self._scope)
+        self._nonblocking_vector_calls = NonblockingVectorCalls(self._scope, self._table)
         self._nonblocking_table = self._table if channel.node is not None else 0
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,16 +25,15 @@ from mpicoll.buffers.typed_blocks import (
 from mpicoll.collectives import select
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
-from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import NativeRequest, NonblockingNativeRequest, PersistentRequest, Request
+from mpicoll.collectives.library_alltoallw import operation
 from mpicoll.communicator.channel import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
-from mpicoll.kernels.short_exchange import TAKEN, exchange
-from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
+from mpicoll.kernels.short_exchange import NOT_READ, TAKEN, exchange, exchange_vectors
+from mpicoll.kernels.strided_copy import ADDRESS, LAYOUT_WORDS, NBYTES, RUN
 from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
@@ -42,8 +41,7 @@ from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 STAGE_NBYTES = 1 << 20
 """Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
 _MIN_CHUNK_NBYTES = 16 << 10
-_MARKS = {"Alltoallw": 0x6D7069636F6C6C77, "Alltoallv": 0x6D7069636F6C6C76}
-"""By which a rank knows that a record is one of this collective."""
+_MARKS = {"Alltoallw": kernels.ALLTOALLW, "Alltoallv": kernels.ALLTOALLV}
 
 
 class BlockExchange:
@@ -87,6 +85,7 @@ class BlockExchange:
         self._arrived = np.zeros_like(self._offers)
         self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
         self._wrong = np.zeros(1, np.int64)
+        self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
         words = np.zeros(kernels.ALL_WORDS, np.int64)
         for word, value in (
             (kernels.SIZE, size),
@@ -96,6 +95,7 @@ class BlockExchange:
             (kernels.ARRIVED, self._arrived.ctypes.data),
             (kernels.STAGE, self._stage.ctypes.data),
             (kernels.CHUNK, chunk),
+            (kernels.ROWS, self._rows.ctypes.data),
         ):
             words[word] = value
         self._words, self._address = words.data, words.ctypes.data
@@ -128,6 +128,8 @@ class BlockExchange:
 
     def alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Give each rank its block from every rank, on a node; see :meth:`mpicoll.Intracomm.Alltoallv`."""
+        if self._ready and self._exchange_quickly(sendbuf, recvbuf):
+            return
         scope = self._scope
         if scope.channel.refusal is not None:
             settle(scope.channel, scope.timeout)
@@ -153,7 +155,7 @@ class BlockExchange:
 
     def _native(self, sendbuf: Any, recvbuf: Any) -> None:
         with self._scope.channel.alone:
-            _native(self._scope, sendbuf, recvbuf, chosen=True).run(self._scope.timeout)
+            operation(self._scope, sendbuf, recvbuf, chosen=True).run(self._scope.timeout)
 
     def _check_own(self, send: TypedBlocks, recv: TypedBlocks) -> None:
         rank = self._scope.channel.rank
@@ -180,6 +182,23 @@ class BlockExchange:
         finally:
             self._alone.release()
 
+    def _exchange_quickly(self, sendbuf: Any, recvbuf: Any) -> bool:
+        """Make an Alltoallv of short blocks whose specifications compiled code reads; False if nothing has happened."""
+        if not self._alone.acquire(blocking=False):
+            raise RuntimeError(BUSY)
+        try:
+            offers, arrived = id(self._offers), id(self._arrived)
+            status = exchange_vectors.run(self._address, self._table, id(sendbuf), id(recvbuf), offers, arrived)
+            if status == NOT_READ:
+                return False
+            if status != TAKEN:
+                rounds = self._taken(status)
+                if rounds:
+                    self._take_rounds("Alltoallv", rounds)
+            return True
+        finally:
+            self._alone.release()
+
     def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
         words, inside = self._words, send is recv
         try:
@@ -196,30 +215,32 @@ class BlockExchange:
         words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
         rounds = self._first_round(send)
         if rounds:
-            self._take_rounds(title, rounds, recv)
+            self._take_rounds(title, rounds)
         for rank, memory in unpacked.items():
             recv.entries(rank, memory).unpack()
 
     def _first_round(self, send: TypedBlocks) -> int:
         """Offer own blocks and take those of the others; return what :func:`kernels.take` does."""
-        address, offers, arrived, status = self._address, self._offers, self._arrived, OTHER
+        address, offers, arrived = self._address, self._offers, self._arrived
         if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
-            status = int(exchange.run(address, self._table, id(offers), id(arrived)))
-            if status >= TAKEN - 1:
-                return status - TAKEN
-        else:
-            kernels.offer.run(address)
-            if self._table:
-                status = call.run(self._table, ALLTOALL, id(offers), id(arrived), 0, 0)
-        if status != DONE:
-            go_on(self._scope, self._table, status, None, "alltoall", offers, arrived)
-        return int(kernels.take.run(address))
+            return self._taken(exchange.run(address, self._table, id(offers), id(arrived)))
+        kernels.offer.run(address)
+        status = call.run(self._table, ALLTOALL, id(offers), id(arrived), 0, 0) if self._table else OTHER
+        return self._taken(status)
 
-    def _take_rounds(self, title: str, rounds: int, recv: TypedBlocks) -> None:
+    def _taken(self, status: int) -> int:
+        """Return what :func:`kernels.take` does, after an exchange, or an Alltoall of the records, with this status."""
+        if status >= TAKEN - 1:
+            return status - TAKEN
+        if status != DONE:
+            go_on(self._scope, self._table, status, None, "alltoall", self._offers, self._arrived)
+        return int(kernels.take.run(self._address))
+
+    def _take_rounds(self, title: str, rounds: int) -> None:
         """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
         words, wrong = self._words, None
         if rounds < 0:
-            wrong, rounds = self._found_wrong(title, recv), words[kernels.ROUNDS]
+            wrong, rounds = self._found_wrong(title), words[kernels.ROUNDS]
             if rounds <= 0:
                 self._scope.channel.refuse(wrong)  # the others hear of it in their next call
                 raise wrong
@@ -228,7 +249,7 @@ class BlockExchange:
             kernels.offer_round.run(self._address)
             self._plain(BARRIER, "barrier", None, None)
             if kernels.take_round.run(self._address) < 0:
-                wrong = wrong or self._found_wrong(title, recv)
+                wrong = wrong or self._found_wrong(title)
         self._wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
         self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, self._wrong, MPI.MAX)
         if wrong is not None:
@@ -237,7 +258,7 @@ class BlockExchange:
             rank = int(self._wrong[0]) - 1
             raise MismatchError(f"{title}: rank {rank} got a block of another length, or type, than it expects")
 
-    def _found_wrong(self, title: str, recv: TypedBlocks) -> MismatchError:
+    def _found_wrong(self, title: str) -> MismatchError:
         """Return the error for a block that cannot be used here."""
         rank, nbytes = self._words[kernels.WRONG_RANK], self._words[kernels.WRONG_NBYTES]
         if self._words[kernels.ROUNDS] < 0:
@@ -246,7 +267,7 @@ class BlockExchange:
             return MismatchError(f"{title}: rank {rank} sends elements of another type than this rank expects")
         if nbytes == kernels.DAMAGED:
             return MismatchError(f"{title}: the record of rank {rank} is damaged")
-        expected = recv.description.nbytes[rank]
+        expected = self._words[kernels.EXPECTED_NBYTES]
         return MismatchError(f"{title}: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
 
     def _plain(self, number: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
@@ -322,22 +343,3 @@ def _parts(memory: np.ndarray, counts: Sequence[int]) -> Iterator[tuple[int, np.
         if count:
             yield rank, memory[begin : begin + count]
         begin += count
-
-
-def _native(scope: CallContext, sendbuf: Any, recvbuf: Any, *, chosen: bool) -> NativeOperation:
-    settle(scope.channel, scope.timeout)
-    scope.channel.ensure_usable()
-    sent = MPI.IN_PLACE if in_place(sendbuf) else sendbuf
-    return NativeOperation(scope.channel, "alltoallw", "Alltoallw", (sent, recvbuf), chosen)
-
-
-def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
-    """Begin a nonblocking Alltoallw, which the MPI library does."""
-    with scope.channel.alone:
-        return NonblockingNativeRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
-
-
-def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
-    """Set up a persistent Alltoallw, which the MPI library does."""
-    with scope.channel.alone:
-        return NativeRequest(_native(scope, sendbuf, recvbuf, chosen=False), scope.timeout)

@@ -40,14 +40,23 @@ def start_quickly(
     root: int = 0,
     *,
     kept: Any = None,
+    kernel: Any = dispatch.call_in,
 ) -> DispatchedRequest | None:
-    """Start a plain nonblocking call; None, having done nothing, if it is not plain. `kept` lives until its end."""
+    """Start a plain nonblocking call; None, having done nothing, if it is not plain.
+
+    Parameters
+    ----------
+    kept
+        An object that lives until the end of the call.
+    kernel
+        What starts it, with the arguments of :func:`mpicoll.kernels.dispatch.call_in`.
+    """
     node = scope.channel.node
     assert node is not None
     turn = node.take_turn()
     status = OTHER
     if turn.last is None or turn.last.has_ended:
-        status = dispatch.call_in.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+        status = kernel.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
     if status == OTHER:
         node.undo_turn(turn)
         return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -26,11 +26,18 @@ from mpicoll.collectives.execute import refuse_if_running, start
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.requests import NonblockingNativeRequest, Request
 from mpicoll.collectives.validate_moves import DIRECT
+from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
+from mpicoll.kernels.reduce import DTYPES
+from mpicoll.kernels.vector_checks import check_vectors
 from mpicoll.messages.call_agreement import settle
-from mpicoll.messages.native import Arguments
+from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun
+from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
 
 _MAX_KNOWN = 256
+_NUMBERS = {"gatherv": GATHER, "scatterv": SCATTER, "alltoallv": ALLTOALL}
+_TRIES = 20
+"""How often a wait polls its own operation only, before it advances all operations in flight."""
 
 
 class _Extent(NamedTuple):
@@ -41,11 +48,44 @@ class _Extent(NamedTuple):
     displs: tuple[int, ...]
 
 
-class NonblockingVectorCalls:
-    """Nonblocking vector collectives on one communicator."""
+class _LibraryRequest(Request):
+    """The request of a call that the MPI library executes with the caller's arguments; not for mode ``full``."""
 
-    def __init__(self, scope: CallContext) -> None:
-        self._scope = scope
+    def __init__(self, scope: CallContext, collective: str, arguments: Arguments, described: Signature) -> None:
+        self.active, self._timeout, self._error = True, scope.timeout, None
+        channel = scope.channel
+        number = channel.enter(described)
+        try:
+            request = NONBLOCKING[collective](channel.comm, *arguments)
+        except Exception as error:
+            channel.refuse_entered(number, error)
+            raise
+        self._begin(NativeRun(channel, request, described, number))
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Wait until the operation is complete; see :meth:`Request.Wait`."""
+        if self._flight is not None and progress_engine.pending() == 1:
+            for _ in range(_TRIES):
+                if progress_engine.advance_alone(self, self.step):
+                    break
+        if self._flight is None and self._error is None and status is None:
+            self.active = False
+            return True
+        return super().Wait(status)
+
+
+class NonblockingVectorCalls:
+    """Nonblocking vector collectives on one communicator.
+
+    Parameters
+    ----------
+    table
+        Address of the table for plain calls, 0 if there is none.
+    """
+
+    def __init__(self, scope: CallContext, table: int) -> None:
+        self._scope, self._table = scope, table
+        self._quick: dict[tuple[str, int, int], Signature | None] = {}  # by collective, root and what was checked
         self._size, self._rank = scope.channel.size, scope.channel.rank
         self._known: dict[tuple[Any, bool], _Extent | None] = {}  # by specification, and whether it is written
         self._described: dict[Any, Signature] = {}
@@ -64,8 +104,28 @@ class NonblockingVectorCalls:
         with scope.channel.alone:
             refuse_if_running(scope.channel)
             settle(scope.channel, scope.timeout)
+            described = self._checked(made)
+            if described is not None:
+                ends = made.sendbuf, made.recvbuf
+                arguments = ends if made.collective == "alltoallv" else (*ends, made.root)
+                return _LibraryRequest(scope, made.collective, arguments, described)
             scope.channel.ensure_usable()
             return NonblockingNativeRequest(self._plain(made) or _packed(scope, made), scope.timeout)
+
+    def _checked(self, made: CallArguments) -> Signature | None:
+        """Return the signature of a call whose arguments compiled code has found to be right; None for others."""
+        collective, root = made.collective, made.root
+        if not self._table or type(root) is not int:
+            return None
+        code = check_vectors.run(self._table, _NUMBERS[collective], id(made.sendbuf), id(made.recvbuf), root)
+        if code < 0:
+            return None
+        key = collective, root, code
+        if key not in self._quick:
+            dtype, parts = DTYPES[code // 2], [] if collective == "alltoallv" else [f"root={root}"]
+            known = _datatype(dtype) is not None
+            self._quick[key] = self._signature(collective, dtype, bool(code % 2), *parts) if known else None
+        return self._quick[key]
 
     def _plain(self, made: CallArguments) -> NativeOperation | None:
         """Return the operation if the arguments are plain, contiguous arrays whose blocks fit; else None."""
@@ -108,12 +168,18 @@ class NonblockingVectorCalls:
         self, collective: str, arguments: Arguments, dtype: np.dtype, known: bool, *parts: str
     ) -> NativeOperation:
         """Return the operation; `known` if this rank has elements, and so knows the type of all ranks' elements."""
+        described = self._signature(collective, dtype, known, *parts)
+        title = collective.capitalize()
+        return NativeOperation(self._scope.channel, collective, title, arguments, False, described=described)
+
+    def _signature(self, collective: str, dtype: np.dtype, known: bool, *parts: str) -> Signature:
+        """Return the signature of a call; see :meth:`_operation`."""
         title, rest = collective.capitalize(), ", ".join([*parts, "algorithm=native"])
         key = title, rest, dtype, known
         described = self._described.get(key)
         if described is None:
             described = self._described[key] = Signature.in_part(title, f"dtype={dtype}", rest, known=known)
-        return NativeOperation(self._scope.channel, collective, title, arguments, False, described=described)
+        return described
 
     def _extent(self, spec: Any, *, written: bool) -> tuple[Any, _Extent | None]:
         """Return array and extent of blocks that lie in the array, apart from each other if they are written."""

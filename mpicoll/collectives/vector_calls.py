@@ -1,8 +1,9 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
 Where blocks follow each other in ordinary arrays such a call is one compiled call. In Gatherv and Scatterv it begins
-with a broadcast of the root's counts (:mod:`mpicoll.kernels.told_counts`). Everything else takes the general path,
-which makes the same calls.
+with a broadcast of the root's counts (:mod:`mpicoll.kernels.told_counts`). Compiled code reads the most common
+specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general path, which
+makes the same calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mpicoll.collectives.select import SHARED
 from mpicoll.kernels.dispatch import FOR_SHARED, UNEVEN, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
+    BCAST,
     DONE,
     GATHER,
     OTHER,
@@ -31,6 +33,7 @@ from mpicoll.kernels.operation_words import (
 )
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.kernels.told_counts import TOLD, call_told, lay_out
+from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets
 
 _MAX_KNOWN = 256
@@ -82,44 +85,54 @@ class VectorCalls:
         self._size = scope.channel.size
         words = np.zeros(self._size + 3, np.int64)
         self._told_parts = _Parts(words, words.ctypes.data)  # of calls in which the root tells the counts
+        self._told = np.zeros(self._size + 1, np.int64)  # by the root of the call that compiled code is making
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
-        plain, status = self._plain_allgatherv(sendbuf, recvbuf), OTHER
-        if plain is not None:
-            status = self._call(ALLGATHER, *plain)
+        status = call_uneven.run(self.table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+        if status == OTHER:
+            status = self._call(ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf))
         if status != DONE:
             self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
         """Make a Reduce_scatter, whose counts every rank gives."""
-        plain, status = self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), OTHER
-        if plain is not None:
-            status = self._call(REDUCE_SCATTER, *plain, op)
+        status = call_uneven.run(self.table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), id(recvcounts))
+        if status == OTHER:
+            status = self._call(REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
         if status != DONE:
             self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
 
     def gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Gatherv, in which the root tells the counts."""
-        status, told = self._rooted(GATHER, root, sendbuf, recvbuf)
-        if status != DONE:
-            self._complete(status, CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root), told)
+        status = call_told.run(self.table, GATHER, id(sendbuf), id(recvbuf), root, id(self._told))
+        if status != TOLD + DONE:
+            made = CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root)
+            self._go_on_rooted(GATHER, status, made, sendbuf, recvbuf)
 
     def scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Scatterv, in which the root tells the counts."""
-        status, told = self._rooted(SCATTER, root, recvbuf, sendbuf)
-        if status != DONE:
-            self._complete(status, CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root), told)
+        status = call_told.run(self.table, SCATTER, id(sendbuf), id(recvbuf), root, id(self._told))
+        if status != TOLD + DONE:
+            made = CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root)
+            self._go_on_rooted(SCATTER, status, made, recvbuf, sendbuf)
 
     def start_allgatherv(self, table: int, sendbuf: Any, recvbuf: Any) -> Request | None:
         """Start a plain Allgatherv with the table for nonblocking calls; None, having done nothing, if it is not."""
-        return self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
+        quick = None
+        if type(recvbuf) in (list, tuple):
+            quick = start_quickly(
+                self._scope, table, ALLGATHER, sendbuf, recvbuf, kept=(*recvbuf,), kernel=call_uneven_in
+            )
+        return quick or self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
 
     def start_reduce_scatter(
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
     ) -> Request | None:
         """Start a plain Reduce_scatter whose counts every rank gives; see :meth:`start_allgatherv`."""
-        return self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
+        counts = id(recvcounts)
+        quick = start_quickly(self._scope, table, REDUCE_SCATTER, sendbuf, recvbuf, op, counts, kernel=call_uneven_in)
+        return quick or self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
 
     def _start(self, table: int, number: int, plain: _Plain | None, op: Any) -> Request | None:
         if plain is None:
@@ -140,30 +153,52 @@ class VectorCalls:
             return None
         return send, recv, tuple(recvcounts)
 
-    def _rooted(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[int, np.ndarray | None]:
-        """Make a Gatherv or Scatterv; return its status, and what the root has told, None if nothing has happened."""
+    def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, whole: Any) -> None:
+        """Go on with a Gatherv or Scatterv for which :func:`call_told` has returned `status`, which is not its end.
+
+        Parameters
+        ----------
+        part, whole
+            The specifications of this rank's part, and of the root's parts of all ranks.
+        """
+        told = self._told
+        if status < TOLD:
+            found = self._plain_ends(number, made.root, part, whole)
+            if found is None:
+                run(self._scope, *made)
+                return
+            send, recv, counts = found
+            if status == OTHER:  # nothing has happened
+                told = counts
+                status = call.run(self.table + FOR_SHARED, BCAST, 0, id(told), 0, made.root)
+            if status != DONE:
+                # On shared memory, as `call_told` does: a tuning table may say otherwise for broadcasts.
+                go_on(self._scope, self.table + FOR_SHARED, status, SHARED, "bcast", None, told, MPI.SUM, made.root)
+            address = self._told_parts.address
+            lay_out.run(told.ctypes.data, self._size, made.root, address)
+            status = TOLD + call.run(self.table, number + UNEVEN, id(send), id(recv), 0, address)
+        self._complete(status - TOLD, made, told)
+
+    def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[Any, Any, Any] | None:
+        """Return arrays to send from and to receive into, and memory for the counts; None if they are not plain."""
         part, whole, told = array_of(part_spec, sent=number == GATHER), None, None
         if self._scope.channel.rank == root:
             found = self._whole(whole_spec)
             if found is None:
-                return OTHER, None
+                return None
             whole, told = found[0], found[1].told
         if type(part) is not np.ndarray:
-            return OTHER, None
+            return None
         if told is None:
             told = np.empty(self._size + 1, np.int64)
         send, recv = (part, whole) if number == GATHER else (whole, part)
-        address = self._told_parts.address
-        status = call_told.run(self.table, number, id(send), id(recv), root, id(told), address)
-        if status < TOLD:
-            # On shared memory, as `call_told` does: a tuning table may say otherwise for broadcasts.
-            go_on(self._scope, self.table + FOR_SHARED, status, SHARED, "bcast", None, told, MPI.SUM, root)
-            lay_out.run(told.ctypes.data, self._size, root, address)
-            return call.run(self.table, number + UNEVEN, id(send), id(recv), 0, address), told
-        return status - TOLD, told
+        return send, recv, told
 
-    def _call(self, number: int, send: Any, recv: Any, counts: Sequence[int], op: AnyOp = MPI.SUM) -> int:
-        """Make the compiled call of a collective without a root; return its status."""
+    def _call(self, number: int, plain: _Plain | None, op: AnyOp = MPI.SUM) -> int:
+        """Make the compiled call of a collective without a root; return its status, OTHER if it is not plain."""
+        if plain is None:
+            return OTHER
+        send, recv, counts = plain
         parts = self._in_use = self._parts_of(counts, 0)
         return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
 
@@ -181,6 +216,8 @@ class VectorCalls:
 
     def _complete(self, status: int, made: CallArguments, told: np.ndarray | None = None) -> None:
         """Complete a call that has begun, or make it on the general path."""
+        if status == DONE:
+            return
         if told is not None:
             *counts, dtype = told.tolist()
             made = made._replace(recvcounts=ToldCounts(counts, DTYPES[dtype]))

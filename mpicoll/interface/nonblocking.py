@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives import alltoallw
+from mpicoll.collectives import library_alltoallw
 from mpicoll.collectives.call_context import AnyOp, CallArguments
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import start
@@ -107,7 +107,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Alltoallw`, by the MPI library."""
-        return alltoallw.start(self._scope, sendbuf, recvbuf)
+        return library_alltoallw.start(self._scope, sendbuf, recvbuf)
 
     def Ireduce(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None

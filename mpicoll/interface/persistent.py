@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.collectives import alltoallw
+from mpicoll.collectives import library_alltoallw
 from mpicoll.collectives.call_context import AnyOp
 from mpicoll.collectives.execute import keep
 from mpicoll.collectives.requests import PersistentRequest
@@ -71,7 +71,7 @@ class PersistentCollectives(NonblockingCollectives):
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL) -> PersistentRequest:
         """Set up :meth:`Alltoallw`, by the MPI library; hints have no effect."""
-        return alltoallw.keep(self._scope, sendbuf, recvbuf)
+        return library_alltoallw.keep(self._scope, sendbuf, recvbuf)
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.plain_specs import dtypes_by_handle
-from mpicoll.kernels import dispatch_table, told_counts
+from mpicoll.kernels import dispatch_table, told_counts, vector_specs
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.progress.call_signature import Signature
@@ -45,6 +45,23 @@ def _datatype_pairs() -> np.ndarray:
     order = [*first, *(address for address in pairs if address not in first)]
     rows = [(address, pairs[address]) for address in order if pairs[address] is not None]
     return np.array(rows, np.int64)
+
+
+@cache
+def _knows_numbers() -> bool:
+    return vector_specs.knows_numbers(dispatch_table.header_nbytes())
+
+
+_NUMBER_WORDS = {
+    dispatch_table.TUPLE_TYPE: id(tuple),
+    dispatch_table.INT_TYPE: id(int),
+    dispatch_table.NONE: id(None),
+    dispatch_table.INT64_DTYPE: id(np.dtype(np.int64)),
+    dispatch_table.INT32_DTYPE: id(np.dtype(np.int32)),
+    dispatch_table.TUPLE_ITEMS: vector_specs.tuple_items(),
+    dispatch_table.INT_HAS_TAG: vector_specs.has_tags(),
+}
+"""Words of a table for reading counts from specifications."""
 
 
 def op_number(name: str, dtype: np.dtype, reducer: object) -> int | None:
@@ -117,6 +134,8 @@ class FastDispatch:
             pairs = _datatype_pairs()
             words[dispatch_table.LIST_TYPE] = id(list)
             words[dispatch_table.DATATYPES], words[dispatch_table.DATATYPE_COUNT] = pairs.ctypes.data, len(pairs)
+            if _knows_numbers():
+                self._words[list(_NUMBER_WORDS)] = list(_NUMBER_WORDS.values())
         words[dispatch_table.KNOWN] = self._known.ctypes.data
         words[dispatch_table.HISTORY], words[dispatch_table.AGREED] = (
             self._history.ctypes.data,

@@ -1,0 +1,251 @@
+"""Specifications of vector collectives, such as ``[array, counts, MPI.DOUBLE]``, read from the objects by address.
+
+Only the most common forms are read here; all others are left to Python, which knows every form and every error message.
+`knows_numbers` checks the layouts of tuples and ints before they are used.
+"""
+
+import sys
+
+import numpy as np
+
+from .atomics import load, load_int32, store
+from .decorators import helper, kernel_for
+from .dispatch_arguments import number_of_dtype
+from .dispatch_table import (
+    HEADER,
+    INT32_DTYPE,
+    INT64_DTYPE,
+    INT_HAS_TAG,
+    INT_TYPE,
+    ITEMSIZES,
+    LIST_ITEMS,
+    LIST_SIZE,
+    LIST_TYPE,
+    NONE,
+    READABLE,
+    TUPLE_ITEMS,
+    TUPLE_TYPE,
+    WRITABLE,
+    count_of,
+    data_of,
+    datatype_number,
+    dtype_of,
+    is_plain,
+    length_of_vector,
+)
+from .operation_words import get
+
+_DIGITS, _DIGIT_BITS = 8, 30
+"""Of an int behind the object header: a word of sign and length, and 32-bit digits of 30 bits."""
+_TUPLE_SIZE = 0
+_TAG_BITS, _NEGATIVE = 3, 2
+"""From Python 3.12 on: the length is above these bits; in the lowest two the sign."""
+
+
+@helper
+def _digits_of(tag, has_tag):
+    """Return how many digits an int has; -1 for a negative one."""
+    if has_tag:
+        return -1 if tag & 3 == _NEGATIVE else tag >> _TAG_BITS
+    return max(tag, -1)
+
+
+@helper
+def _number_at(fields, has_tag):
+    """Return an int of at most two digits, which is not negative; -1 for any other."""
+    digits = _digits_of(load(fields), has_tag)
+    if digits == 0:
+        return 0
+    if digits == 1:
+        return load_int32(fields + _DIGITS)
+    if digits == 2:
+        return load_int32(fields + _DIGITS) | load_int32(fields + _DIGITS + 4) << _DIGIT_BITS
+    return -1
+
+
+@kernel_for("int64", "int64")
+def _read_number(fields, has_tag):
+    """Return what would be read of an int."""
+    return _number_at(fields, has_tag)
+
+
+@kernel_for("int64", "int64", "int64", "int64[1C]")
+def _look_at_tuple(thing, header, first, out):
+    """Write what would be read of a tuple to `out`: type, size, first and last item."""
+    out[0], out[1] = load(thing + header - 8), load(thing + header + _TUPLE_SIZE)
+    out[2], out[3] = load(thing + first), load(thing + first + 8 * out[1] - 8)
+
+
+def has_tags() -> bool:
+    """Return whether this interpreter's ints have a word of sign and length together."""
+    return sys.version_info >= (3, 12)
+
+
+def tuple_items() -> int:
+    """Return the offset of a tuple's first item."""
+    return tuple.__basicsize__
+
+
+def knows_numbers(header: int) -> bool:
+    """Return whether ints and tuples are laid out as expected, behind headers of this length; for CPython."""
+    if sys.int_info.bits_per_digit != _DIGIT_BITS or tuple.__itemsize__ != 8:
+        return False
+    thing, seen = (object(), object(), object()), np.zeros(4, np.int64)
+    _look_at_tuple(id(thing), header, tuple_items(), seen)
+    if seen.tolist() != [id(tuple), 3, id(thing[0]), id(thing[2])]:
+        return False
+    expected = {number: number for number in (0, 1, 77, (1 << 30) - 1, 1 << 30, (1 << 60) - 3)}
+    expected |= dict.fromkeys((-1, -5, -(1 << 30), -(1 << 45), 1 << 60, 1 << 90), -1)
+    return all(_read_number(id(number) + header, int(has_tags())) == wanted for number, wanted in expected.items())
+
+
+@helper
+def _items_of(table, thing):
+    """Return how many items a list or tuple has, and where their addresses are; -1 for anything else."""
+    fields = thing + get(table, HEADER)
+    kind = load(fields - 8)
+    if kind == get(table, LIST_TYPE):
+        return load(fields + LIST_SIZE), load(fields + LIST_ITEMS)
+    if kind == get(table, TUPLE_TYPE):
+        return load(fields + _TUPLE_SIZE), thing + get(table, TUPLE_ITEMS)
+    return -1, 0
+
+
+@helper
+def _read_vector(table, thing, size, out):
+    """Read a vector of whole numbers; see `read_numbers`."""
+    if not is_plain(table, thing, READABLE) or length_of_vector(table, thing) != size:
+        return False
+    dtype, data, lowest = dtype_of(table, thing), data_of(table, thing), 0
+    if dtype != get(table, INT64_DTYPE) and dtype != get(table, INT32_DTYPE):
+        return False
+    wide = dtype == get(table, INT64_DTYPE)
+    for rank in range(size):
+        number = load(data + 8 * rank) if wide else load_int32(data + 4 * rank)
+        lowest = min(lowest, number)
+        store(out + 8 * rank, number)
+    return lowest >= 0
+
+
+@helper
+def read_numbers(table, thing, size, out):
+    """Write the numbers of a list, tuple or vector, one a rank; return False for others, and for negative ones."""
+    if get(table, INT_TYPE) == 0:
+        return False
+    number, items = _items_of(table, thing)
+    if number < 0:
+        return _read_vector(table, thing, size, out)
+    if number != size:
+        return False
+    for rank in range(size):
+        item = load(items + 8 * rank)
+        fields = item + get(table, HEADER)
+        value = _number_at(fields, get(table, INT_HAS_TAG)) if load(fields - 8) == get(table, INT_TYPE) else -1
+        if value < 0:
+            return False
+        store(out + 8 * rank, value)
+    return True
+
+
+@helper
+def _running_sum(counts, size, displs):
+    total = 0
+    for rank in range(size):
+        store(displs + 8 * rank, total)
+        total += load(counts + 8 * rank)
+
+
+@helper
+def read_blocks(table, spec, size, counts, displs):
+    """Read ``[array, counts]``, ``[array, counts, MPI.DOUBLE]`` and these with displacements, also as a pair.
+
+    Parameters
+    ----------
+    table, spec : int
+        Address of a table for plain calls; what `id` says of the specification.
+    counts, displs : int
+        Addresses of `size` words, which are written, for counts and displacements in elements.
+
+    Returns
+    -------
+    int
+        The array, which is contiguous and has elements of a type in the table; 0 for any other specification. Whether
+        the blocks lie in the array is not looked at.
+    """
+    if get(table, INT_TYPE) == 0:
+        return 0
+    number, items = _items_of(table, spec)
+    if not 2 <= number <= 4:
+        return 0
+    array = load(items)
+    if not is_plain(table, array, READABLE):
+        return 0
+    dtype = number_of_dtype(table, array)
+    if dtype < 0:
+        return 0
+    if datatype_number(table, load(items + 8 * number - 8)) == dtype:
+        number -= 1
+    elif number > 2:
+        return 0
+    if number < 2:
+        return 0
+    given, places = load(items + 8), 0
+    if number == 3:
+        places = load(items + 16)
+    elif load(given + get(table, HEADER) - 8) == get(table, TUPLE_TYPE):
+        number, items = _items_of(table, given)
+        if number != 2:
+            return 0
+        given, places = load(items), load(items + 8)
+    if not read_numbers(table, given, size, counts):
+        return 0
+    if places == 0 or places == get(table, NONE):
+        _running_sum(counts, size, displs)
+    elif not read_numbers(table, places, size, displs):
+        return 0
+    return array
+
+
+@helper
+def read_fitting(table, spec, size, counts, written):
+    """Do so for blocks that lie in the array, which is writable if they are written; return 0 for others.
+
+    Blocks that are written stand in rank order, so that none overlap. Displacements go behind the counts.
+    """
+    array = read_blocks(table, spec, size, counts, counts + 8 * size)
+    if array == 0 or (written and not is_plain(table, array, WRITABLE)):
+        return 0
+    available, end = count_of(table, array), 0
+    for rank in range(size):
+        count, displ = load(counts + 8 * rank), load(counts + 8 * (size + rank))
+        if count > available or displ > available - count or (written and count and displ < end):
+            return 0
+        if count:
+            end = displ + count
+    return array
+
+
+@helper
+def _nbytes_of(table, array):
+    return count_of(table, array) * get(table, ITEMSIZES + number_of_dtype(table, array))
+
+
+@helper
+def arrays_are_apart(table, one, other):
+    """Return whether two arrays with element types of the table have no byte in common."""
+    first, second = data_of(table, one), data_of(table, other)
+    return first + _nbytes_of(table, one) <= second or second + _nbytes_of(table, other) <= first
+
+
+@helper
+def read_packed(table, spec, size, counts, displs):
+    """Do so for blocks that follow each other and are the whole array; return 0 for others, and without elements."""
+    array = read_blocks(table, spec, size, counts, displs)
+    if array == 0:
+        return 0
+    total = 0
+    for rank in range(size):
+        if load(displs + 8 * rank) != total:
+            return 0
+        total += load(counts + 8 * rank)
+    return array if total != 0 and total == count_of(table, array) else 0

@@ -1,0 +1,33 @@
+"""Alltoallw that the MPI library executes: chosen by the caller, nonblocking and persistent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.operation import NativeOperation
+from mpicoll.collectives.requests import NativeRequest, NonblockingNativeRequest, PersistentRequest, Request
+from mpicoll.messages.call_agreement import settle
+
+
+def operation(scope: CallContext, sendbuf: Any, recvbuf: Any, *, chosen: bool) -> NativeOperation:
+    """Return an Alltoallw for the MPI library; `chosen` as in :class:`NativeOperation`."""
+    settle(scope.channel, scope.timeout)
+    scope.channel.ensure_usable()
+    sent = MPI.IN_PLACE if in_place(sendbuf) else sendbuf
+    return NativeOperation(scope.channel, "alltoallw", "Alltoallw", (sent, recvbuf), chosen)
+
+
+def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
+    """Begin a nonblocking Alltoallw, which the MPI library does."""
+    with scope.channel.alone:
+        return NonblockingNativeRequest(operation(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
+
+
+def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
+    """Set up a persistent Alltoallw, which the MPI library does."""
+    with scope.channel.alone:
+        return NativeRequest(operation(scope, sendbuf, recvbuf, chosen=False), scope.timeout)

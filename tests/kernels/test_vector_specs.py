@@ -1,0 +1,162 @@
+"""Specifications of vector collectives as compiled code reads them: as Python does, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.buffers.plain_specs import plain_blocks
+from mpicoll.kernels import dispatch_table, vector_specs
+from mpicoll.kernels.decorators import DISABLED, uncached_kernel
+from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
+from mpicoll.kernels.reduce import DTYPES
+from mpicoll.kernels.vector_checks import check_vectors
+
+pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
+DATA = np.arange(2000.0)
+READ: dict[str, Any] = {
+    "counts": [DATA, [3, 0, 4]],
+    "counts and type": [DATA, [3, 0, 4], MPI.DOUBLE],
+    "tuple": (DATA, [3, 0, 4], MPI.DOUBLE),
+    "displacements": [DATA, [3, 0, 4], [9, 1, 0], MPI.DOUBLE],
+    "a tuple of each": [DATA, (3, 0, 4), (9, 1, 0), MPI.DOUBLE],
+    "pair": [DATA, ([3, 0, 4], [9, 1, 0])],
+    "pair and type": [DATA, ((3, 0, 4), (9, 1, 0)), MPI.DOUBLE],
+    "pair without displacements": [DATA, ([3, 0, 4], None), MPI.DOUBLE],
+    "no displacements": [DATA, [3, 0, 4], None, MPI.DOUBLE],
+    "vectors": [DATA, np.array([3, 0, 4]), np.array([9, 1, 0], np.int32), MPI.DOUBLE],
+    "pair of vectors": [DATA, (np.array([3, 0, 4]), np.array([9, 1, 0]))],
+    "another type": [DATA.astype(np.int32), [1, 2, 3], MPI.INT],
+    "matrix": [DATA.reshape(50, 40), [1, 2, 3], MPI.DOUBLE],
+    "large counts": [DATA, [1 << 30, (1 << 30) - 1, (1 << 60) - 1], MPI.DOUBLE],
+    "beyond the array": [DATA, [1999, 1999, 1999]],
+}
+LEFT: dict[str, Any] = {
+    "an array": DATA,
+    "array and type": [DATA, MPI.DOUBLE],
+    "one count": [DATA, 5, MPI.DOUBLE],
+    "too few counts": [DATA, [3, 4], MPI.DOUBLE],
+    "too many counts": [DATA, [3, 4, 5, 6], MPI.DOUBLE],
+    "negative": [DATA, [3, -1, 4], MPI.DOUBLE],
+    "a negative element of a vector": [DATA, np.array([3, -1, 4]), MPI.DOUBLE],
+    "very large": [DATA, [3, 1 << 60, 4], MPI.DOUBLE],
+    "bool": [DATA, [3, True, 4], MPI.DOUBLE],
+    "NumPy's ints": [DATA, [np.int64(3), 0, 4], MPI.DOUBLE],
+    "floats": [DATA, [3.0, 0, 4], MPI.DOUBLE],
+    "a vector of floats": [DATA, np.array([3.0, 0, 4]), MPI.DOUBLE],
+    "a vector of bytes": [DATA, np.array([3, 0, 4], np.uint8), MPI.DOUBLE],
+    "a strided vector": [DATA, np.array([3, 9, 0, 9, 4, 9])[::2], MPI.DOUBLE],
+    "a matrix of counts": [DATA, np.array([[3, 0, 4]]), MPI.DOUBLE],
+    "a letter": [DATA, [3, 0, 4], "d"],
+    "a wrong type": [DATA, [3, 0, 4], MPI.FLOAT],
+    "a derived type": [DATA, [3, 0, 4], MPI.DOUBLE.Create_contiguous(1).Commit()],
+    "no type": [DATA, [3, 0, 4], [9, 1, 0]],
+    "a tuple of three": [DATA, (3, 0, 4), MPI.DOUBLE],
+    "no counts": [DATA, None, MPI.DOUBLE],
+    "nothing": [],
+    "no items": (),
+    "five items": [DATA, [3, 0, 4], [9, 1, 0], MPI.DOUBLE, 0],
+    "a strided array": [DATA[::2], [3, 0, 4], MPI.DOUBLE],
+    "swapped": [DATA.astype(">f8"), [3, 0, 4], MPI.DOUBLE],
+    "bytes": [b"some bytes", [3, 0, 4], MPI.BYTE],
+    "none": None,
+    "in place": MPI.IN_PLACE,
+}
+
+
+@uncached_kernel
+def read(table: int, spec: int, size: int, counts: int, displs: int) -> int:
+    found: int = vector_specs.read_blocks(table, spec, size, counts, displs)
+    return found
+
+
+def table() -> int:
+    return int(Intracomm(MPI.COMM_SELF)._table)
+
+
+def read_spec(spec: Any) -> tuple[int, list[int], list[int]]:
+    counts, displs = np.full(3, -7), np.full(3, -7)
+    found = read(table(), id(spec), 3, counts.ctypes.data, displs.ctypes.data)
+    return found, counts.tolist(), displs.tolist()
+
+
+def test_ints_and_tuples_are_laid_out_as_expected() -> None:
+    assert vector_specs.knows_numbers(dispatch_table.header_nbytes())
+
+
+def test_another_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = dispatch_table.header_nbytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(vector_specs, "tuple_items", lambda: tuple.__basicsize__ - 8)
+        assert not vector_specs.knows_numbers(header)
+    other = not vector_specs.has_tags()
+    monkeypatch.setattr(vector_specs, "has_tags", lambda: other)
+    assert not vector_specs.knows_numbers(header)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_common_forms_are_read_as_python_reads_them(name: str) -> None:
+    blocks = plain_blocks(READ[name], 3)
+    assert blocks is not None
+    assert read_spec(READ[name]) == (id(blocks.array), list(blocks.counts), list(blocks.displs))
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_forms_are_left_to_python(name: str) -> None:
+    assert read_spec(LEFT[name])[0] == 0
+
+
+def test_nothing_is_read_where_layouts_are_unknown() -> None:
+    """As in a table without the words that say what an int is."""
+    words = np.zeros(dispatch_table.table_words(1), np.int64)
+    words[dispatch_table.HEADER] = dispatch_table.header_nbytes()
+    counts = np.zeros(6, np.int64)
+    address = counts.ctypes.data
+    assert read(words.ctypes.data, id(READ["counts"]), 3, address, address + 24) == 0
+
+
+def code(collective: int, send: Any, recv: Any) -> int:
+    return int(check_vectors.run(table(), collective, id(send), id(recv), 0))
+
+
+RIGHT: dict[str, tuple[int, Any, Any]] = {
+    "gatherv": (GATHER, np.ones(3), [np.zeros(3), [3], MPI.DOUBLE]),
+    "gatherv with a gap": (GATHER, np.ones(3), [np.zeros(5), [3], [2], MPI.DOUBLE]),
+    "gatherv of a list": (GATHER, [np.ones(3), MPI.DOUBLE], [np.zeros(3), [3], MPI.DOUBLE]),
+    "scatterv": (SCATTER, [np.ones(3), [3], MPI.DOUBLE], np.zeros(3)),
+    "alltoallv": (ALLTOALL, [np.ones(3), [3], MPI.DOUBLE], [np.zeros(3), [3], MPI.DOUBLE]),
+}
+LOCKED = np.ones(3)
+LOCKED.flags.writeable = False
+SAME = np.ones(6)
+WRONG: dict[str, tuple[int, Any, Any]] = {
+    "another count": (GATHER, np.ones(2), [np.zeros(3), [3], MPI.DOUBLE]),
+    "beyond the end": (GATHER, np.ones(3), [np.zeros(4), [3], [2], MPI.DOUBLE]),
+    "far beyond the end": (GATHER, np.ones(3), [np.zeros(4), [3], [(1 << 60) - 1], MPI.DOUBLE]),
+    "another type": (GATHER, np.ones(3, np.float32), [np.zeros(3), [3], MPI.DOUBLE]),
+    "locked": (SCATTER, [np.ones(3), [3], MPI.DOUBLE], LOCKED),
+    "locked blocks": (GATHER, np.ones(3), [LOCKED, [3], MPI.DOUBLE]),
+    "strided": (GATHER, SAME[::2], [np.zeros(3), [3], MPI.DOUBLE]),
+    "the same memory": (SCATTER, [SAME, [3], MPI.DOUBLE], SAME[2:5]),
+    "the same memory twice": (ALLTOALL, [SAME, [3], MPI.DOUBLE], [SAME, [3], MPI.DOUBLE]),
+    "in place": (ALLTOALL, MPI.IN_PLACE, [SAME, [3], MPI.DOUBLE]),
+    "counts that differ": (ALLTOALL, [np.ones(3), [2], MPI.DOUBLE], [np.zeros(3), [3], MPI.DOUBLE]),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_arguments_that_are_right_have_a_code(name: str) -> None:
+    assert code(*RIGHT[name]) == 2 * DTYPES.index(np.dtype(float)) + 1
+
+
+def test_a_rank_without_elements_has_another_code() -> None:
+    assert code(GATHER, np.ones(0), [np.zeros(3), [0], MPI.DOUBLE]) == 2 * DTYPES.index(np.dtype(float))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_arguments_are_left_to_python(name: str) -> None:
+    assert code(*WRONG[name]) == -1
