@@ -79,14 +79,14 @@ def _finish_part(job, row):
     if aside == 0:
         return _progress_for(part, spins, yields)
     for turn in range(spins + yields):
-        status = _progress_for(part, 1, 0)
-        if status != WAITING:
-            return status
-        if get(aside, STATE) != IDLE:
+        if get(aside, STATE) != IDLE:  # first, so that its messages leave before this rank is at work
             status = _progress_for(aside, 1, 0)
             if status not in (DONE, WAITING):
                 put(job, PLACE, 1)
                 return status
+        status = _progress_for(part, 1, 0)
+        if status != WAITING:
+            return status
         if turn < spins:
             pause()
         else:

@@ -20,7 +20,7 @@ class Plan:
 
 
 def made(plans: NonblockingPlans, place: Any, key: object) -> Any:
-    kept = plans.plan(place, key, Plan)  # type: ignore[arg-type]
+    kept = plans.plan(place, key, 1000, Plan)  # type: ignore[arg-type]
     kept.take()
     return kept
 
@@ -75,3 +75,21 @@ def test_the_number_of_plans_is_limited() -> None:
     assert sum(each.plan.freed for each in kept) == 2 * nonblocking_messages._MOST_PLANS
     plans.release()
     assert all(each.plan.freed == 1 for each in kept)
+
+
+def test_the_bytes_of_their_vectors_are_limited() -> None:
+    plans = NonblockingPlans(range(1, 9))
+    place = plans.place(Signature.of("a"))
+    kept = [plans.plan(place, key, 1 << 20, Plan) for key in range(100)]  # type: ignore[arg-type, return-value]
+    assert sum(each.plan.freed for each in kept) == 100 - (nonblocking_messages._MOST_KEPT_NBYTES >> 20)
+
+
+def test_signatures_in_turn_find_their_plans_again() -> None:
+    plans, made_now = NonblockingPlans(range(1, 513)), []
+    for turn in range(8 * 3):
+        for call in range(20):  # such as the buckets of a model's gradients
+            place = plans.place(Signature.of(str(call)))
+            kept = plans.plan(place, "x", 1000, lambda: made_now.append(1) or Plan())  # type: ignore[func-returns-value, arg-type, return-value]
+            kept.take()
+            kept.give_back()
+        assert len(made_now) == 20 * min(turn + 1, 8)

@@ -7,7 +7,7 @@ calls; the communicators of nodes and lanes carry data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.composition import PART_WORDS
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
-from mpicoll.messages.bound_plan import Part
+from mpicoll.messages.bound_plan import Part, Table
 from mpicoll.messages.lowering import KernelCall
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -104,7 +104,7 @@ class ComposedPlan(Plan):
         self.table.close()
 
     def when_freed(self, function: Callable[[], None]) -> None:
-        """Call a function when the plan is freed, or a run of it is abandoned."""
+        """Set a function to be called when the plan is freed, or a run of it is abandoned."""
         self._on_free.append(function)
 
     def progress(self) -> tuple[str, tuple[int, ...]]:
@@ -116,23 +116,30 @@ class ComposedPlan(Plan):
         return f"part {place + 1} of {len(self._parts)} ({self._parts[place].title}), {progress}", ranks
 
     def free(self) -> None:
-        """Free the parts."""
+        """Free the parts; they refer to the plan, and would keep its memory until the next garbage collection."""
         for part in self._parts:
             part.free()
-        self._give_back()
+        self.give_back()
+        self._parts, self.table, self.inbox, self.outbox = [], Table(), None, None
+
+    @property
+    def _jobs(self) -> Iterable[PlanPart]:
+        """One part for each job: those on shared memory have one in common."""
+        return {part.address: part for part in self._parts}.values()
 
     def cancel(self) -> None:
         """Abandon the present run of all parts."""
-        for part in self._parts:
+        for part in self._jobs:
             part.cancel()
-        self._give_back()
+        self.give_back()
 
     def settle(self) -> None:
         """Wait until no rank is at work on the memory of the run that was abandoned."""
-        for part in self._parts:
+        for part in self._jobs:
             part.settle()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Return what the plan has taken from others; see :meth:`when_freed`."""
         while self._on_free:
             self._on_free.pop()()
 

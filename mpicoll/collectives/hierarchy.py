@@ -34,12 +34,17 @@ from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPart, SharedPart
 from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segment, cut, segments_of, shares
-from mpicoll.collectives.node_jobs import node_job, nonblocking_lane
-from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent_node_job
+from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
+from mpicoll.messages.call_agreement import free_lane
 from mpicoll.messages.p2p import Plan
+from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules.node_composition import Nodes, Part, Row, compose
+from mpicoll.shared_memory.domain import PLAN_LANES
 
+_MOST_KEPT_NBYTES = 8 << 20
+"""In bytes. Plans for longer vectors are not kept if they need memory of their own."""
 _SEGMENT_NUMBERS = 16
 """Numbers of random choices for the segments of one operation."""
 
@@ -50,21 +55,50 @@ class HierarchicalOperation(CheckedOperation):
 
     Attributes
     ----------
-    timeout
-        Seconds that ranks of a node may take to agree on memory for a persistent operation.
+    node_lane
+        For a persistent operation, an operation lane that is free on the nodes of all ranks; None if there is none.
     """
 
-    timeout: float = 60.0
+    node_lane: int | None = None
 
     @classmethod
-    def of(cls, operation: CheckedOperation, timeout: float) -> HierarchicalOperation:
+    def of(cls, operation: CheckedOperation) -> HierarchicalOperation:
         """Return the operation for checked arguments."""
-        given = {each.name: getattr(operation, each.name) for each in fields(CheckedArguments)}
-        return cls(**given, timeout=timeout)
+        return cls(**{each.name: getattr(operation, each.name) for each in fields(CheckedArguments)})
 
     def plan(self, tag_slot: int, allocate: Allocate) -> Plan:
         """Return a plan; its parts use the tag slot on the communicators of the node and of the lane."""
-        return _Composition(self, tag_slot, allocate).plan()
+        composition = _Composition(self, tag_slot, allocate)
+        try:
+            return composition.bind()
+        except BaseException:
+            composition.plan.give_back()
+            raise
+
+    def agree_on_memory(self, signature: Signature, number: int, timeout: float) -> None:
+        """Agree with the other ranks on the operation lane on the nodes' shared memory."""
+        assert self.channel.cluster is not None
+        node = self.channel.cluster.node.node
+        busy = 0 if node is None else node.busy_lanes
+        self.node_lane = free_lane(self.channel, busy, PLAN_LANES, signature, number, timeout)
+
+    def run(self, timeout: float) -> Plan | None:
+        """Execute the operation and return its plan; None if it is freed, since it holds much memory."""
+        if not self._needs_much_memory:
+            return super().run(timeout)
+        plan = self.plan(0, fresh_memory)
+        self.begin(plan, timeout).finish(timeout)
+        self.unload(plan)
+        plan.free()
+        return None
+
+    @property
+    def _needs_much_memory(self) -> bool:
+        """Whether a plan for a long vector holds memory beside the caller's: for parts, or where results lie apart."""
+        given, result = self.given, self.result
+        apart = given is not None and result is not None and given.buffer is not result.buffer
+        frugal = self.collective in ("bcast", "barrier") or (self.collective == "allreduce" and apart)
+        return self.nbytes > _MOST_KEPT_NBYTES and not frugal
 
     def memory(self) -> tuple[Any, ...]:
         """Return the addresses of the parts of the vector that the plan reads and writes."""
@@ -120,8 +154,11 @@ class _Composition:
         assert task.channel.cluster is not None
         self._task, self._slot, self._allocate = task, tag_slot, allocate
         self._cluster, self._lane = task.channel.cluster, _Lane(task)
-        self._plan = ComposedPlan(task.channel, task.signature())
-        self._job = node_job(self._cluster.node, self._plan, tag_slot, task.timeout if task.persistent else None)
+        self.plan = ComposedPlan(task.channel, task.signature())
+        node = self._cluster.node.node
+        self._job = node_job(node, tag_slot)
+        if task.persistent:
+            self._job = persistent_node_job(node, self.plan, task.node_lane)
         self._memory = BoundArguments(task, not task.persistent and task.nbytes <= STAGED_NBYTES, allocate)
         # Ranks may start persistent operations in any order, and parts of nonblocking ones start at any time.
         self._numbers = operation_numbers(task.channel, tag_slot != 0)
@@ -140,8 +177,8 @@ class _Composition:
             return list(segments_of(self._task, given.buffer, whole))
         return [Segment(0, count, given.buffer, whole)]
 
-    def plan(self) -> ComposedPlan:
-        """Return the plan."""
+    def bind(self) -> ComposedPlan:
+        """Add the rows and return the plan."""
         nodes = len(set(self._cluster.node_of))
         for row in compose(self._task.collective, segments=len(self._segments) or 1, nodes=nodes):
             if not self._takes(row.part):
@@ -150,8 +187,8 @@ class _Composition:
                 self._start(row.part)
             elif row.part in self._parts:
                 self._finish(row)
-        self._plan.close(self._memory.inbox, self._memory.outbox)
-        return self._plan
+        self.plan.close(self._memory.inbox, self._memory.outbox)
+        return self.plan
 
     def _takes(self, part: Part) -> bool:
         """Return whether this rank takes a part."""
@@ -167,18 +204,18 @@ class _Composition:
         if operation is None:
             return
         if operation.algorithm in select.ON_NODE and self._job is not None:
-            made: PlanPart = SharedPart(self._plan, self._job, operation, str(part), self._allocate)
+            made: PlanPart = SharedPart(self.plan, self._job, operation, str(part), self._allocate)
         else:
             operation.is_part = True
             made = MessagePart(operation, operation.plan(self._slot, self._allocate), str(part))
         self._parts[part] = made
-        self._plan.start(made)
+        self.plan.start(made)
 
     def _finish(self, row: Row) -> None:
         part = self._parts[row.part]
-        self._plan.finish(part, None if row.aside is None else self._parts.get(row.aside))
+        self.plan.finish(part, None if row.aside is None else self._parts.get(row.aside))
         for call in part.calls_after():
-            self._plan.call(call)
+            self.plan.call(call)
 
     # Parts as operations ----------------------------------------------------------------------------------------------
 

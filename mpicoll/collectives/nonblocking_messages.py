@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from mpicoll.collectives.aggregated_rounds import operation_numbers
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import Request
 from mpicoll.communicator.channel import Channel
@@ -26,15 +27,15 @@ _PLACES = 8
 """Calls of one signature that can be under way at the same time; further ones wait for their turn."""
 _MOST_NBYTES = 1 << 20
 """Longer vectors take so long that a plan's time does not matter, and their plans hold much memory."""
-_MOST_PLANS = 64
-"""Plans that a communicator keeps for nonblocking calls."""
+_MOST_PLANS, _MOST_KEPT_NBYTES = 256, 64 << 20
+"""Plans that a communicator keeps for nonblocking calls, and the bytes of their vectors together."""
 
 
 class KeptPlan:
     """A plan with the number of requests that use it; it is freed after the last of them, once it has been dropped."""
 
-    def __init__(self, plan: Plan, *, dropped: bool = False) -> None:
-        self.plan, self._dropped = plan, dropped
+    def __init__(self, plan: Plan, nbytes: int, *, dropped: bool = False) -> None:
+        self.plan, self.nbytes, self._dropped = plan, nbytes, dropped
         self._uses = 0
 
     def take(self) -> None:
@@ -92,6 +93,7 @@ class NonblockingPlans:
         self._places: OrderedDict[str, _Places] = OrderedDict()
         self._plans: OrderedDict[tuple[Place, Hashable], KeptPlan] = OrderedDict()
         """All plans, the least recently used one first."""
+        self._nbytes = 0
 
     def place(self, signature: Signature) -> Place:
         """Return the place of the next call with a signature; all ranks call this once for each call."""
@@ -102,12 +104,13 @@ class NonblockingPlans:
         self._places.move_to_end(signature.text)
         return places.take()
 
-    def plan(self, place: Place, key: Hashable, make: Callable[[], Plan]) -> KeptPlan:
-        """Return the plan of a place for a key, made if there is none."""
+    def plan(self, place: Place, key: Hashable, nbytes: int, make: Callable[[], Plan]) -> KeptPlan:
+        """Return the plan of a place for a key, made if there is none, for vectors of `nbytes` bytes."""
         kept = place.plans.get(key)
         if kept is None:
-            kept = place.plans[key] = self._plans[place, key] = KeptPlan(make())
-            if len(self._plans) > _MOST_PLANS:
+            kept = place.plans[key] = self._plans[place, key] = KeptPlan(make(), nbytes)
+            self._nbytes += nbytes
+            while len(self._plans) > 1 and (len(self._plans) > _MOST_PLANS or self._nbytes > _MOST_KEPT_NBYTES):
                 self._drop(*next(iter(self._plans)))
         self._plans.move_to_end((place, key))
         return kept
@@ -120,7 +123,7 @@ class NonblockingPlans:
         return places.slots
 
     def _drop(self, place: Place, key: Hashable) -> None:
-        del self._plans[place, key]
+        self._nbytes -= self._plans.pop((place, key)).nbytes
         place.plans.pop(key).drop()
 
     def release(self) -> None:
@@ -182,21 +185,22 @@ class NonblockingMessageRequest(Request):
             agree(channel, signature, number, timeout)
         self._task: CheckedOperation | None = task
         try:
-            self._kept, slot = _plan_for(task, signature)
+            kept, slot = _plan_for(task, signature)
         except Exception as error:  # there is no memory for it
             channel.refuse_entered(number, error)
             raise
-        self._kept.take()
+        self._kept: KeptPlan | None = kept
+        kept.take()
         self._resources = task.resources(slot)
         before = [other for occupants, key in self._resources if (other := occupants.get(key)) is not None]
         for occupants, key in self._resources:
             occupants[key] = self
-        plan = self._kept.plan
+        plan = kept.plan
         self._begin(_QueuedRun(channel, plan, number, before, lambda: task.load(plan)))
 
     def _complete(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and self._kept is not None:
             task.unload(self._kept.plan)
             self._leave()
         super()._complete()
@@ -205,7 +209,9 @@ class NonblockingMessageRequest(Request):
         for occupants, key in self._resources:
             if occupants.get(key) is self:
                 del occupants[key]
-        self._kept.give_back()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.give_back()
 
 
 def _plan_for(task: CheckedOperation, signature: Signature) -> tuple[KeptPlan, int]:
@@ -214,8 +220,10 @@ def _plan_for(task: CheckedOperation, signature: Signature) -> tuple[KeptPlan, i
     kept = channel.nonblocking_plans
     if task.compression is not None or task.uneven or task.nbytes > _MOST_NBYTES or not signature.is_complete:
         slot = channel.tags.next_slot()
-        return KeptPlan(task.plan(slot, fresh_memory), dropped=True), slot
+        if task.compression is not None:  # it may start later than other calls, in another order on other ranks
+            task.numbers = operation_numbers(channel, True)
+        return KeptPlan(task.plan(slot, fresh_memory), task.nbytes, dropped=True), slot
     if kept is None:
         kept = channel.nonblocking_plans = NonblockingPlans(channel.tags.kept_slots)
     place = kept.place(signature)
-    return kept.plan(place, task.plan_key(), lambda: task.plan(place.slot, fresh_memory)), place.slot
+    return kept.plan(place, task.plan_key(), task.nbytes, lambda: task.plan(place.slot, fresh_memory)), place.slot

@@ -296,28 +296,16 @@ def find_lane(wanted: CheckedOperation, timeout: float) -> PersistentSlot:
     node = wanted.channel.node
     assert node is not None
     places = [part.address(wanted.carrier) for part in (wanted.given, wanted.result) if part is not None]
-    lane = find_free_lane(wanted.channel, not all(map(node.in_own_arena, places)), timeout)
-    if not lane.near and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
-        return PersistentSlot(-1, False)
-    return lane
-
-
-def find_free_lane(channel: Channel, far: bool, timeout: float) -> PersistentSlot:
-    """Return an operation lane that is free on all ranks; collective.
-
-    Parameters
-    ----------
-    far
-        Whether a buffer of this rank lies outside of its memory segment.
-    """
-    assert channel.node is not None
-    busy = np.array([channel.node.busy_lanes | far * _FAR], np.int64)
+    far = not all(map(node.in_own_arena, places))
+    busy = np.array([node.busy_lanes | far * _FAR], np.int64)
     part = VectorPart(from_array(busy, "lanes", writable=True), 0, 1)
     reducer = reducer_for(MPI.BOR, busy.dtype)
     task = CheckedOperation(
-        channel, "allreduce", "Lanes", select.SHARED, 1, busy.dtype, part, part, op_name="BOR", reducer=reducer
+        wanted.channel, "allreduce", "Lanes", select.SHARED, 1, busy.dtype, part, part, op_name="BOR", reducer=reducer
     )
     run(task, timeout)
     used = int(busy[0])
+    if used & _FAR and wanted.nbytes > node.slot_nbytes and node.method == words.NOTHING:
+        return PersistentSlot(-1, False)
     free = [lane for lane in range(PLAN_LANES) if not used >> lane & 1]
     return PersistentSlot(free[0] if free else -1, not used & _FAR)

@@ -84,6 +84,9 @@ class CheckedOperation(CheckedArguments):
         """Return what one operation at a time may use: mappings from numbers to requests, and the numbers."""
         return ((self.channel.occupants, tag_slot),)
 
+    def agree_on_memory(self, signature: Signature, number: int, timeout: float) -> None:
+        """Agree with the other ranks on memory for a persistent operation, before its plan is made."""
+
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, the cached one if there is one."""
         key = self.plan_key()
@@ -136,8 +139,8 @@ class CheckedOperation(CheckedArguments):
                 np.copyto(self.result.view(self.carrier), plan.outbox)
             self.result.buffer.give_back()
 
-    def run(self, timeout: float) -> Plan:
-        """Execute the operation and return its plan, which is cached for the next call."""
+    def run(self, timeout: float) -> Plan | None:
+        """Execute the operation and return its plan, which is cached for the next call; None if it is not."""
         plan = self.shared_plan()
         self.begin(plan, timeout).finish(timeout)
         self.unload(plan)

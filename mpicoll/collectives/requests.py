@@ -11,6 +11,7 @@ from mpicoll.collectives.mpi_requests import OwnRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation, fresh_memory
 from mpicoll.collectives.request_lists import fill_empty, look_later
 from mpicoll.compression import ErrorFeedback
+from mpicoll.errors import MpicollError
 from mpicoll.kernels import composition, dispatch, executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import take_slot
@@ -65,6 +66,17 @@ class Request(OwnRequest):
         self._end()
         fill_empty(status)
         return True
+
+    def complete(self) -> None:
+        """Wait until the operation has ended; an exception is kept for the caller's Wait or Test."""
+        flight = self._flight
+        if flight is None:
+            return
+        try:
+            flight.wait_until(self._has_ended, self._timeout)
+        except Exception as error:
+            self.give_up(error)
+            self._error = error
 
     @property
     def polls(self) -> int:
@@ -247,7 +259,15 @@ class MessageRequest(JobRequest, PersistentRequest):
         self._slot = take_slot(channel, signature, self._number, timeout)
         task.persistent = True
         self._task: CheckedOperation | None = task
-        self._channel, self._plan = channel, task.plan(self._slot, fresh_memory)
+        try:
+            task.agree_on_memory(signature, self._number, timeout)
+            plan = task.plan(self._slot, fresh_memory)
+        except MpicollError:  # which all ranks have heard of
+            raise
+        except Exception as error:  # there is no memory for it
+            channel.refuse_entered(self._number, error)
+            raise
+        self._channel, self._plan = channel, plan
         self._plain = self._plan.table.is_compiled and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )

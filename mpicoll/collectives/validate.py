@@ -48,7 +48,7 @@ def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
     try:
         operation = _prepare(scope, call)
         if isinstance(operation, CheckedOperation) and operation.algorithm == select.HIERARCHY:
-            return HierarchicalOperation.of(operation, scope.timeout)
+            return HierarchicalOperation.of(operation)
         return operation
     except (MismatchError, RemoteError, CollectiveTimeout):  # of a call inside, which all ranks have heard of
         raise

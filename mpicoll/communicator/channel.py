@@ -285,9 +285,16 @@ class Channel:
         self.known.clear()
         self.dispatch.forget_all()
 
+    def _complete_requests(self) -> None:
+        """Wait for nonblocking operations that have not ended: a communicator may be freed before them."""
+        for request in [*self.occupants.values(), *(self.node.last_operations if self.node is not None else ())]:
+            request.complete()
+
     def close(self) -> None:
         """Free everything; collective."""
         _channels.discard(self)
+        if self.broken is None:
+            self._complete_requests()
         self.release()
         self.dispatch.shut()
         if self.cluster is not None:

@@ -12,7 +12,7 @@ class Tags:
     nothing, and two operations in flight cannot receive each other's messages.
     """
 
-    AGREEMENT, EXCHANGE, SLOTS, FIRST_FREE = 1, 2, 3, 4
+    AGREEMENT, EXCHANGE, SLOTS, LANES, FIRST_FREE = 1, 2, 3, 4, 5
     """Values in slot 0; 0 itself is the control tag."""
 
     def __init__(self, upper_bound: int) -> None:
@@ -36,7 +36,7 @@ class Tags:
     def next_slot(self) -> int:
         """Return the tag slot of the next nonblocking operation whose plan is not kept, the same on all ranks.
 
-        Slots are reused after some thousand operations; then an operation starts when the last one in its slot has
+        Slots are reused after some hundred operations; then an operation starts when the last one in its slot has
         ended on this rank. On other ranks it may still be in flight, since messages of one tag are received in the
         order sent.
         """

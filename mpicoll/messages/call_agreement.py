@@ -87,6 +87,15 @@ def _slots_plan(channel: Channel) -> Plan:
     )
 
 
+def _lanes_plan(channel: Channel) -> Plan:
+    memory, either = np.empty(1, _INT64), reducer_for(MPI.BOR, _INT64)
+    return _cached(
+        channel,
+        "lanes",
+        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, 1, Tags.LANES, either),
+    )
+
+
 def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
     plan.signature = signature  # a rank that waits here waits for this call
     PlanRun(channel, plan, number).finish(timeout)
@@ -168,6 +177,23 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
         alive = len(channel.tags.persistent_slots)
         raise RuntimeError(f"persistent request: all {alive} tag slots of the communicator are in use; free requests")
     return channel.slots.popleft()
+
+
+def free_lane(channel: Channel, busy: int, count: int, signature: Signature, number: int, timeout: float) -> int | None:
+    """Return the number of an operation lane that is free on all ranks, None if there is none; collective.
+
+    Parameters
+    ----------
+    busy
+        The lanes in use on this rank, as bits.
+    count
+        The number of lanes.
+    """
+    plan = _lanes_plan(channel)
+    assert plan.inbox is not None
+    plan.inbox[0] = busy
+    used = int(_run(channel, plan, signature, number, timeout)[0])
+    return next((lane for lane in range(count) if not used >> lane & 1), None)
 
 
 class _Settling(InFlight):

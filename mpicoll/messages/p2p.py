@@ -225,7 +225,7 @@ class PlanRun(InFlight):
         return Waiting(self.number, self.plan.signature, progress, peers)
 
     def abandon(self, error: BaseException) -> None:
-        """Abandon the run, keep the memory of sends alive, and tell the other ranks if they cannot know."""
+        """Abandon the run, keep the plan alive, and tell the other ranks if they cannot know."""
         self.plan.cancel()
         self.break_off(error)
         self.plan.settle()

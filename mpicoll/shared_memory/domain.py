@@ -57,6 +57,9 @@ class Ending(Protocol):
         """True if it has ended, successfully or not."""
         ...
 
+    def complete(self) -> None:
+        """Wait until it has ended."""
+
 
 class NonblockingSlot(NamedTuple):
     """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
@@ -220,6 +223,11 @@ class SharedMemoryDomain:
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
         """Return a nonblocking lane with the operation that uses it now."""
         self._turns.append(turn._replace(last=operation))
+
+    @property
+    def last_operations(self) -> list[Ending]:
+        """The last operation of each nonblocking lane on this rank."""
+        return [turn.last for turn in self._turns if turn.last is not None]
 
     def undo_turn(self, turn: NonblockingSlot) -> None:
         """Return a nonblocking lane unused."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +13,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import Intracomm
 from mpicoll.collectives import execute, select
+from mpicoll.collectives.composed_plan import ComposedPlan
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
 from mpicoll.shared_memory.domain import NONBLOCKING_LANES, PLAN_LANES
 from tests.mpi import exact
@@ -236,6 +239,56 @@ def test_persistent_operations_take_messages_where_memory_has_run_out(clustered:
         request.Wait()
         assert (y == clustered.size).all()
     request.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_communicator_may_be_freed_before_its_operations(verdicts: MPI.Intracomm, algorithm: str) -> None:
+    for variables in ({}, {"MPICOLL_SEGMENTS": "off"}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MPICOLL_NODES", "2")
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            plain = WORLD.Dup()
+            comm = Intracomm(plain, timeout=TIMEOUT, algorithm=algorithm)
+            results = [np.zeros(300) for _ in range(2 * NONBLOCKING_LANES + 4)]
+            size, rank = comm.size, float(comm.rank)
+            requests = [comm.Iallreduce(np.full(300, turn + rank), y) for turn, y in enumerate(results)]
+            plain.Free()
+        for turn, (request, y) in enumerate(zip(requests, results, strict=True)):
+            request.Wait()
+            assert (y == size * turn + size * (size - 1) / 2).all()
+
+
+def test_plans_that_are_not_kept_leave_no_memory(clustered: Intracomm) -> None:
+    """Also where Python's garbage collector is off."""
+    kept: list[weakref.ref[ComposedPlan]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        made = ComposedPlan.close
+        patch.setattr(ComposedPlan, "close", lambda plan, *ends: (kept.append(weakref.ref(plan)), made(plan, *ends)))
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                x, y = np.ones(200_000), np.zeros(200_000 * clustered.size)
+                clustered.Iallgather(x, y).Wait()
+                clustered.Iallreduce(x, y[: x.size]).Wait()
+            assert not any(plan() for plan in kept)
+        finally:
+            gc.enable()
+
+
+def test_persistent_operations_that_not_all_set_up_are_an_error(
+    verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPICOLL_NODES", "2")
+    plain = WORLD.Dup()
+    comm = Intracomm(plain, timeout=0.5)
+    call = comm.Allreduce_init if comm.rank == 0 else comm.Allreduce
+    with pytest.raises(MpicollError, match=r"Allreduce\(count=4000, dtype=float64, op=SUM, algorithm=hierarchy\)"):
+        call(np.ones(4000), np.zeros(4000))
+    with pytest.raises(MpicollError):
+        comm.Barrier()
+    plain.Free()
 
 
 def test_known_calls_are_one_compiled_call(clustered: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

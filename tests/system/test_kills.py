@@ -9,6 +9,8 @@ import pytest
 from tests import extent
 from tests.kills.killed_run import Undisturbed, disturbed
 
+pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
+
 KNOWN = Undisturbed((0.97,), frozenset())
 """About the accuracy of each run; the bits differ from run to run."""
 

@@ -10,6 +10,8 @@ from tests import extent
 from tests.mpirun import run
 from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
+pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
+
 PROGRAM = "tests/system/programs/disagree.py"
 RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "full"), (3, "default"), (8, "default")))
 """Sizes and modes; each is one launch."""

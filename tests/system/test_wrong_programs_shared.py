@@ -13,6 +13,8 @@ from tests import extent
 from tests.mpirun import run
 from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused_call, check_refused, outcomes_of
 
+pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
+
 PROGRAM = "tests/system/programs/disagree_shared.py"
 RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "default"), (2, "full"), (8, "default")))
 """Sizes and modes; each is one launch."""
@@ -127,7 +129,6 @@ def assert_nobody_is_left(text: str, size: int) -> None:
     assert not any(map(is_there, pids))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("size", "number"),
     extent.first(2, [(2, signal.SIGKILL), (4, signal.SIGINT), (4, signal.SIGKILL), (2, signal.SIGINT)]),
@@ -177,7 +178,6 @@ except mpicoll.errors.MpicollError as error:
         assert "gave up" in outcome.stdout
 
 
-@pytest.mark.alone
 def test_nothing_stays_in_shared_memory_after_a_good_end() -> None:
     before = our_memory()
     code = STREAM.replace("range(10**9)", "range(20)").format(action="pass")
