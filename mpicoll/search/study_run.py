@@ -59,9 +59,9 @@ class StudyResult:
 def run(
     objective: Objective,
     study: optuna.Study | None = None,
+    comm: MPI.Intracomm | None = None,
     *,
     trials: int | None = None,
-    comm: MPI.Intracomm | None = None,
     group: int = 1,
     direction: str = "minimize",
     sampler: str = "tpe",
@@ -85,10 +85,10 @@ def run(
         :class:`mpicoll.Intracomm` of these ranks. It returns the value to optimise, of which the first rank's counts.
     study
         On rank 0 a study of Optuna, in place of `direction`, `sampler`, `pruner`, `storage` and `seed`; else None.
-    trials
-        Number of finished trials at which the study ends, those of earlier runs included; may be None with `grid`.
     comm
         All ranks; ``MPI.COMM_WORLD`` by default.
+    trials
+        Number of finished trials at which the study ends, those of earlier runs included; may be None with `grid`.
     group
         Ranks of a trial, by which the number of ranks must be divisible.
     direction, sampler, pruner, seed

@@ -208,7 +208,7 @@ def test_samplers_and_pruners(comm: Intracomm, sampler: str, pruner: str) -> Non
 
 def test_a_study_of_the_programs_own(comm: Intracomm) -> None:
     study = optuna.create_study(direction="maximize") if comm.rank == 0 else None
-    result = run(quadratic, study, trials=5, comm=comm, **OPTIONS)
+    result = run(quadratic, study, comm, trials=5, **OPTIONS)
     assert result.study is study
     assert result.best_value == comm.bcast(study.best_value if study is not None else None)
 
