@@ -218,6 +218,7 @@ def _split(selection: Selection, select: Callable[[], None], y: np.ndarray, allo
     results = [SparsePayload(most, length, allocate) for length in lengths]
     own, region, room = results[channel.rank], regions.own(), max(lengths)
     indices, values = allocate(room, np.dtype(np.uint32)), allocate(room, np.dtype(np.float32))
+    sparse_vectors.compact(y[:0], indices, values)  # compiles it if that is needed, while no rank waits for another
 
     def middle() -> None:
         regions.add_up(y[region])

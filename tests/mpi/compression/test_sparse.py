@@ -12,7 +12,7 @@ from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import ok_topk
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels.codecs import sparse_encoding
+from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors
 from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -221,3 +221,21 @@ def test_keys_are_those_of_the_operation(comm: Intracomm) -> None:
     comm.Allreduce(x, y, compression=spec)
     assert (first != y).any()
     assert Key(0, 1, 2) != Key(0, 1, 3)
+
+
+def test_kernels_of_the_second_exchange_are_made_before_the_first(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that is not on disk takes longer to compile than ranks may wait for each other."""
+    used: list[tuple[str, int]] = []
+    for module, name in ((sparse_vectors, "compact"), (sparse_encoding, "encode")):
+        original = getattr(module, name)
+
+        def noted(x: np.ndarray, *rest: Any, name: str = name, original: Any = original) -> Any:
+            used.append((name, x.size))
+            return original(x, *rest)
+
+        monkeypatch.setattr(module, name, noted)
+    x = given(comm.rank, 4321)
+    comm.Allreduce(x, np.empty_like(x), compression="topk:0.5")
+    assert comm.size <= 2 or used[0] == ("compact", 0)
