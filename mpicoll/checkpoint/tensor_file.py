@@ -125,7 +125,9 @@ def read_annotated_header(descriptor: int, path: Path) -> tuple[dict[str, Entry]
         If the header is damaged, or its tensors do not cover exactly the bytes that follow.
     """
     length = os.fstat(descriptor).st_size
-    (nbytes,) = struct.unpack("<Q", os.pread(descriptor, 8, 0).ljust(8, b"\xff"))
+    if length < 8:
+        raise CheckpointFailed(f"{path}: {length} bytes are too few for a safetensors file")
+    (nbytes,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
     if not 2 <= nbytes <= min(_MAX_HEADER, length - 8):
         raise CheckpointFailed(f"{path}: a header of {nbytes} bytes in a file of {length}")
     try:
