@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from mpicoll import __version__
 from mpicoll.errors import UsageError
-from mpicoll.train.config import MODELS, parse_synthetic
+from mpicoll.train.config import parse_synthetic
 from mpicoll.train.options import HelpRequested
 
 _DESCRIPTION = """\
@@ -37,6 +37,8 @@ COMMANDS = {
     "export": "write an ONNX file, and compare its outputs where onnxruntime is installed",
     "report": "compare models in a table, a plot and an HTML page",
 }
+DEPLOYABLE = ("mlp", "logistic", "conv")
+"""Models of the trainer whose layers can be compressed and deployed."""
 _DATA = ("dataset", "labels", "test_fraction", "seed")
 
 
@@ -184,7 +186,8 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--labeled", type=_integer(1), metavar="N", help="training samples, drawn by --seed, whose "
                        "labels are used; the others have the teacher's logits alone, and are left out with --alpha 0 "
                        "(default: all)")  # fmt: skip
-    group.add_argument("--model", choices=MODELS, default="mlp", help="kind of the new model (default: %(default)s)")
+    group.add_argument("--model", choices=DEPLOYABLE, default="mlp",
+                       help="kind of the new model (default: %(default)s)")  # fmt: skip
     group.add_argument("--hidden", type=_widths, metavar="N[,N...]", help="widths of the hidden layers of mlp")
     group.add_argument("--filters", type=_integer(1), metavar="N", help="filters of conv")
     _add_training(parser, epochs=40, rate=0.05)

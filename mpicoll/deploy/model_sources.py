@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpicoll.checkpoint import open_checkpoint
 from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, check_same_data, load
+from mpicoll.deploy.deploy_options import DEPLOYABLE
 from mpicoll.deploy.deployed_file import FORMAT, model_of, read_tensors, stored
 from mpicoll.deploy.deployed_model import DeployedLayer, DeployedModel
 from mpicoll.errors import CheckpointFailed, DataError
@@ -23,8 +24,6 @@ from mpicoll.parallel.running_statistics import PREFIX
 from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
 
-MODELS = ("mlp", "logistic", "conv")
-"""Models of the trainer whose layers can be compressed and deployed."""
 DATA_FIELDS = ("dataset", "labels", "test_fraction", "seed")
 _PAIR = re.compile(r"(?:(.*)\.)?(weight|bias)")
 
@@ -126,10 +125,10 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
         if not is_text and type(value) is not type(getattr(default, name)):
             raise CheckpointFailed(f"{folder}: option {name} is {value!r:.60}")
     widths = (*found["hidden"], found["filters"])
-    if found["model"] not in MODELS or found["dtype"] not in DTYPES:
+    if found["model"] not in DEPLOYABLE or found["dtype"] not in DTYPES:
         raise CheckpointFailed(
             f"{folder}: model {found['model']!r:.60} of dtype {found['dtype']!r:.60}; those that can be deployed are "
-            f"{', '.join(MODELS)} of {', '.join(DTYPES)}"
+            f"{', '.join(DEPLOYABLE)} of {', '.join(DTYPES)}"
         )
     if found["batch_norm"] not in BATCH_NORMS:
         raise CheckpointFailed(f"{folder}: option batch_norm is {found['batch_norm']!r:.60}")

@@ -41,6 +41,7 @@ WRONG = [
     (["lowrank", "a", "--rank", "3", "--energy", "0.9", *OUT], "either --rank or --energy"),
     (["distill", "--teacher", "a", *OUT], "--hidden is needed"),
     (["distill", "--teacher", "a", "--model", "conv", "--hidden", "3", *OUT], "--hidden is needed with --model mlp"),
+    (["distill", "--teacher", "a", "--model", "alexnet", *OUT], "invalid choice: 'alexnet'"),
     (["distill", "--teacher", "a", "--hidden", "3,0", *OUT], "'3,0' is not a list of widths"),
     (["distill", "--teacher", "a", "--hidden", "3", "--temperature", "0", *OUT], "above 0"),
     (["distill", "--teacher", "a", "--hidden", "3", "--epochs", "0", *OUT], "--epochs 0"),
