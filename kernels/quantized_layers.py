@@ -95,14 +95,16 @@ def product_of_codes(codes: np.ndarray, weights: np.ndarray, sums: np.ndarray) -
 
 
 @kernel_for(_TABLE, "float32", "float32", _CODES)
-def quantise_rows(x: np.ndarray, inverse: float, zero: float, codes: np.ndarray) -> None:
-    """Quantise activations: ``codes = clip(round(x * inverse) + zero, 0, 255)``.
+def quantise_rows(x: np.ndarray, scale: float, zero: float, codes: np.ndarray) -> None:
+    """Quantise activations: ``codes = clip(round(x / scale) + zero, 0, 255)``, as QuantizeLinear of ONNX does.
+
+    A product with ``1 / scale`` would be rounded to another code where the quotient lies between two.
 
     Parameters
     ----------
     x : (rows, features) of float32
-    inverse
-        One over the scale.
+    scale
+        Real number that a step of a code means, above 0.
     zero
         Zero point, a whole number from 0 to 255.
     codes : (rows, features) of uint8
@@ -110,7 +112,7 @@ def quantise_rows(x: np.ndarray, inverse: float, zero: float, codes: np.ndarray)
     """
     for row in range(x.shape[0]):
         for k in range(x.shape[1]):
-            codes[row, k] = to_code(x[row, k] * inverse, zero)
+            codes[row, k] = to_code(x[row, k] / scale, zero)
 
 
 @kernel_for("uint8[4C]", INT, _CODES)

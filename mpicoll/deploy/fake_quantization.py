@@ -26,7 +26,7 @@ def fake_weight(weight: np.ndarray, bits: int) -> np.ndarray:
 
 def fake_activation(x: np.ndarray, code: ActivationCode, out: np.ndarray) -> np.ndarray:
     """Write the real numbers that the codes of activations mean to `out`, and return it."""
-    np.multiply(x, np.float32(1 / code.scale), out=out)
+    np.divide(x, np.float32(code.scale), out=out)
     np.rint(out, out=out)
     np.clip(out, -code.zero, 255 - code.zero, out=out)
     return np.multiply(out, np.float32(code.scale), out=out)

@@ -49,7 +49,7 @@ class _IntegerProduct:
         assert layer.activation is not None
         assert layer.scales is not None
         self.code, self._room = layer.activation, room
-        self._inverse, self._zero = np.float32(1 / self.code.scale), np.float32(self.code.zero)
+        self._scale, self._zero = np.float32(self.code.scale), np.float32(self.code.zero)
         self._weights = np.ascontiguousarray(layer.weight.T)
         self.scales = (np.float32(self.code.scale) * layer.scales).astype(np.float32)
         shift = self.code.zero * self._weights.sum(axis=1, dtype=np.int64)
@@ -66,7 +66,7 @@ class _IntegerProduct:
         if x.dtype == _U8:
             return x
         codes = self._room.rows("codes", len(x), x.shape[1:], _U8)
-        quantise_rows.run(np.ascontiguousarray(x), self._inverse, self._zero, codes)
+        quantise_rows.run(np.ascontiguousarray(x), self._scale, self._zero, codes)
         return codes
 
 
@@ -81,12 +81,12 @@ class _IntegerDense:
 
     def __init__(self, layer: DeployedLayer, following: ActivationCode | None) -> None:
         self._room, self._relu, self._following = Workspace(), layer.relu, following
-        self._product, self._shape = _IntegerProduct(layer, self._room), layer.bias.shape
+        self.product, self._shape = _IntegerProduct(layer, self._room), layer.bias.shape
         if following is not None:
-            self._factors, self._zero = self._product.scales / np.float32(following.scale), np.float32(following.zero)
+            self._factors, self._zero = self.product.scales / np.float32(following.scale), np.float32(following.zero)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        product = self._product
+        product = self.product
         sums = product(product.codes(x))
         if self._following is not None:
             zero, codes = self._zero, self._room.rows("next", len(sums), self._shape, _U8)
@@ -103,17 +103,17 @@ class _IntegerConvolution:
     def __init__(self, layer: DeployedLayer) -> None:
         assert layer.image is not None
         self._room, self._image, self._filters = Workspace(), layer.image, layer.weight.shape[1]
-        self._product, self._no_bias = _IntegerProduct(layer, self._room), np.zeros(self._filters, np.float32)
+        self.product, self._no_bias = _IntegerProduct(layer, self._room), np.zeros(self._filters, np.float32)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         rows, (height, width, channels), filters = len(x), self._image, self._filters
         inside = height * width
         patches = self._room.rows("patches", rows, (inside, 9 * channels), _U8).reshape(-1, 9 * channels)
-        codes = self._product.codes(x).reshape(rows, *self._image)
-        patches_of_codes.run(codes, self._product.code.zero, patches)
-        sums = self._product(patches)
+        codes = self.product.codes(x).reshape(rows, *self._image)
+        patches_of_codes.run(codes, self.product.code.zero, patches)
+        sums = self.product(patches)
         maps = self._room.rows("maps", rows, (height, width, filters), _F32)
-        dequantise.run(sums, self._product.bias, self._product.scales, maps.reshape(-1, filters))
+        dequantise.run(sums, self.product.bias, self.product.scales, maps.reshape(-1, filters))
         half = (height // 2, width // 2, filters)
         pooled = self._room.rows("pooled", rows, half, _F32)
         relu_pool_2x2(maps, self._no_bias, pooled, self._room.rows("taken", rows, half, np.dtype(np.int8)))
@@ -141,6 +141,16 @@ class Runtime:
         for stage in self._stages:
             yield x
             x = stage(x)
+
+    def codes(self, number: int, x: np.ndarray) -> np.ndarray:
+        """Return the codes of `x`, the input of integer layer `number`; valid until the next call."""
+        stage = self._stages[number]
+        assert isinstance(stage, (_IntegerDense, _IntegerConvolution))
+        return stage.product.codes(x)
+
+    def output(self, number: int, x: np.ndarray) -> np.ndarray:
+        """Return the output of layer `number`, float32 or the next layer's codes; valid until the next call."""
+        return self._stages[number](x)
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         """Return the logits of samples, (rows, classes) of float32, valid until the next call.

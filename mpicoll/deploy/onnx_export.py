@@ -34,7 +34,11 @@ class Comparison(NamedTuple):
     difference
         Largest absolute difference of a logit.
     allowed
-        Largest difference at which outputs count as the same.
+        Largest difference of logits that are computed from the same input of the last layer, or of the model if that
+        has no integer activations.
+    steps
+        Largest difference of an activation's code, where both compute it from the same codes of the layer before; 0
+        without integer activations.
     same_classes
         Share of the samples with the same most likely class.
     """
@@ -42,6 +46,7 @@ class Comparison(NamedTuple):
     samples: int
     difference: float
     allowed: float
+    steps: int
     same_classes: float
 
 
@@ -93,7 +98,7 @@ def onnx_model(model: DeployedModel) -> Any:
 
     graph = _Graph()
     for number, layer in enumerate(model.layers):
-        _add_layer(graph, f"{number}", layer)
+        _add_layer(graph, number, layer)
     graph.then("Identity", OUTPUT)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["rows", model.input_count])]
     outputs = [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["rows", model.class_count])]
@@ -107,14 +112,15 @@ def onnx_model(model: DeployedModel) -> Any:
     return made
 
 
-def _add_layer(graph: _Graph, name: str, layer: DeployedLayer) -> None:
+def _add_layer(graph: _Graph, number: int, layer: DeployedLayer) -> None:
+    name = f"{number}"
     if layer.image is not None:
         graph.reshape(f"{name}.image", -1, *layer.image)
         graph.then("Transpose", f"{name}.channels_first", perm=[0, 3, 1, 2])
     if layer.activation is not None:
         scale = graph.constant(f"{name}.input.scale", np.array(layer.activation.scale, np.float32))
         zero = graph.constant(f"{name}.input.zero", np.array(layer.activation.zero, np.uint8))
-        graph.then("QuantizeLinear", f"{name}.input.codes", scale, zero)
+        graph.then("QuantizeLinear", _codes_name(number), scale, zero)
         graph.then("DequantizeLinear", f"{name}.input.real", scale, zero)
     bias = graph.constant(f"{name}.bias", layer.bias.astype(np.float32))
     if layer.image is None:
@@ -164,8 +170,9 @@ def write_onnx(path: Path, model: DeployedModel) -> int:
 def compare(path: Path, model: DeployedModel, x: np.ndarray) -> Comparison | None:
     """Compare the outputs of an ONNX file by onnxruntime with those of :class:`Runtime`; None without onnxruntime.
 
-    Outputs of integer layers may differ by one step: an activation that lies between two codes is rounded to the other
-    one. A step is the change of a logit by one code of the last layer's input, times its largest weight.
+    An activation of an integer layer that lies between two codes may be rounded to either, and everything after it
+    differs then. So layers are compared one by one, each given the codes that onnxruntime gives to it: codes that
+    follow from them may differ by one step, and logits by the rounding of float32 and of the bias.
 
     Parameters
     ----------
@@ -174,10 +181,26 @@ def compare(path: Path, model: DeployedModel, x: np.ndarray) -> Comparison | Non
     Raises
     ------
     CheckpointFailed
-        If outputs differ by more than is allowed.
+        If codes or outputs differ by more than is allowed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return None
+    runtime = Runtime(model)
+    own, found = runtime.logits(x).copy(), _outputs(path.read_bytes(), [OUTPUT], x)[0]
+    names = [_codes_name(number) for number, layer in enumerate(model.layers) if layer.activation is not None]
+    logits, *codes = _outputs(_with_outputs(path, names), [OUTPUT, *names], x)
+    steps, beyond = _layer_differences(runtime, model, x, dict(zip(names, codes, strict=True)), logits)
+    beyond, allowed = float(np.max([beyond, np.abs(found - logits).max()])), allowed_difference(model, own)
+    if steps > 1:
+        raise CheckpointFailed(f"{path}: onnxruntime's codes differ by {steps} steps, more than 1")
+    if not beyond <= allowed:
+        raise CheckpointFailed(f"{path}: onnxruntime's outputs differ by {beyond:.3g}, more than {allowed:.3g}")
+    same = float((found.argmax(axis=1) == own.argmax(axis=1)).mean())
+    return Comparison(len(x), float(np.abs(found - own).max()), allowed, steps, same)
+
+
+def _outputs(data: bytes, names: list[str], x: np.ndarray) -> list[np.ndarray]:
+    """Return outputs of an ONNX file's contents by onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -187,19 +210,56 @@ def compare(path: Path, model: DeployedModel, x: np.ndarray) -> Comparison | Non
     options.add_session_config_entry("session.x64quantprecision", "1")
     # Without it, inputs of layers whose weights alone are integers are rounded to int8.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found, own = session.run([OUTPUT], {INPUT: x})[0], Runtime(model).logits(x)
-    difference, allowed = float(np.abs(found - own).max()), allowed_difference(model, own)
-    same = float((found.argmax(axis=1) == own.argmax(axis=1)).mean())
-    if not difference <= allowed:
-        raise CheckpointFailed(f"{path}: onnxruntime's outputs differ by {difference:.3g}, more than {allowed:.3g}")
-    return Comparison(len(x), difference, allowed, same)
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    outputs: list[np.ndarray] = session.run(names, {INPUT: x})
+    return outputs
+
+
+def _with_outputs(path: Path, names: list[str]) -> bytes:
+    """Return the contents of an ONNX file that returns tensors of uint8 as well."""
+    import onnx
+
+    made = onnx.load(path)
+    made.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None) for name in names)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def _layer_differences(
+    runtime: Runtime, model: DeployedModel, x: np.ndarray, codes: dict[str, np.ndarray], logits: np.ndarray
+) -> tuple[int, float]:
+    """Return the largest differences of codes, and of logits, where each layer is given onnxruntime's codes.
+
+    Parameters
+    ----------
+    x
+        The samples.
+    codes
+        Onnxruntime's codes of layers' inputs by their names in the graph; those of a convolution have channels first.
+    logits
+        Onnxruntime's logits.
+    """
+    steps = 0
+    for number, layer in enumerate(model.layers):
+        if layer.activation is not None:
+            theirs = codes[_codes_name(number)]
+            if layer.image is not None:
+                theirs = np.ascontiguousarray(theirs.transpose(0, 2, 3, 1)).reshape(len(theirs), -1)
+            difference = np.abs(runtime.codes(number, x).astype(np.int16) - theirs)
+            steps, x = max(steps, int(difference.max(initial=0))), theirs
+        x = runtime.output(number, x)
+    return steps, float(np.abs(x - logits).max())
 
 
 def allowed_difference(model: DeployedModel, logits: np.ndarray) -> float:
-    """Return the largest difference of outputs that count as the same; see :func:`compare`."""
+    """Return the largest difference of logits of the same input that count as the same; see :func:`compare`."""
     rounding = TOLERANCE * max(1.0, float(np.abs(logits).max()))
     last = model.layers[-1]
-    if all(layer.activation is None for layer in model.layers) or last.activation is None:
+    if last.activation is None or last.scales is None:
         return rounding
-    return rounding + last.activation.scale * float(np.abs(last.real_weight).max())
+    return rounding + last.activation.scale * float(last.scales.max()) / 2  # the bias is a whole number of these
+
+
+def _codes_name(number: int) -> str:
+    """Return the name of the codes of a layer's input in the graph."""
+    return f"{number}.input.codes"
