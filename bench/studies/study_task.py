@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.compressed_training import clouds
-from bench.studies.study_runs import TEST, TRAIN, StudyOutcome, StudyRun
+from bench.studies.study_runs import TEST, TRAIN, StudyError, StudyOutcome, StudyRun
 from mpicoll.errors import NonFiniteLoss
 from mpicoll.models.micro_batches import SequentialMicroBatches
 from mpicoll.models.sequential import FlatParameters, Model
@@ -120,7 +120,13 @@ def _distance(comm: MPI.Intracomm, replica: np.ndarray) -> float:
 
 
 def execute(run: StudyRun, world: MPI.Intracomm) -> StudyOutcome:
-    """Train once, and return the outcome, which is complete on rank 0; collective."""
+    """Train once, and return the outcome, which is complete on rank 0; collective.
+
+    Raises
+    ------
+    StudyError
+        On every rank, if SIGTERM ended the run before its last step.
+    """
     config = TrainConfig(dataset="clouds", seed=run.seed, progress=False, quiet=True, **run.options)
     comm = make_communicator(config, world)
     observer = _ReplicaObserver(comm, config)
@@ -128,6 +134,8 @@ def execute(run: StudyRun, world: MPI.Intracomm) -> StudyOutcome:
         result = run_training(config, comm, observer.source, observer)
     except NonFiniteLoss as error:
         return StudyOutcome(run, diverged=str(error))
+    if result["stopped"]:
+        raise StudyError(f"{run.variant}, seed {run.seed}: was stopped after {result['steps']} steps")
     own: dict[str, Any] = result["mode"] or {}
     tested = [epoch for epoch in result["epochs"] if epoch["test_accuracy"] is not None]
     return StudyOutcome(

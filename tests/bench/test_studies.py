@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from bench.studies import __main__ as command
-from bench.studies import compressor_choice, distillation_task, distilled_students, link_rates
+from bench.studies import compressor_choice, distillation_task, distilled_students, link_rates, run_worker, study_task
 from bench.studies.distillation_task import ALONE, DISTILLED, TEACHER
 from bench.studies.run_scheduler import pending, planned, run_all
 from bench.studies.study_definition import accuracy_cell, median_curve
@@ -103,6 +103,17 @@ def test_runs_are_runs_of_the_trainer(name):
         assert config.optimizer in OPTIMIZERS
         assert config.servers < run.ranks
         assert run.seed == 3
+
+
+def test_a_run_that_is_stopped_is_no_result(tmp_path, monkeypatch, capsys):
+    run = StudyRun("dense", "", 0, 1, {"hidden": (4,), "batch": 64, "steps": 400, "epochs": 2})
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # which the worker sets if nobody has
+    monkeypatch.setattr(study_task._ReplicaObserver, "began", lambda observer, loop: loop.ask_to_stop())  # as SIGTERM
+    write_runs(tmp_path / "runs.json", [run])
+    assert run_worker.main([str(tmp_path / "runs.json"), str(tmp_path / "r.jsonl")]) == 1
+    assert not load(tmp_path / "r.jsonl")
+    assert "dense, seed 0: was stopped after" in capsys.readouterr().err
 
 
 def test_steps_at_equal_bytes_follow_from_the_first_seed(tmp_path):
