@@ -32,6 +32,7 @@ from mpicoll.quantities import format_seconds
 PROGRAM = "bench.cluster_training"
 DENSE = "dense"
 TASK = ("--hidden", "1024,1024", "--batch", "64")
+SERVED = ("--strategy", "parameter_server", "--compression", "topk:0.01")
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     DENSE: (),
     "bf16": ("--compression", "bf16"),
@@ -42,7 +43,10 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "local 16": ("--strategy", "local", "--sync-every", "16"),
     "local 16 int8": ("--strategy", "local", "--sync-every", "16", "--compression", "int8"),
     "parameter server": ("--strategy", "parameter_server"),
-    "parameter server topk:0.01": ("--strategy", "parameter_server", "--compression", "topk:0.01"),
+    "parameter server topk:0.01": SERVED,
+    "parameter server topk:0.01, pulls int4": (*SERVED, "--pull-compression", "int4"),
+    "parameter server topk:0.01, pulls topk:0.03": (*SERVED, "--pull-compression", "topk:0.03"),
+    "parameter server topk:0.01, pulls int4, staleness 0": (*SERVED, "--pull-compression", "int4", "--staleness", "0"),
     "gossip": ("--strategy", "gossip"),
 }
 FORMATS = (".svg", ".png")

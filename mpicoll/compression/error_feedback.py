@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpicoll.compression.aggregatable import Memory
+from mpicoll.compression.aggregatable import AggregatableCompressor, Memory
 from mpicoll.compression.base import Compressor
 from mpicoll.compression.compressor_specs import compressor
 from mpicoll.kernels.codecs import residuals as kernels
@@ -236,6 +236,15 @@ def _check_state(state: Mapping[str, np.ndarray], count: int | None) -> None:
     steps = state.get("steps", np.array(0))
     if steps.shape != () or steps.dtype.kind != "i" or steps < 0:
         raise ValueError(f"state: steps is {steps!r}, not a whole number of at least 0")
+
+
+def delta_refusal(compressor: Compressor) -> str | None:
+    """Return why a compressor is not for deltas whose errors are part of later deltas, to follow its name, or None."""
+    if isinstance(compressor, AggregatableCompressor):
+        return "is for sums of all ranks, and cannot encode the parameters of one"
+    if compressor.unbiased:
+        return "is unbiased, and its errors must not be fed back: what a delta lacks is part of the next one"
+    return None
 
 
 def chosen(

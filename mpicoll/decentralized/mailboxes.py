@@ -98,7 +98,8 @@ class PeerMailboxes:
             number = int(self._taken[way])
             region.refresh()
             slot = region.local[places.slot(way, number) :][: HEADER_NBYTES + places.payload_nbytes]
-            header, payload = opened(slot, self._sources[way], number, _CODEC, places.payload_nbytes, 4)
+            source = f"worker {self._sources[way]}"
+            header, payload = opened(slot, source, number, _CODEC, places.payload_nbytes, 4)
             yield Mail(self._sources[way], header.learning_rate, header.version, payload)
             self._taken[way] += 1
             region.replace(word_at(places.tails + way), self._taken[way : way + 1])

@@ -61,6 +61,14 @@ class ParameterServer(Lifecycle):
     compression, error_feedback
         Compressor of float32 gradients, or its specification; and whether to use error feedback, with a residual on
         the worker for each shard (None: if the compressor needs it).
+    pull_compression
+        Compressor of float32 parameters, or its specification, for links that are slow in both directions. Servers
+        then publish parameters by compressed deltas, whose errors are part of the next deltas, and a pull reads the
+        deltas since this worker's last pull. Parameters that are pulled are the published ones, to the bit and of one
+        version for each shard; :meth:`state` and, after all workers have finished, :meth:`result` return the server's
+        own. Takes memory for a replica on each worker. Without ``staleness=0``, ``read_own=False`` lets servers publish
+        one delta for several pushes. Not for compressors that are unbiased, nor for direct pushes. (Tang et al.,
+        "DoubleSqueeze", ICML 2019; Gruntkowska et al., "EF21-P and friends", ICML 2023.)
     push
         ``"mailbox"``: workers write gradients to mailboxes in the server's memory, and the server applies them.
         ``"direct"``: workers add ``-lr * gradient`` to the parameters, without the server; only for ``"sgd"``.
@@ -124,6 +132,7 @@ class ParameterServer(Lifecycle):
         read_own: bool = True,
         compression: str | Compressor | None = None,
         error_feedback: bool | None = None,
+        pull_compression: str | Compressor | None = None,
         push: str = "mailbox",
         slots: int = 2,
         timeout: float = _TIMEOUT,
@@ -141,8 +150,8 @@ class ParameterServer(Lifecycle):
             settings = arguments.checked(
                 vector.dtype, layout.workers, optimizer=optimizer, lr=lr, hyper=hyper, staleness=staleness,
                 backup=backup, damping=damping, read_own=read_own, compression=compression,
-                error_feedback=error_feedback, push=push, slots=slots, timeout=timeout, lease=lease,
-                on_silence=on_silence,
+                error_feedback=error_feedback, pull_compression=pull_compression, push=push, slots=slots,
+                timeout=timeout, lease=lease, on_silence=on_silence,
             )  # fmt: skip
             before = arguments.checked_state(state, vector.size, settings)
             places = places_of(layout, settings, plain.rank)
@@ -195,26 +204,11 @@ class ParameterServer(Lifecycle):
         """Ranks that did not reach the end of the block; known after the end of the block."""
         return self._session.missing
 
-    @property
-    def steps(self) -> int:
-        """Pushes of this worker; 0 on a server."""
-        return 0 if self._worker is None else self._worker.steps
-
-    @property
-    def sent_nbytes(self) -> int:
-        """Bytes of gradients that this worker has sent; 0 on a server."""
-        return 0 if self._worker is None else self._worker.sent_nbytes
-
-    @property
-    def held_nbytes(self) -> int:
-        """Bytes of parameters, mailboxes and optimizer that this rank holds as a server; 0 on a worker."""
-        return 0 if self._server is None else self._server.held_nbytes
-
     def pull(self, out: np.ndarray | None = None, *, first: int | None = None, snapshot: bool = False) -> int:
         """Read the newest parameters, after the bound on staleness allows this worker's next step.
 
         Each element has a value that it had at some time during the call. Different elements may be of different
-        versions; with `snapshot` all elements of a shard are of the same version.
+        versions; with `snapshot`, or with `pull_compression`, all elements of a shard are of the same version.
 
         Parameters
         ----------
@@ -228,7 +222,8 @@ class ParameterServer(Lifecycle):
         Returns
         -------
         int
-            The version: each element includes at least this number of pushes.
+            The version: each element includes at least this number of pushes; with `pull_compression` without what
+            the deltas so far lack of them.
 
         Raises
         ------
@@ -238,6 +233,8 @@ class ParameterServer(Lifecycle):
             If the slowest workers, or a server, show no sign of life; the message names them.
         RemoteError
             If a server failed.
+        CorruptPayload
+            With `pull_compression`, if a delta is damaged.
         """
         worker = self._as_worker("pull")
         if snapshot and self._settings.direct:
@@ -325,7 +322,7 @@ class ParameterServer(Lifecycle):
         -------
         dict
             ``"parameters"`` and the optimizer's vectors, each (count,) of `dtype`; ``"version"`` and ``"steps"`` of the
-            optimizer, each (servers,) of int64.
+            optimizer, each (servers,) of int64; with `pull_compression` also the ``"published"`` parameters.
 
         Raises
         ------

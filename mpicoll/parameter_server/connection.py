@@ -6,6 +6,7 @@ import numpy as np
 
 from mpicoll.compression import Key
 from mpicoll.kernels import optimizer_updates
+from mpicoll.parameter_server.compressed_pulls import DeltaFollower
 from mpicoll.parameter_server.partition import Settings
 from mpicoll.parameter_server.remote_memory import Region, word_at
 from mpicoll.parameter_server.shard_memory import Places, ShardHeader, bits_of, codec_of
@@ -13,6 +14,11 @@ from mpicoll.parameter_server.shard_memory import Places, ShardHeader, bits_of, 
 
 class ShardConnection:
     """One worker's access to one shard.
+
+    Parameters
+    ----------
+    start : (count,) of `settings.dtype`
+        Parameters of the shard that may be those of the server at the start.
 
     Attributes
     ----------
@@ -22,18 +28,30 @@ class ShardConnection:
         The version of the last pull, and the newest version that this worker knows of.
     sent_nbytes
         Bytes of gradients sent so far.
+    follower
+        With compressed pulls, the replica of the published parameters; else None.
     """
 
     def __init__(
-        self, region: Region, places: Places, worker: int, bounds: tuple[int, int], settings: Settings
+        self,
+        region: Region,
+        places: Places,
+        worker: int,
+        bounds: tuple[int, int],
+        settings: Settings,
+        start: np.ndarray,
     ) -> None:
         self.part = slice(*bounds)
-        self.pulled = self.seen = self.sent = self.sent_nbytes = self._asked = self._left_out = 0
+        self.pulled = self.seen = self.sent = self.sent_nbytes = self._read_nbytes = 0
+        self._asked = self._asked_parameters = self._left_out = 0
         self._region, self._places, self._worker, self._settings = region, places, worker, settings
         self._start, count = bounds[0], bounds[1] - bounds[0]
         self._codec = codec_of(settings.compressor, *bounds)
         self._compressor = None if settings.compressor is None else settings.compressor.part(*bounds)
         self._feedback = settings.feedback(*bounds)
+        self.follower: DeltaFollower | None = None
+        if settings.pull_compressor is not None:
+            self.follower = DeltaFollower(region, places, settings.pull_compressor.part(*bounds), bounds, start)
         self._words = np.zeros(places.words, np.int64)
         self._scratch = np.empty(0 if self._compressor is None and not settings.direct else count, settings.dtype)
         most = 0 if self._compressor is None else places.payload_nbytes
@@ -50,6 +68,11 @@ class ShardConnection:
             payload = self._payload[: self._compressor.compress(zeros, self._payload, Key())]
             self._compressor.decompress(payload, self._scratch)
 
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of parameters read so far."""
+        return self._read_nbytes + (0 if self.follower is None else self.follower.read_nbytes)
+
     def read_words(self) -> np.ndarray:
         """Read and return the shard's words; later calls overwrite the array."""
         self._region.read(0, self._words)
@@ -65,6 +88,7 @@ class ShardConnection:
 
     def _read(self, at: int, out: np.ndarray) -> None:
         if out.size:
+            self._read_nbytes += out.nbytes
             self._region.read(self._places.parameters + at * out.itemsize, out)
 
     def pull(self, at: int, out: np.ndarray) -> int:
@@ -83,9 +107,14 @@ class ShardConnection:
         self._region.read(word_at(Places.SEQUENCE), after)
         return bool(after[0] == before)
 
-    def hold(self, on: bool) -> None:
-        """Ask the server to keep the parameters unchanged, or release it."""
-        self._region.replace(word_at(self._places.holds + self._worker), np.array([on], np.int64))
+    def want(self, what: int) -> None:
+        """Ask the server for :data:`~mpicoll.parameter_server.shard_memory.HOLD` or `PUBLISH`, or for nothing by 0."""
+        self._region.replace(word_at(self._places.wants + self._worker), np.array([what], np.int64))
+
+    def follow(self) -> bool:
+        """Bring the replica up to date by deltas; return False if all parameters have to be read instead."""
+        assert self.follower is not None
+        return self.follower.catch_up(int(self.read_words()[Places.DELTAS]))
 
     def is_applied(self, step: int) -> bool:
         """Return whether the parameters include every worker's first `step` pushes, or all pushes of one with fewer."""
@@ -102,6 +131,12 @@ class ShardConnection:
         """Request the whole state of the shard from the server."""
         self._asked += 1
         self._region.replace(word_at(self._places.asks + self._worker), np.array([self._asked], np.int64))
+
+    def ask_parameters(self) -> None:
+        """Request all published parameters of the shard from the server."""
+        self._asked_parameters += 1
+        word = word_at(self._places.pulls + self._worker)
+        self._region.replace(word, np.array([self._asked_parameters], np.int64))
 
     def is_own_applied(self) -> bool:
         """Return whether the parameters include all gradients that this worker has sent."""

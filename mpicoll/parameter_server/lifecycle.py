@@ -32,8 +32,28 @@ class Lifecycle:
         if self.is_server:
             self._server = self._session.server(initial, state)
         else:
-            self._worker = self._session.worker()
+            self._worker = self._session.worker(initial, state)
         self._session.begin()
+
+    @property
+    def steps(self) -> int:
+        """Pushes of this worker; 0 on a server."""
+        return 0 if self._worker is None else self._worker.steps
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Bytes of gradients that this worker has sent; 0 on a server."""
+        return 0 if self._worker is None else self._worker.sent_nbytes
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of parameters that this worker has read; 0 on a server."""
+        return 0 if self._worker is None else self._worker.read_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of parameters, mailboxes and optimizer that this rank holds as a server; 0 on a worker."""
+        return 0 if self._server is None else self._server.held_nbytes
 
     def beat(self) -> None:
         """Give a sign of life, which renews this worker's lease, in a long computation."""

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.compression import error_feedback as feedback
 from mpicoll.compression.aggregatable import AggregatableCompressor
+from mpicoll.errors import MpicollError
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
 
 _OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if name != "adamw" and not kind.layerwise)
@@ -20,6 +21,8 @@ _OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if name != "adamw"
 _PUSHES = ("mailbox", "direct")
 _SILENCES = ("raise", "drop")
 _DTYPES = ("float32", "float64")
+PUBLISHED = "published"
+"""Name of the published parameters in a state with compressed pulls."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Settings:
     read_own: bool
     compressor: Compressor | None
     error_feedback: bool
+    pull_compressor: Compressor | None
     push: str
     slots: int
     timeout: float
@@ -77,6 +81,12 @@ class Settings:
     def direct(self) -> bool:
         """True if workers add to the parameters themselves."""
         return self.push == "direct"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the vectors in a state, in the order of a message."""
+        slots = () if self.direct else OPTIMIZERS[self.optimizer].slots
+        return ("parameters", *slots, *(() if self.pull_compressor is None else (PUBLISHED,)))
 
     def feedback(self, start: int, stop: int) -> ErrorFeedback | None:
         """Return new error feedback for a shard, or None."""
@@ -117,6 +127,7 @@ def checked(
     read_own: bool,
     compression: str | Compressor | ErrorFeedback | None,
     error_feedback: bool | None,
+    pull_compression: str | Compressor | None,
     push: str,
     slots: int,
     timeout: float,
@@ -133,6 +144,7 @@ def checked(
         raise ValueError(f"optimizer: {optimizer!r} needs push='mailbox'; push='direct' is for 'sgd' only")
     if push == "direct" and made is not None:
         raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
+    pull_compressor = _checked_pull_compression(pull_compression, dtype, push)
     if push == "direct" and staleness == 0:
         raise ValueError("staleness: 0 needs push='mailbox'; push='direct' adds gradients in no fixed order")
     if push == "direct" and damping:
@@ -152,6 +164,7 @@ def checked(
         read_own=bool(read_own),
         compressor=made,
         error_feedback=fed_back,
+        pull_compressor=pull_compressor,
         push=push,
         slots=checked_whole("slots", slots, 1),
         timeout=seconds,
@@ -171,6 +184,21 @@ def _checked_compression(
     return made, fed_back
 
 
+def _checked_pull_compression(given: str | Compressor | None, dtype: np.dtype[Any], push: str) -> Compressor | None:
+    if given is None:
+        return None
+    try:
+        made, _ = feedback.chosen(given, None, dtype)
+    except (TypeError, ValueError, MpicollError) as error:
+        raise type(error)(f"pull_{error}") from None
+    assert made is not None
+    if reason := feedback.delta_refusal(made):
+        raise ValueError(f"pull_compression: {given!r} {reason}")
+    if push == "direct":
+        raise ValueError(f"pull_compression: {given!r} needs push='mailbox', where the server publishes its parameters")
+    return made
+
+
 def checked_whole(name: str, value: Any, least: int) -> int:
     """Return `value` as an int; raise TypeError or ValueError unless it is a whole number of at least `least`."""
     try:
@@ -186,10 +214,10 @@ def checked_state(state: Any, count: int, settings: Settings) -> dict[str, np.nd
     """Return `state`; raise TypeError or ValueError unless it is one of :meth:`~mpicoll.ParameterServer.state`."""
     if state is None:
         return None
-    vectors = ("parameters", *(() if settings.direct else OPTIMIZERS[settings.optimizer].slots))
-    if not isinstance(state, dict) or set(state) != {*vectors, "steps", "version"}:
+    vectors = [name for name in settings.state_names if name != PUBLISHED]
+    if not isinstance(state, dict) or set(state) - {PUBLISHED} != {*vectors, "steps", "version"}:
         raise ValueError(f"state: {', '.join((*vectors, 'steps', 'version'))} are needed, not {_names(state)}")
-    for name in vectors:
+    for name in (*vectors, *({PUBLISHED} & set(state))):
         checked_vector(f"state: {name}", state[name], count, settings.dtype)
     for name in ("steps", "version"):
         whole = np.asarray(state[name])

@@ -10,15 +10,18 @@ import numpy as np
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.kernels import optimizer_updates
 from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.parameter_server.compressed_pulls import DeltaPublisher
 from mpicoll.parameter_server.control import BINS, Control, Pause, State
 from mpicoll.parameter_server.partition import Partition, Settings
 from mpicoll.parameter_server.remote_memory import Region, word_at
-from mpicoll.parameter_server.server_state import Answers, packed, part_of
-from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, Places, ShardHeader, codec_of, opened
+from mpicoll.parameter_server.server_state import PARAMETERS_TAG, STATE_TAG, Answers, packed, part_of, published_of
+from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, HOLD, PUBLISH, Places, ShardHeader, codec_of, opened
 from mpicoll.parameter_server.synchronous_rounds import SynchronousRound
 
 _HOLD_SECONDS = 0.25
 """Longest time for which the parameters are kept unchanged for workers that read a snapshot."""
+_PUBLISH_SECONDS = 0.25
+"""Longest time for which pushes are applied and not published, with compressed pulls."""
 _LOOK_EVERY = 0.1
 
 
@@ -26,7 +29,8 @@ class Server:
     """One server: the parameters of its shard and the state of its optimizer.
 
     It updates a private copy of the parameters and, after each round over the mailboxes, replaces those that workers
-    read by accumulates: MPI does not allow plain stores to memory that other ranks read at the same time.
+    read by accumulates: MPI does not allow plain stores to memory that other ranks read at the same time. With
+    compressed pulls it publishes a delta instead, for several pushes if no worker waits for one of them.
 
     Attributes
     ----------
@@ -45,12 +49,16 @@ class Server:
         self.version = 0
         self._words = np.zeros(places.words, np.int64)
         self._taken = np.zeros(layout.workers, np.int64)
+        self._given_back = np.zeros(layout.workers, np.int64)
         self._over, self._gone = np.zeros(layout.workers, np.bool_), np.zeros(layout.workers, np.bool_)
         self._left_out = np.zeros(layout.workers, np.int64)
         self._histogram = np.zeros(BINS, np.int64)
         self._sequence = self._shown = 0
+        self._shown_at = time.monotonic()
         self._held_since: float | None = None
-        self._answers = Answers(control.comm, layout.workers)
+        self._answers = Answers(control.comm, layout.workers, STATE_TAG)
+        self._pulls = Answers(control.comm, layout.workers, PARAMETERS_TAG)
+        self._publisher: DeltaPublisher | None = None
         self._warned: set[int] = set()
 
     @property
@@ -62,7 +70,7 @@ class Server:
     def held_nbytes(self) -> int:
         """Bytes of the region and, but with direct pushes, of parameters and optimizer."""
         own = 0 if self._settings.direct else (1 + len(self._optimizer.state)) * self._parameters.nbytes
-        return self._places.nbytes + own
+        return self._places.nbytes + own + (0 if self._publisher is None else self._publisher.nbytes)
 
     def begin(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> None:
         """Set the shard's parameters from `initial` or a state, before other ranks access them."""
@@ -87,6 +95,12 @@ class Server:
             self._step = SynchronousRound(self._layout.workers, self._settings.backup, stop - start, initial.dtype)
         if state is not None:
             part_of(state, start, stop, self._optimizer)
+        if self._settings.pull_compressor is not None:
+            published = published_of(initial, state)[start:stop].copy()
+            compressor = self._settings.pull_compressor.part(start, stop)
+            self._publisher = DeltaPublisher(
+                self._region, self._places, compressor, self._bounds, published, self.version
+            )
         self._compile(initial.dtype)
 
     def _compile(self, dtype: np.dtype) -> None:
@@ -121,8 +135,12 @@ class Server:
                 self._look()
         if self._is_first and not self._settings.direct:
             self._control.count(self._histogram, self.late)
-        for rank in self._answers.receivers:
-            self._control.wait_at_most(self._answers.are_sent, rank, "a worker to take the state that it asked for")
+        if self._publisher is not None:
+            self._publisher.end(self._parameters)
+        for answers in (self._answers, self._pulls):
+            answers.abandon(np.flatnonzero(self._control.dropped))
+            for rank in answers.receivers:
+                self._control.wait_at_most(answers.are_sent, rank, "a worker to take what it asked for")
         self._control.enter(State.FINISHED)
 
     def _is_drained(self) -> bool:
@@ -172,13 +190,36 @@ class Server:
                 self.version += 1
         elif self.version == self._shown:
             self._take_together(self._step, waiting, over.tolist())
-        shows = self.version > self._shown and not self._is_held()
+        shows = self.version > self._shown and not self._is_held() and self._is_due()
         if shows:
             self._show()
         elif self._settings.backup:
             self._give_back()
-        self._answers.give(self._words[self._places.asks :], lambda: packed(self._optimizer, self.version))
+        self._answers.give(self._words[self._places.asks :], self._state)
+        if self._publisher is not None:
+            self._pulls.give(self._words[self._places.pulls :], self._publisher.whole)
         return shows or int(self._taken.sum()) > before
+
+    def _state(self) -> np.ndarray:
+        """Return a message with the whole state."""
+        return packed(self._optimizer, self.version, None if self._publisher is None else self._publisher.published)
+
+    def _is_due(self) -> bool:
+        """Return whether to publish what was applied.
+
+        With compressed pulls each delta is read by all workers. If steps are not synchronous, a delta is therefore
+        published once there are as many pushes as workers, a mailbox is full, a worker waits for it, or the last one
+        was published :data:`_PUBLISH_SECONDS` ago.
+        """
+        if self._publisher is None or self._step is not None:
+            return True
+        waits = (self._wants() == PUBLISH).any() or (self._taken - self._given_back >= self._places.slots).any()
+        if waits or time.monotonic() - self._shown_at > _PUBLISH_SECONDS:
+            return True
+        return self.version - self._shown >= int((~self._over).sum())
+
+    def _wants(self) -> np.ndarray:
+        return self._words[self._places.wants :][: self._layout.workers]
 
     def _take_together(self, step: SynchronousRound, waiting: list[bool], over: list[bool]) -> None:
         """Add messages to the synchronous step, and apply it when it is complete."""
@@ -200,7 +241,7 @@ class Server:
         self._region.refresh()
         slot = self._region.local[self._places.slot(worker, number) :][: HEADER_NBYTES + most]
         itemsize = 0 if self._compressor is not None else self._parameters.itemsize
-        header, payload = opened(slot, worker, number, self._codec, most, itemsize)
+        header, payload = opened(slot, f"worker {worker}", number, self._codec, most, itemsize)
         self._taken[worker] += 1
         if self._compressor is None:
             return header, payload.view(self._parameters.dtype)
@@ -222,7 +263,7 @@ class Server:
 
     def _is_held(self) -> bool:
         """Return whether a worker reads a snapshot within :data:`_HOLD_SECONDS`."""
-        if not self._words[self._places.holds : self._places.asks].any():
+        if not (self._wants() == HOLD).any():
             self._held_since = None
             return False
         now = time.monotonic()
@@ -235,18 +276,23 @@ class Server:
 
     def _show(self) -> None:
         """Publish the parameters, then free the slots of the messages."""
-        self._mark()
-        self._region.replace(self._places.parameters, self._parameters)
-        self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
-        self._mark()
+        if self._publisher is not None:
+            self._publisher.publish(self._parameters, self.version)
+            self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
+        else:
+            self._mark()
+            self._region.replace(self._places.parameters, self._parameters)
+            self._region.replace(word_at(Places.VERSION), np.array([self.version], np.int64))
+            self._mark()
         self._give_back()
-        self._shown = self.version
+        self._shown, self._shown_at = self.version, time.monotonic()
 
     def _give_back(self) -> None:
         """Free slots by moving tails; a worker can then see whether its message was left out."""
         if self._settings.backup:
             self._region.replace(word_at(self._places.left_out), self._left_out)
         self._region.replace(word_at(self._places.tails), self._taken)
+        self._given_back[:] = self._taken
 
     def _mark(self) -> None:
         """Make the sequence odd before a replacement and even after it."""

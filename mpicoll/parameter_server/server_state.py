@@ -1,20 +1,24 @@
 """State of a parameter server: the messages by which servers send it to a worker, and its restoration.
 
-A message has two words, version and steps, then the parameters and each vector of the optimizer's state.
+A message has two words, version and steps, then the parameters, each vector of the optimizer's state and, with
+compressed pulls, the published parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.optim.update_rule import Optimizer
+from mpicoll.parameter_server.partition import PUBLISHED, Settings
 
-TAG = 1
+STATE_TAG, PARAMETERS_TAG = 1, 2
 _WORDS = 2
+_abandoned: list[Any] = []
+"""Messages that their receivers will not take: MPI may still read their memory."""
 
 
 class Answers:
@@ -24,10 +28,12 @@ class Answers:
     ----------
     comm
         A communicator of the parameter server's own.
+    tag
+        Tag of these replies.
     """
 
-    def __init__(self, comm: MPI.Intracomm, workers: int) -> None:
-        self._comm, self._given = comm, np.zeros(workers, np.int64)
+    def __init__(self, comm: MPI.Intracomm, workers: int, tag: int) -> None:
+        self._comm, self._tag, self._given = comm, tag, np.zeros(workers, np.int64)
         self._under_way: list[tuple[int, MPI.Request, np.ndarray]] = []
 
     @property
@@ -41,10 +47,16 @@ class Answers:
         if due.any():
             found = message()
             for worker in np.flatnonzero(due).tolist():
-                self._under_way.append((worker, self._comm.Isend(found, worker, TAG), found))
+                self._under_way.append((worker, self._comm.Isend(found, worker, self._tag), found))
             self._given[due] = asks[: self._given.size][due]
         if self._under_way:
             self.are_sent()
+
+    def abandon(self, workers: Iterable[int]) -> None:
+        """Wait no longer for these workers to receive their messages."""
+        gone = set(workers)
+        _abandoned.extend(each for each in self._under_way if each[0] in gone)
+        self._under_way = [each for each in self._under_way if each[0] not in gone]
 
     def are_sent(self) -> bool:
         """Return whether all messages have been sent."""
@@ -52,21 +64,27 @@ class Answers:
         return not self._under_way
 
 
-def message_nbytes(optimizer: str, count: int, itemsize: int) -> int:
+def state_nbytes(settings: Settings, count: int) -> int:
     """Return the bytes of a message for a shard of `count` elements."""
-    return 8 * _WORDS + (1 + len(OPTIMIZERS[optimizer].slots)) * count * itemsize
+    return 8 * _WORDS + len(settings.state_names) * count * settings.dtype.itemsize
 
 
-def packed(optimizer: Optimizer, version: int) -> np.ndarray:
-    """Return a message with copies of an optimizer's parameters and state."""
+def packed(optimizer: Optimizer, version: int, published: np.ndarray | None) -> np.ndarray:
+    """Return a message with copies of an optimizer's parameters and state, and of published parameters."""
     words = np.array([version, optimizer.steps], np.int64)
-    return np.concatenate([part.view(np.uint8) for part in (words, optimizer.parameters, *optimizer.state.values())])
+    vectors = [optimizer.parameters, *optimizer.state.values(), *(() if published is None else (published,))]
+    return np.concatenate([part.view(np.uint8) for part in (words, *vectors)])
 
 
-def unpacked(message: np.ndarray, optimizer: str, dtype: np.dtype) -> dict[str, np.ndarray]:
+def published_of(initial: np.ndarray, state: Mapping[str, np.ndarray] | None) -> np.ndarray:
+    """Return the published parameters at the start: those of a state, its parameters if it has none, or `initial`."""
+    return initial if state is None else state.get(PUBLISHED, state["parameters"])
+
+
+def unpacked(message: np.ndarray, settings: Settings) -> dict[str, np.ndarray]:
     """Return the arrays of a message by name, as views."""
     version, steps = message[: 8 * _WORDS].view(np.int64)[:, np.newaxis]
-    names = ("parameters", *OPTIMIZERS[optimizer].slots)
+    names, dtype = settings.state_names, settings.dtype
     vectors = message[8 * _WORDS :].view(dtype).reshape(len(names), -1)
     return {"version": version, "steps": steps, **dict(zip(names, vectors, strict=True))}
 

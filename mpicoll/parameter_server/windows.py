@@ -16,6 +16,7 @@ from mpicoll.parameter_server.control import Control, State
 from mpicoll.parameter_server.partition import Partition, Settings
 from mpicoll.parameter_server.remote_memory import SHARED_MEMORY, Region, Window, free_nbytes
 from mpicoll.parameter_server.serve import Server
+from mpicoll.parameter_server.server_state import published_of
 from mpicoll.parameter_server.shard_memory import Places, payload_nbytes
 from mpicoll.parameter_server.worker import Worker
 from mpicoll.progress.call_signature import Signature
@@ -55,12 +56,14 @@ class ServerWindows:
         server.begin(initial, state)
         return server
 
-    def worker(self) -> Worker:
-        """Return the worker of this rank."""
-        links = [
-            ShardConnection(region, places, self.rank, self._layout.bounds(shard), self._settings)
-            for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True))
-        ]
+    def worker(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Worker:
+        """Return the worker of this rank, whose parameters are those of `initial` or of a state."""
+        start = published_of(initial, state)
+        links = []
+        for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True)):
+            bounds = self._layout.bounds(shard)
+            part = start[slice(*bounds)]
+            links.append(ShardConnection(region, places, self.rank, bounds, self._settings, part))
         self._worker = Worker(links, self.control, self._layout, self._settings, self.rank)
         return self._worker
 
@@ -130,7 +133,9 @@ def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
         compressor = None if settings.compressor is None else settings.compressor.part(start, stop)
         nbytes = payload_nbytes(compressor, stop - start, settings.dtype.itemsize)
         slots = 0 if settings.direct else settings.slots
-        found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes))
+        pulls = None if settings.pull_compressor is None else settings.pull_compressor.part(start, stop)
+        deltas = 0 if pulls is None else pulls.wire_nbytes(stop - start)
+        found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes, deltas))
     if rank >= layout.workers:
         needed, free = found[rank - layout.workers].nbytes, free_nbytes()
         if free is not None and needed > free:

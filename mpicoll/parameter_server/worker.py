@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.parameter_server.compressed_pulls import DeltaFollower
 from mpicoll.parameter_server.connection import ShardConnection
 from mpicoll.parameter_server.control import BINS, NEVER, Control, State
 from mpicoll.parameter_server.partition import Partition, Settings
-from mpicoll.parameter_server.server_state import TAG, message_nbytes, unpacked
+from mpicoll.parameter_server.server_state import PARAMETERS_TAG, STATE_TAG, state_nbytes, unpacked
+from mpicoll.parameter_server.shard_memory import HOLD, PUBLISH
 
 _LOOK_EVERY = 0.05
 _FREE_TRIES = 2
@@ -29,7 +31,7 @@ class Worker:
         self.steps = 0
         self._entered, self._looked = -1, 0.0
         self._histogram = np.zeros(BINS, np.int64)
-        self._answers: dict[int, tuple[MPI.Request, np.ndarray]] = {}
+        self._answers: dict[tuple[int, int], tuple[MPI.Request, np.ndarray]] = {}
         self.finished = self.settling = False
 
     def enter(self) -> None:
@@ -77,10 +79,21 @@ class Worker:
         self._control.wait(nobody_behind, behind, f"workers that have not taken {least} steps")
         if self._settings.direct:
             return
-        for shard, link in enumerate(self._links):
-            rank = self._layout.server_rank(shard)
+        for shard in range(len(self._links)):
             what = f"all workers' first {least} pushes to be applied"
-            self._control.wait_at_most(functools.partial(link.is_applied, least), rank, what)
+            self._await_applied(shard, functools.partial(self._links[shard].is_applied, least), what)
+
+    def _await_applied(self, shard: int, done: Callable[[], bool], what: str) -> None:
+        """Wait until the published parameters of a shard include pushes."""
+        link, rank = self._links[shard], self._layout.server_rank(shard)
+        if link.follower is None:
+            self._control.wait_at_most(done, rank, what)
+        elif not done():
+            link.want(PUBLISH)
+            try:
+                self._control.wait_at_most(done, rank, what)
+            finally:
+                link.want(0)
 
     def _await_next(self) -> None:
         """Wait until the step of this worker's last gradient has been applied, with that gradient or without.
@@ -100,24 +113,49 @@ class Worker:
         """Read parameters from `first` on; return the lowest version of the shards."""
         for shard, link in enumerate(self._links):
             if self._settings.read_own and not self._settings.direct:
-                rank = self._layout.server_rank(shard)
-                self._control.wait_at_most(link.is_own_applied, rank, "the effect of this rank's own pushes")
-            if snapshot:
-                self._snapshot(link, *link.within(first, out), self._layout.server_rank(shard))
-            else:
-                link.pull(*link.within(first, out))
-            link.pulled = link.seen
+                self._await_applied(shard, link.is_own_applied, "the effect of this rank's own pushes")
+            self._read(shard, *link.within(first, out), snapshot)
         return min(link.pulled for link in self._links)
+
+    def _read(self, shard: int, at: int, out: np.ndarray, snapshot: bool) -> None:
+        """Read parameters of a shard from element `at` on."""
+        link, rank = self._links[shard], self._layout.server_rank(shard)
+        if link.follower is not None and self._follow(shard, link.follower):
+            out[:] = link.follower.parameters[at : at + out.size]
+            link.pulled = link.follower.version
+            return
+        if snapshot:
+            self._snapshot(link, at, out, rank)
+        else:
+            link.pull(at, out)
+        link.pulled = link.seen
+
+    def _follow(self, shard: int, follower: DeltaFollower) -> bool:
+        """Bring a replica up to date; return False if the server has ended and shows its last parameters."""
+        link, rank = self._links[shard], self._layout.server_rank(shard)
+
+        def ended() -> bool:
+            return bool(self._control.states[rank] & State.FINISHED)
+
+        if ended():
+            return False
+        if not link.follow():
+            what, nbytes = "all published parameters", follower.whole_nbytes
+            message = self._ask(shard, PARAMETERS_TAG, link.ask_parameters, nbytes, what, ended)
+            if message is None:
+                return False
+            follower.restore(message)
+        return True
 
     def _snapshot(self, link: ShardConnection, at: int, out: np.ndarray, rank: int) -> None:
         for _ in range(_FREE_TRIES):
             if link.try_snapshot(at, out):
                 return
-        link.hold(True)
+        link.want(HOLD)
         try:
             self._control.wait_at_most(lambda: link.try_snapshot(at, out), rank, "parameters that do not change")
         finally:
-            link.hold(False)
+            link.want(0)
 
     def push(self, gradient: np.ndarray, first: int, rate: float) -> int:
         """Send a gradient of the parameters from `first` on to all shards that it has elements of.
@@ -137,7 +175,7 @@ class Worker:
     def _send(self, gradient: np.ndarray, first: int, rate: float) -> int:
         for shard, link in enumerate(self._links):
             rank = self._layout.server_rank(shard)
-            self._control.wait_at_most(link.has_room, rank, "room in its mailbox")
+            self._await_applied(shard, link.has_room, "room in its mailbox")
             if self._settings.backup and self._settings.error_feedback:
                 self._control.wait_at_most(link.is_own_applied, rank, "what became of this rank's last push")
                 link.take_back()
@@ -159,9 +197,15 @@ class Worker:
         """Return the whole state; each shard is of one version."""
         if self._settings.direct:
             return self._state_of_direct()
-        messages = [self._ask(shard, link) for shard, link in enumerate(self._links)]
-        parts = [unpacked(message, self._settings.optimizer, self._settings.dtype) for message in messages]
+        parts = [self._state_of(shard) for shard in range(len(self._links))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _state_of(self, shard: int) -> dict[str, np.ndarray]:
+        start, stop = self._layout.bounds(shard)
+        nbytes = state_nbytes(self._settings, stop - start)
+        message = self._ask(shard, STATE_TAG, self._links[shard].ask, nbytes, "its whole state", lambda: False)
+        assert message is not None
+        return unpacked(message, self._settings)
 
     def _state_of_direct(self) -> dict[str, np.ndarray]:
         parameters = np.empty(self._layout.count, self._settings.dtype)
@@ -170,17 +214,24 @@ class Worker:
         version = np.array([link.seen for link in self._links])
         return {"version": version, "steps": np.zeros_like(version), "parameters": parameters}
 
-    def _ask(self, shard: int, link: ShardConnection) -> np.ndarray:
-        start, stop = self._layout.bounds(shard)
-        rank, settings = self._layout.server_rank(shard), self._settings
-        nbytes = message_nbytes(settings.optimizer, stop - start, settings.dtype.itemsize)
-        if shard in self._answers:  # one that a call before gave up: it is no answer to this one
-            self._control.wait_at_most(self._answers[shard][0].Test, rank, "its whole state")
+    def _ask(
+        self, shard: int, tag: int, ask: Callable[[], None], nbytes: int, what: str, ended: Callable[[], bool]
+    ) -> np.ndarray | None:
+        """Ask a server for a message of `nbytes` bytes and return it; None if the server has ended before."""
+        rank, key = self._layout.server_rank(shard), (shard, tag)
+        if key in self._answers:  # one that a call before gave up: it is no answer to this one
+            late = self._answers[key][0]
+            self._control.wait_at_most(lambda: late.Test() or ended(), rank, what)
+            if not late.Test():
+                return None
         message = np.empty(nbytes, np.uint8)
-        self._answers[shard] = self._control.comm.Irecv(message, rank, TAG), message
-        link.ask()
-        self._control.wait_at_most(self._answers[shard][0].Test, rank, "its whole state")
-        del self._answers[shard]
+        request = self._control.comm.Irecv(message, rank, tag)
+        self._answers[key] = request, message
+        ask()
+        self._control.wait_at_most(lambda: request.Test() or ended(), rank, what)
+        if not request.Test():
+            return None
+        del self._answers[key]
         return message
 
     def forget_answers(self) -> None:
@@ -189,6 +240,11 @@ class Worker:
             if not request.Test():
                 request.Cancel()
                 request.Wait()
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of the parameters that were read."""
+        return sum(link.read_nbytes for link in self._links)
 
     @property
     def sent_nbytes(self) -> int:
@@ -216,9 +272,7 @@ class Worker:
 
         self._control.wait(alone, working, "the other workers to finish")
         for shard, link in enumerate(() if self._settings.direct else self._links):
-            rank = self._layout.server_rank(shard)
-            done = functools.partial(link.is_applied, NEVER)
-            self._control.wait_at_most(done, rank, "the last gradients")
+            self._await_applied(shard, functools.partial(link.is_applied, NEVER), "the last gradients")
 
     def wait_for_all(self) -> None:
         """Wait until every worker has finished and all pushes are applied."""

@@ -124,7 +124,7 @@ class TrainConfig:
         For ``"local"``: steps between two averages, and ``"periodic"``, ``"elastic"`` or ``"final"``.
     graph
         For ``"gossip"``: ranks to which a rank sends, one of `GRAPHS`.
-    servers, staleness, backup, damping, push, on_silence
+    servers, staleness, backup, damping, push, pull_compression, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     on_failure
         ``"end"``: a dead rank ends the run; ``"shrink"``: the others go on without it.
@@ -207,6 +207,7 @@ class TrainConfig:
     backup: int = 0
     damping: bool = False
     push: str = "mailbox"
+    pull_compression: str | None = None
     on_silence: str = "raise"
     on_failure: str = "end"
     balance: str = "equal"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpicoll.errors import UsageError
 from mpicoll.train.config import (
@@ -17,6 +17,9 @@ from mpicoll.train.config import (
 from mpicoll.train.model_checks import check_data, check_model, check_tensor_and_pipeline
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
+if TYPE_CHECKING:
+    from mpicoll.compression import Compressor
+
 _MICROBATCHES = 4
 DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}
 _OF_MODES = {
@@ -28,6 +31,7 @@ _OF_MODES = {
     "backup": "ps",
     "damping": "ps",
     "push": "ps",
+    "pull_compression": "ps",
     "on_silence": "ps",
 }
 """Options that one mode alone has, and this mode."""
@@ -107,22 +111,39 @@ def _check_whole_arrays(options: dict[str, Any]) -> None:
 def _check_compression(options: dict[str, Any]) -> None:
     if options["compression"] == "none":
         options["compression"] = None
+    if options["pull_compression"] == "none":
+        options["pull_compression"] = None
     spec, feedback = options["compression"], options["error_feedback"]
     if spec is None:
         if feedback != "auto" or options["warmup_dense"]:
             name = "--warmup-dense" if feedback == "auto" else "--error-feedback"
             raise UsageError(f"{name} has no meaning without --compression")
         return
+    made = _checked_compressor("--compression", spec, options["dtype"])
+    if feedback == "on" and made.unbiased:
+        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+
+
+def _checked_compressor(option: str, spec: str, dtype: str) -> Compressor:
     from mpicoll.compression import compressor
 
     try:
         made = compressor(spec)
     except ValueError as error:
-        raise UsageError(f"--{error}") from None
-    if options["dtype"] != "float32":
-        raise UsageError(f"--compression is for --dtype float32, not {options['dtype']}")
-    if feedback == "on" and made.unbiased:
-        raise UsageError(f"--error-feedback on is not for --compression {spec}, which is unbiased")
+        raise UsageError(f"{option}{str(error).removeprefix('compression')}") from None
+    if dtype != "float32":
+        raise UsageError(f"{option} is for --dtype float32, not {dtype}")
+    return made
+
+
+def _check_pull_compression(options: dict[str, Any]) -> None:
+    spec = options["pull_compression"]
+    if spec is None:
+        return
+    from mpicoll.compression.error_feedback import delta_refusal
+
+    if reason := delta_refusal(_checked_compressor("--pull-compression", spec, options["dtype"])):
+        raise UsageError(f"--pull-compression {spec} {reason}")
 
 
 def _check_precision(options: dict[str, Any]) -> None:
@@ -274,9 +295,11 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
 def _check_served(options: dict[str, Any]) -> None:
     if options["backup"] and options["staleness"] != 0:
         raise UsageError("--backup needs --staleness 0: only synchronous steps leave out late gradients")
+    _check_pull_compression(options)
     if options["push"] == "direct":
         for name, given in {
             "--compression": options["compression"] is not None,
+            "--pull-compression": options["pull_compression"] is not None,
             "--staleness 0": options["staleness"] == 0,
             "--damping": options["damping"],
             "--optimizer": options["optimizer"] not in ("sgd", "momentum"),

@@ -175,6 +175,8 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--damping", action="store_true", help="lower the learning rate of stale gradients")
     group.add_argument("--push", choices=PUSHES, help="gradients go to mailboxes of the server, which applies "
                        "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
+    group.add_argument("--pull-compression", metavar="SPEC", help="compressor of the deltas by which servers publish "
+                       "parameters, with error feedback: int4, topk:0.05, ... (default: none)")  # fmt: skip
     group.add_argument("--on-silence", choices=SILENCES, help="a worker without a sign of life for --timeout seconds "
                        "ends the run if others wait for it (raise), or is dropped (default: raise)")  # fmt: skip
 

@@ -168,6 +168,9 @@ def _mode(result: dict[str, Any]) -> str:
         told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
     if mode.get("left_out"):
         told.append(f"left out {_counted(mode['left_out'], 'gradient')} that arrived after the step")
+    if result["config"]["pull_compression"] is not None:
+        read = _thousands(mode["read_nbytes_per_step"])
+        told.append(f"pulls with {result['config']['pull_compression']} read {read} bytes a step")
     if "skipped" in mode:
         told.append(f"in {mode['skipped']:.0%} of the steps the other rank's mailbox was full")
     return f"\n{strategy_name(result['config']['mode'])}: {'; '.join(told)}"

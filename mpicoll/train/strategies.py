@@ -53,6 +53,8 @@ class ParameterServer(Strategy):
         True to lower the learning rate of stale gradients.
     push
         ``"mailbox"``: servers apply the gradients; ``"direct"``: workers add to the parameters.
+    pull_compression
+        Specification of the compressor of the parameters that workers pull; None for none.
     on_silence
         ``"raise"`` or ``"drop"``, for a worker without a sign of life for longer than the timeout.
     """
@@ -63,6 +65,7 @@ class ParameterServer(Strategy):
     backup: int = 0
     damping: bool = False
     push: str = "mailbox"
+    pull_compression: str | None = None
     on_silence: str = "raise"
 
     def options(self) -> dict[str, Any]:

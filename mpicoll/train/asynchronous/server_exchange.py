@@ -20,6 +20,8 @@ from mpicoll.train.coordination import LeftBehind
 class ServerExchange:
     """Exchange through parameter servers; an :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.
 
+    With compressed pulls workers do not wait for the effect of their own pushes, so that a delta serves several pushes.
+
     Workers pull and push; the last ``config.servers`` ranks serve in :meth:`finish`. For momentum see
     :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
     """
@@ -44,13 +46,14 @@ class ServerExchange:
             damping=config.damping,
             compression=config.compression,
             error_feedback=FEEDBACK[config.error_feedback],
+            read_own=config.pull_compression is None,
+            pull_compression=config.pull_compression,
             push=config.push,
             timeout=config.timeout,
             on_silence=config.on_silence,
             state=state,
             **self._momentum.hyper,
         )
-        self._read = 0
 
     def before(self) -> None:
         """Pull the parameters.
@@ -62,7 +65,6 @@ class ServerExchange:
         """
         with self._noticing():
             self.ps.pull(self._replica)
-        self._read += self._replica.nbytes
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -128,7 +130,7 @@ class ServerExchange:
     def sent(self) -> Sent:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
         steps = self.ps.steps
-        return Sent(self.ps.sent_nbytes, self._read, steps * self.ps.count * self.ps.dtype.itemsize)
+        return Sent(self.ps.sent_nbytes, self.ps.read_nbytes, steps * self.ps.count * self.ps.dtype.itemsize)
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""

@@ -42,6 +42,9 @@ MODES: dict[str, dict[str, Any]] = {
     "backup": {"mode": "ps", "servers": 1, "staleness": 0, "backup": 1},
     "direct": {"mode": "ps", "servers": 1, "push": "direct"},
     "feedback": {"mode": "ps", "servers": 1, "compression": "topk:0.1"},
+    "pulls": {"mode": "ps", "servers": 1, "compression": "topk:0.1", "pull_compression": "topk:0.1"},
+    "bounded pulls": {"mode": "ps", "servers": 2, "staleness": 2, "compression": "int8", "pull_compression": "int8"},
+    "synchronous pulls": {"mode": "ps", "servers": 1, "staleness": 0, "pull_compression": "topk:0.1"},
     "adam": {"mode": "ps", "servers": 1, "optimizer": "adam", "lr": 0.01, "clip": 1.0},
     "p2p": {"mode": "p2p"},
     "p2p signs": {"mode": "p2p", "compression": "sign", "lr": 0.02},
@@ -79,8 +82,10 @@ def test_every_mode_learns(comm: Intracomm, name: str) -> None:
     assert len(set(told)) == 1
     if "staleness" in (result["mode"] or {}) and comm.size > 2:
         assert result["mode"]["staleness"]["mean"] <= 4 * comm.size
-    if name == "synchronous":
+    if name.startswith("synchronous"):
         assert result["mode"]["staleness"]["most"] == 0
+    if name == "synchronous pulls":
+        assert result["mode"]["read_nbytes_per_step"] < 0.5 * 4 * result["parameter_count"]
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
@@ -134,12 +139,12 @@ def test_distances_of_gossip_graphs(graph: str, size: int, expected: list[int]) 
     assert distances(graph, size) == expected
 
 
-@pytest.mark.parametrize("name", ["synchronous", "local", "elastic", "final"])
+@pytest.mark.parametrize("name", ["synchronous", "synchronous pulls", "local", "elastic", "final"])
 def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, shared_folder: Path, name: str) -> None:
     config = configured(name, comm, steps=24, compression=None)
     wanted = run(config, comm)["parameters_sha256"]
     saved = replace(config, checkpoint=str(shared_folder / "run"), checkpoint_every=7)
-    if name == "synchronous":
+    if name.startswith("synchronous"):
         run(replace(saved, steps=14), comm)
     else:  # in the midst of local steps: the end of a run is a place where replicas meet
         run(saved, comm)
@@ -149,11 +154,11 @@ def test_a_resumed_run_ends_with_the_same_bits(comm: Intracomm, shared_folder: P
             shutil.rmtree(newest)
         wait_politely(comm)
     result = run(replace(saved, resume="yes"), comm)
-    assert result["resumed_after"] == (14 if name == "synchronous" else 21)
+    assert result["resumed_after"] == (14 if name.startswith("synchronous") else 21)
     assert result["parameters_sha256"] == wanted
 
 
-@pytest.mark.parametrize("name", ["ps", "bounded", "direct", "adam", "p2p", "gossip"])
+@pytest.mark.parametrize("name", ["ps", "bounded", "bounded pulls", "direct", "adam", "p2p", "gossip"])
 def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, shared_folder: Path, name: str) -> None:
     """A checkpoint has the very parameters: with a rate of next to nothing they are those of the end."""
     config = configured(name, comm, checkpoint=str(shared_folder / "run"), checkpoint_every=10)
@@ -168,7 +173,7 @@ def test_a_run_goes_on_from_what_was_saved(comm: Intracomm, shared_folder: Path,
         run(replace(config, steps=50, resume="yes", batch=25), comm)
 
 
-@pytest.mark.parametrize("name", ["ps", "synchronous", "p2p", "gossip", "local"])
+@pytest.mark.parametrize("name", ["ps", "synchronous", "pulls", "p2p", "gossip", "local"])
 def test_a_loss_that_is_not_finite_ends_the_run_everywhere(comm: Intracomm, name: str) -> None:
     with pytest.raises(NonFiniteLoss):
         run(configured(name, comm, lr=1e30, warmup=0, clip=None), comm)
