@@ -8,16 +8,11 @@ from mpi4py import MPI
 
 from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
+from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
-from mpicoll.collectives.requests import (
-    MessageRequest,
-    NativeRequest,
-    NonblockingNativeRequest,
-    PersistentRequest,
-    Request,
-)
+from mpicoll.collectives.requests import MessageRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY, Channel
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER

@@ -94,7 +94,7 @@ class HierarchicalOperation(CheckedOperation):
 
     @property
     def _needs_much_memory(self) -> bool:
-        """Whether a plan for a long vector holds memory beside the caller's: for parts, or where results lie apart."""
+        """True if a plan for a long vector holds memory beside the caller's: for parts, or for results aside."""
         given, result = self.given, self.result
         apart = given is not None and result is not None and given.buffer is not result.buffer
         frugal = self.collective in ("bcast", "barrier") or (self.collective == "allreduce" and apart)

@@ -8,8 +8,9 @@ from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import in_place
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import NativeRequest, NonblockingNativeRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.messages.call_agreement import settle
 
 

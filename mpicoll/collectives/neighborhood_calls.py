@@ -13,8 +13,9 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import FREED, STARTED_AGAIN, NonblockingNativeRequest, PersistentRequest, Request
+from mpicoll.collectives.requests import FREED, STARTED_AGAIN, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun

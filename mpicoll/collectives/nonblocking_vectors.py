@@ -23,8 +23,9 @@ from mpicoll.collectives import select, validate
 from mpicoll.collectives.call_context import CallArguments, CallContext
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.execute import refuse_if_running, start
+from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
-from mpicoll.collectives.requests import NonblockingNativeRequest, Request
+from mpicoll.collectives.requests import Request
 from mpicoll.collectives.validate_moves import DIRECT
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from mpicoll.collectives.mpi_requests import OwnRequest
-from mpicoll.collectives.operation import CheckedOperation, NativeOperation, fresh_memory
+from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.request_lists import fill_empty, look_later
 from mpicoll.compression import ErrorFeedback
 from mpicoll.errors import MpicollError
@@ -195,21 +195,6 @@ class JobRequest(Request):
         return bool(executor.advance.run(self._address) == DONE)
 
 
-class NonblockingNativeRequest(Request):
-    """The request of one nonblocking call that the MPI library executes."""
-
-    def __init__(self, task: NativeOperation, timeout: float) -> None:
-        super().__init__(timeout)
-        self._task: NativeOperation | None = task
-        self._begin(task.start(timeout))
-
-    def _complete(self) -> None:
-        if self._task is not None:
-            self._task.unload()
-        self._task = None
-        super()._complete()
-
-
 class PersistentRequest(Request, MPI.Prequest):
     """A persistent collective: set up once for fixed buffers, started any number of times."""
 
@@ -327,25 +312,3 @@ class MessageRequest(JobRequest, PersistentRequest):
         if self._task is not None and not self._plain:
             self._task.unload(self._plan)
         super()._complete()
-
-
-class NativeRequest(PersistentRequest):
-    """A persistent collective that the MPI library executes."""
-
-    def __init__(self, task: NativeOperation, timeout: float) -> None:
-        super().__init__(timeout)
-        self._task: NativeOperation | None = task
-
-    def Start(self) -> None:
-        """Start the operation; see :meth:`PersistentRequest.Start`."""
-        if self._task is None:
-            raise RuntimeError(FREED)
-        if self._flight is not None:
-            raise RuntimeError(STARTED_AGAIN)
-        self._begin(self._task.start(self._timeout))
-        self.active = True
-
-    def Free(self) -> None:
-        """Free the request; local."""
-        self._refuse_free()
-        self._task = None
