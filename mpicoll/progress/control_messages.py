@@ -14,7 +14,8 @@ from mpicoll.progress.failed_ranks import is_failure
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
-_DRAIN_SECONDS = 2.0
+_DRAIN_SECONDS, _DRAIN_BROKEN_SECONDS = 60.0, 2.0
+"""A rank may be late to free a communicator; after a failure it may never come."""
 _FLUSH_SECONDS = 0.1
 
 
@@ -80,17 +81,22 @@ class Mailbox:
         """Receive and discard all messages that were sent to this rank; collective.
 
         Return whether no message is left in flight: False if some rank is `broken`, or if other ranks do not take part
-        within 2 s. A message that arrived after the communicator was freed would count as one on the next communicator
-        with its context: Open MPI ends the job if that one is smaller.
+        within a minute, or 2 s once a rank is known to be broken. What is freed afterwards is freed by all ranks or by
+        none, so that a rank must not give up on one that is merely late. A message that arrived after the communicator
+        was freed would count as one on the next communicator with its context: Open MPI ends the job if that one is
+        smaller.
         """
         given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
-        until = time.monotonic() + _DRAIN_SECONDS
+        until = time.monotonic() + (_DRAIN_BROKEN_SECONDS if broken else _DRAIN_SECONDS)
         counted = False
         while not counted or self._received < coming[0] or self._outbox:
             self.read()
-            counted = counted or bool(request.Test())
+            if not counted and request.Test():
+                counted = True
+                if coming[1]:
+                    until = min(until, time.monotonic() + _DRAIN_BROKEN_SECONDS)
             if time.monotonic() > until:
                 return False
             os.sched_yield()

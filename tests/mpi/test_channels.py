@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -237,3 +238,14 @@ def test_a_signal_handler_may_begin_an_operation() -> None:
     assert progress_engine.pending() == 1
     progress_engine.progress()
     assert progress_engine.pending() == 0
+
+
+def test_a_rank_that_frees_late_is_waited_for(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are freed by all ranks or by none: the late one would wait for ever."""
+    monkeypatch.setenv("MPICOLL_SEGMENTS", "off")
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain)
+    comm.Barrier()
+    if comm.rank == 0:
+        time.sleep(2.5)
+    plain.Free()
