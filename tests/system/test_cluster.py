@@ -20,6 +20,7 @@ from bench import namespaces
 from bench.cluster import EmulatedCluster, main, parse_rate, unavailable
 from tests.mpirun import REPOSITORY
 
+pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 PROGRAM = Path(__file__).with_name("programs") / "across.py"
 RUN_SECONDS = 60.0
 DELAYED_RUN_SECONDS = 180.0
@@ -38,7 +39,6 @@ import time
 from mpi4py import MPI
 import numpy as np
 
-pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 comm, message, seconds = MPI.COMM_WORLD, np.zeros(1), []
 peer = comm.size - 1 - comm.rank
 for _ in range(20):
