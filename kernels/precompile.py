@@ -4,29 +4,13 @@ What is compiled stays on disk, see `machine_code`, for every later process.
 """
 
 import argparse
+import importlib
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from . import (
-    allocator,
-    atomics,
-    block_exchange,
-    composition,
-    dispatch,
-    dispatch_table,
-    executor,
-    network_layers,
-    optimizer_updates,
-    quantized_layers,
-    short_exchange,
-    told_counts,
-    uneven_calls,
-    vector_checks,
-    vector_specs,
-    withdrawal,
-)
+from . import allocator, atomics, dispatch_table, network_layers, optimizer_updates, quantized_layers
 from .codecs import cast_codec, integer_codec, sign_codec
 from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
@@ -34,20 +18,21 @@ from .reduce import DTYPES, OPS, reducer
 
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
-_SHARED = (
-    atomics,
-    block_exchange,
-    composition,
-    dispatch,
-    dispatch_table,
-    executor,
-    short_exchange,
-    told_counts,
-    uneven_calls,
-    vector_checks,
-    vector_specs,
-    withdrawal,
+_COLLECTIVES = (
+    "atomics",
+    "block_exchange",
+    "composition",
+    "dispatch",
+    "dispatch_table",
+    "executor",
+    "short_exchange",
+    "told_counts",
+    "uneven_calls",
+    "vector_checks",
+    "vector_specs",
+    "withdrawal",
 )
+"""Modules whose kernels collectives use."""
 
 
 def warmup(pairs: Iterable[tuple[str, np.dtype]] | None = None, *, progress: bool = False) -> tuple[int, float]:
@@ -80,8 +65,8 @@ def compile_shared() -> None:
     """Compile what collectives on shared memory need, for the types with which they are called."""
     if DISABLED:
         return
-    for module in _SHARED:
-        compile_beforehand(module.__name__)
+    for name in _COLLECTIVES:
+        compile_beforehand(importlib.import_module(f"{__package__}.{name}").__name__)
     for function in (allocator.allocate, allocator.allocate_zeros, allocator.resize, allocator.release):
         function.address  # noqa: B018, compiles it
     atomics.self_test()

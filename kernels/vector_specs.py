@@ -35,6 +35,8 @@ from .dispatch_table import (
 )
 from .operation_words import get
 
+_MOST = 1 << 48
+"""Larger numbers are left to Python: sums of counts, in bytes, must not overflow."""
 _DIGITS, _DIGIT_BITS = 8, 30
 """Of an int behind the object header: a word of sign and length, and 32-bit digits of 30 bits."""
 _TUPLE_SIZE = 0
@@ -116,20 +118,20 @@ def _read_vector(table, thing, size, out):
     """Read a vector of whole numbers; see `read_numbers`."""
     if not is_plain(table, thing, READABLE) or length_of_vector(table, thing) != size:
         return False
-    dtype, data, lowest = dtype_of(table, thing), data_of(table, thing), 0
+    dtype, data, fits = dtype_of(table, thing), data_of(table, thing), True
     if dtype != get(table, INT64_DTYPE) and dtype != get(table, INT32_DTYPE):
         return False
     wide = dtype == get(table, INT64_DTYPE)
     for rank in range(size):
         number = load(data + 8 * rank) if wide else load_int32(data + 4 * rank)
-        lowest = min(lowest, number)
+        fits &= 0 <= number < _MOST
         store(out + 8 * rank, number)
-    return lowest >= 0
+    return fits
 
 
 @helper
 def read_numbers(table, thing, size, out):
-    """Write the numbers of a list, tuple or vector, one a rank; return False for others, and for negative ones."""
+    """Write the numbers of a list, tuple or vector, one a rank; return False for others, also for negative numbers."""
     if get(table, INT_TYPE) == 0:
         return False
     number, items = _items_of(table, thing)
@@ -141,7 +143,7 @@ def read_numbers(table, thing, size, out):
         item = load(items + 8 * rank)
         fields = item + get(table, HEADER)
         value = _number_at(fields, get(table, INT_HAS_TAG)) if load(fields - 8) == get(table, INT_TYPE) else -1
-        if value < 0:
+        if not 0 <= value < _MOST:
             return False
         store(out + 8 * rank, value)
     return True

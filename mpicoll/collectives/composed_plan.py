@@ -124,8 +124,8 @@ class ComposedPlan(Plan):
 
     @property
     def _jobs(self) -> Iterable[PlanPart]:
-        """One part for each job: those on shared memory have one in common."""
-        return {part.address: part for part in self._parts}.values()
+        """One part for each job: those on shared memory have one in common. Parts that Python runs have no job."""
+        return {part.address or id(part): part for part in self._parts}.values()
 
     def cancel(self) -> None:
         """Abandon the present run of all parts."""
@@ -187,7 +187,7 @@ class MessagePart:
         self._plan.free()
 
     def cancel(self) -> None:
-        """Cancel posted receives; the memory of sends stays alive."""
+        """Cancel posted receives; the plan stays alive, since its messages may still be sent."""
         self._plan.cancel()
         self._channel.break_off(_ABANDONED, self._plan)
 

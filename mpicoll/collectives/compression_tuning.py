@@ -9,8 +9,7 @@ compressor two lengths are known: below the first it does not pay, from the seco
 
 Nothing is measured, and nothing compressed, where all ranks are on one node, where another algorithm is asked for, for
 short vectors, and for what compressors do not know (other types and operations). Nonblocking calls do not wait for
-other ranks, and so do not measure: until a persistent call, or a blocking one if every rank is on a node of its own,
-or the table has decided, they do not compress.
+other ranks, and so do not measure: they do not compress until a blocking or persistent call, or the table, has decided.
 """
 
 from __future__ import annotations

@@ -87,9 +87,12 @@ class HierarchicalOperation(CheckedOperation):
         if not self._needs_much_memory:
             return super().run(timeout)
         plan = self.plan(0, fresh_memory)
-        self.begin(plan, timeout).finish(timeout)
+        try:
+            self.begin(plan, timeout).finish(timeout)
+        finally:
+            if self.channel.broken is None:  # else messages may still be under way
+                plan.free()
         self.unload(plan)
-        plan.free()
         return None
 
     @property

@@ -53,7 +53,7 @@ class _LibraryRequest(Request):
     """The request of a call that the MPI library executes with the caller's arguments; not for mode ``full``."""
 
     def __init__(self, scope: CallContext, collective: str, arguments: Arguments, described: Signature) -> None:
-        self.active, self._timeout, self._error = True, scope.timeout, None
+        super().__init__(scope.timeout)
         channel = scope.channel
         number = channel.enter(described)
         try:

@@ -32,7 +32,7 @@ READ: dict[str, Any] = {
     "pair of vectors": [DATA, (np.array([3, 0, 4]), np.array([9, 1, 0]))],
     "another type": [DATA.astype(np.int32), [1, 2, 3], MPI.INT],
     "matrix": [DATA.reshape(50, 40), [1, 2, 3], MPI.DOUBLE],
-    "large counts": [DATA, [1 << 30, (1 << 30) - 1, (1 << 60) - 1], MPI.DOUBLE],
+    "large counts": [DATA, [1 << 30, (1 << 30) - 1, (1 << 48) - 1], MPI.DOUBLE],
     "beyond the array": [DATA, [1999, 1999, 1999]],
 }
 LEFT: dict[str, Any] = {
@@ -44,6 +44,9 @@ LEFT: dict[str, Any] = {
     "negative": [DATA, [3, -1, 4], MPI.DOUBLE],
     "a negative element of a vector": [DATA, np.array([3, -1, 4]), MPI.DOUBLE],
     "very large": [DATA, [3, 1 << 60, 4], MPI.DOUBLE],
+    "sums could overflow": [DATA, [3, 1 << 48, 4], MPI.DOUBLE],
+    "sums could overflow, a vector": [DATA, np.array([3, 1 << 62, 4]), MPI.DOUBLE],
+    "large displacements": [DATA, [3, 0, 4], [0, 0, 1 << 59], MPI.DOUBLE],
     "bool": [DATA, [3, True, 4], MPI.DOUBLE],
     "NumPy's ints": [DATA, [np.int64(3), 0, 4], MPI.DOUBLE],
     "floats": [DATA, [3.0, 0, 4], MPI.DOUBLE],
