@@ -93,7 +93,7 @@ SET_UP = {
     ("mpicoll/communicator/settings.py", "agree_on_check_mode"),
     ("mpicoll/communicator/settings.py", "agree_on_session"),
     ("mpicoll/communicator/topology.py", "node_ids"),
-    ("mpicoll/shared_memory/process_copies.py", "__init__"),
+    ("mpicoll/shared_memory/process_copies.py", "_allocate"),
     ("mpicoll/shared_memory/process_copies.py", "_seconds"),
     ("mpicoll/shared_memory/process_copies.py", "measure"),
     ("mpicoll/shared_memory/process_copies.py", "ratios"),

@@ -23,8 +23,10 @@ if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
 SEGMENT_NBYTES = 256 << 10
 """A segment in flight and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
-_STAGED = 1.25
-"""Cost factor of stages beyond their copies: ranks wait for each other after each segment."""
+_STAGED = 0.9
+"""Cost factor of stages beyond their copies: ranks wait for each other, but find data of others in the caches."""
+_STAGED_SCATTER = 1.25
+"""The same where the root alone fills stages, and the others wait for it."""
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
@@ -211,7 +213,7 @@ def _single_copy_pays(collective: str, nbytes: int, means: Capabilities) -> bool
         "bcast": (_STAGED * (part + 1), same_source),
         "allgather": (_STAGED * (part + 1), part + others * ratio),
         "gather": (part + 1, part + others * ratio),
-        "scatter": (_STAGED, part * ratio),
+        "scatter": (_STAGED_SCATTER, part * ratio),
         "alltoall": (_STAGED * (others + 1), part + others * ratio),
     }
     staged, single = costs.get(collective, (0.0, 0.0))

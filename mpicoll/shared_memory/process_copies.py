@@ -15,9 +15,14 @@ from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 
-LENGTHS = (512 << 10, 2 << 20, 4 << 20)
-"""Lengths of the vectors measured, in bytes; NumPy asks for huge pages from 4 MB on, which are ten times cheaper."""
-_REPEATS = 3
+LENGTHS = (512 << 10, 2 << 20, 8 << 20)
+"""Lengths of the vectors measured, in bytes.
+
+NumPy asks for huge pages from 4 MB on, and copies between processes are many times cheaper there. So each length is
+measured in arrays of its own, the last one in arrays that consist of huge pages but for their ends.
+"""
+_REPEATS = 5
+"""Repetitions of each phase, of which the fastest counts; with three, what else a machine does decided now and then."""
 _SEGMENT_NBYTES, _SEGMENTS = 512 << 10, 2
 """Bytes of a stage, and the number of segments that are timed; further ones take as long."""
 Steps = list[Callable[[], object]]
@@ -72,28 +77,34 @@ class _Copies:
     def __init__(self, comm: MPI.Intracomm, peers: np.ndarray) -> None:
         self._comm, self._peers = comm, peers
         self._others = [(comm.rank + step) % comm.size for step in range(1, comm.size)]
-        self._source, self._target = np.ones(LENGTHS[-1], np.uint8), np.ones(LENGTHS[-1], np.uint8)
         self._places, self._room = np.empty(comm.size, np.int64), np.zeros(4, np.int64)
         self._works = True
-        comm.Allgather(np.array([self._source.ctypes.data], np.int64), self._places)
 
     def measure(self) -> np.ndarray:
         """Return the ratios, a row for each kind."""
         kinds = (self._exchanged, self._broadcast)
-        seconds = np.full((len(kinds), len(LENGTHS), 2, _REPEATS), np.inf)
+        seconds = np.zeros((len(kinds), len(LENGTHS), 2, 2 * _SEGMENTS, _REPEATS))
         for place, nbytes in enumerate(LENGTHS):
+            self._allocate(nbytes)
             for repeat in range(_REPEATS):
                 for kind, phases in enumerate(kinds):
                     for which, single in enumerate((False, True)):
                         self._comm.Barrier()  # nobody copies any more
-                        self._source[:nbytes] += 1  # as after a computation, in its owner's caches
-                        seconds[kind, place, which, repeat] = sum(map(self._seconds, phases(nbytes, single)))
+                        self._source += 1  # as after a computation, in its owner's caches
+                        for phase, steps in enumerate(phases(nbytes, single)):
+                            seconds[kind, place, which, phase, repeat] = self._seconds(steps)
         self._comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
-        staged, single = np.moveaxis(seconds.min(axis=-1), -1, 0)
+        staged, single = np.moveaxis(seconds.min(axis=-1).sum(axis=-1), -1, 0)
         works = np.array([self._works])
         self._comm.Allreduce(MPI.IN_PLACE, works, MPI.LAND)
         timed = np.minimum(LENGTHS, _SEGMENTS * _SEGMENT_NBYTES) / np.array(LENGTHS)
         return 2 * timed * single / staged if works[0] else np.full_like(staged, math.inf)
+
+    def _allocate(self, nbytes: int) -> None:
+        """Make source and target, and tell all ranks where this rank's source is."""
+        self._comm.Barrier()  # nobody reads the arrays of the length before any more
+        self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        self._comm.Allgather(np.array([self._source.ctypes.data], np.int64), self._places)
 
     def _exchanged(self, nbytes: int, single: bool) -> Iterator[Steps]:
         """Yield what ranks do at a time: each of them copies its part of all other vectors."""
