@@ -103,6 +103,7 @@ class _IntegerConvolution:
     def __init__(self, layer: DeployedLayer) -> None:
         assert layer.image is not None
         self._room, self._image, self._filters = Workspace(), layer.image, layer.weight.shape[1]
+        self._outputs = layer.output_count
         self.product, self._no_bias = _IntegerProduct(layer, self._room), np.zeros(self._filters, np.float32)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -117,7 +118,7 @@ class _IntegerConvolution:
         half = (height // 2, width // 2, filters)
         pooled = self._room.rows("pooled", rows, half, _F32)
         relu_pool_2x2(maps, self._no_bias, pooled, self._room.rows("taken", rows, half, np.dtype(np.int8)))
-        return pooled.reshape(rows, -1)
+        return pooled.reshape(rows, self._outputs)  # -1 is refused where there are no rows
 
 
 class Runtime:
