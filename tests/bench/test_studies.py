@@ -1,12 +1,20 @@
 """Studies: results that are kept, runs that are not repeated, and pages that say what the results say."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from bench import launch
 from bench.studies import __main__ as command
 from bench.studies import compressor_choice, distillation_task, distilled_students, link_rates, run_worker, study_task
 from bench.studies.distillation_task import ALONE, DISTILLED, TEACHER
@@ -114,6 +122,39 @@ def test_a_run_that_is_stopped_is_no_result(tmp_path, monkeypatch, capsys):
     assert run_worker.main([str(tmp_path / "runs.json"), str(tmp_path / "r.jsonl")]) == 1
     assert not load(tmp_path / "r.jsonl")
     assert "dense, seed 0: was stopped after" in capsys.readouterr().err
+
+
+def processes_of(folder):
+    """Return the processes whose command line names a file in a folder, the program itself excepted."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes()
+            if f"{folder}/".encode() in words:
+                found[int(path.name)] = words.replace(b"\0", b" ").decode()
+    return found
+
+
+def wait_for(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_no_rank_is_left_after_sigterm(tmp_path):
+    words = ["-m", "bench.studies", "--only", "batch-size", "--seeds", "1", "--output", str(tmp_path)]
+    environment = {**launch.clean_environment(), "PYTHONPATH": str(REPOSITORY)}
+    program = subprocess.Popen([sys.executable, *words], env=environment, cwd=REPOSITORY)
+    try:
+        wait_for(lambda: sum("run_worker" in words for words in processes_of(tmp_path).values()) > 1)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(30) == 128 + signal.SIGTERM
+        assert processes_of(tmp_path) == {}
+    finally:
+        program.kill()
+        for process in processes_of(tmp_path):
+            os.kill(process, signal.SIGKILL)
 
 
 def test_steps_at_equal_bytes_follow_from_the_first_seed(tmp_path):
