@@ -251,6 +251,29 @@ def test_cells():
     assert link_rates.seconds_to_goal(longer) is None
 
 
+def rated(gbit, seconds, variant=link_rates.DENSE):
+    """Return the outcome of a run of which a worker sends 1 Gbit."""
+    run = StudyRun(variant, f"{gbit:g} Gbit/s", 0, 4, {}, gbit)
+    return outcome(run, seconds=seconds, sent_nbytes=0.2e9 / 8)
+
+
+def test_seconds_are_left_out_where_faster_links_seem_to_take_longer():
+    runs = [rated(0.1, 12.0), rated(1.0, 3.0), rated(10.0, 3.5), rated(100.0, 2.0)]
+    assert link_rates.timed_groups(runs) == ["0.1 Gbit/s", "1 Gbit/s"]
+    lines = link_rates.tables(runs)
+    assert "10 Gbit/s: seconds are left out, since other programs slowed these runs." in lines
+    assert sum("seconds to 90%" in line for line in lines) == 2
+
+
+def test_a_page_says_where_links_do_not_take_the_time():
+    runs = [rated(1.0, 3.0), rated(1.0, 2.5, "gossip"), rated(10.0, 2.5), rated(10.0, 2.0, "gossip")]
+    lines = link_rates.tables(runs)
+    assert "1 Gbit/s:" in lines
+    told = next(line for line in lines if line.startswith("10 Gbit/s"))
+    assert told.startswith("10 Gbit/s: a link is busy for at most 5% of a run. Computation and the start of calls")
+    assert sum("seconds to 90%" in line for line in lines) == 2
+
+
 # ---- the published pages --------------------------------------------------------------------------------------------
 
 
