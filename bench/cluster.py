@@ -211,10 +211,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _end_on_signal(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def _run(arguments: argparse.Namespace, program: Sequence[str]) -> int:
     where = (arguments.hosts, arguments.ranks, arguments.rate, arguments.delay, arguments.jitter)
     with EmulatedCluster(*where) as cluster:
@@ -230,8 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.check == bool(arguments.arguments):
         parser.error("give the arguments of Python after --, or --check")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end_on_signal)
+    launch.end_on_signals()
     reason = unavailable()
     if reason is not None:
         parser.exit(2, f"{parser.prog}: {reason}\n")

@@ -100,8 +100,8 @@ def measure(task: str, seed: int, folder: Path, epochs: int | None, world: MPI.I
         original, made = run(parse_deploy(["evaluate", path, "--original", str(folder / "MODEL"), *_QUIET]), world)
         assert original.accuracy is not None
         assert made.accuracy is not None
-        speed, share = made.throughput / original.throughput, made.nbytes / original.nbytes
-        latency = made.latency / original.latency
+        share = made.nbytes / original.nbytes
+        latency, speed = (one / other for one, other in zip(made.times, original.times, strict=True))
         yield MethodOutcome(task, method, seed, made.accuracy, original.accuracy, share, latency, speed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,6 +103,16 @@ def run_on_each(sizes: Sequence[int], program: str, argv: Sequence[str]) -> int:
         if done.returncode:
             return done.returncode
     return 0
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that programs end what they have started; status 143 or 129."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def clean_environment() -> dict[str, str]:

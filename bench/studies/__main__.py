@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import launch
 from bench.studies import batch_size, compressor_choice, distilled_students, link_rates, slow_workers, synchronisation
 from bench.studies.run_scheduler import planned, run_all
 from bench.studies.study_definition import Study
@@ -95,4 +96,5 @@ def _run(study: Study, seeds: int, folder: Path, *, quick: bool, measure: bool) 
 
 
 if __name__ == "__main__":
+    launch.end_on_signals()
     sys.exit(main())

@@ -15,9 +15,12 @@ from bench.namespaces import NamespaceError
 from bench.studies import distillation_task
 from bench.studies.study_definition import Study
 from bench.studies.study_runs import StudyError, StudyRun, load, write_runs
+from mpicoll.train.launched_processes import LaunchedProcesses
 
 _LONGEST_RUN_SECONDS = 300.0
 _QUICK_STEPS = 3
+_MARK = "MPICOLL_BENCH_STUDY"
+"""Environment variable by which the processes of a launch are found."""
 
 
 def planned(study: Study, seeds: int, results: Path, *, quick: bool) -> list[StudyRun]:
@@ -82,15 +85,22 @@ def _launch(runs: Sequence[StudyRun], results: Path, ranks: int, gbit: float | N
         seconds = _LONGEST_RUN_SECONDS * len(runs)
         try:
             if gbit is None:
-                command = launch.command(ranks, arguments)
-                done = subprocess.run(command, env=launch.clean_environment(), check=False, timeout=seconds)
-                status = done.returncode
+                status = _run_here(launch.command(ranks, arguments), seconds)
             else:
                 status = _run_on_cluster(arguments, ranks, gbit, seconds)
         except subprocess.TimeoutExpired:
             raise StudyError(f"{len(runs)} runs on {ranks} ranks took more than {seconds:.0f} s") from None
     if status:
         raise StudyError(f"a launch on {ranks} ranks ended with exit status {status}")
+
+
+def _run_here(command: Sequence[str], seconds: float) -> int:
+    """Run a launch on this machine, and return its exit status; nothing of it is left, whatever ends the wait."""
+    launched = LaunchedProcesses(command, _MARK, launch.clean_environment())
+    try:
+        return launched.process.wait(seconds)
+    finally:
+        launched.kill()
 
 
 def _run_on_cluster(arguments: Sequence[str], hosts: int, gbit: float, seconds: float) -> int:

@@ -78,8 +78,8 @@ A cell is the median over the seeds, and in brackets the two values between whic
 confidence; with five seeds these are the least and the largest value, and the confidence is 94 %. A run whose loss
 became infinite or NaN counts as one that guesses ({CHANCE:.0%}).
 
-Accuracies and bytes do not depend on the machine, but for asynchronous training. Seconds do. They are published only
-where they are dominated by emulated links or by artificial delays.
+Accuracies and bytes do not depend on the machine, but for asynchronous training. Seconds do. They are published where
+emulated links or artificial delays dominate them; a page says so where that is not the case.
 """
 
 

@@ -131,6 +131,17 @@ class Checkpoint:
 
     # ---- each rank for itself ---------------------------------------------------------------------------------------
 
+    def description(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Return dtype and shape of a Whole or Piece tensor. Not collective.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no such tensor.
+        """
+        tensor = self._tensor(name, "vector")
+        return dtype_of(tensor["dtype"]), tuple(tensor["shape"])
+
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return elements `start` to ``stop - 1`` of a Whole or Piece tensor, in C order. Not collective.
 

@@ -22,7 +22,7 @@ def load(path: str | Path) -> Runtime:
     ----------
     path
         File that a command of ``python -m mpicoll.deploy`` wrote, or a safetensors file of dense layers, see
-        :func:`mpicoll.deploy.model_sources.load_model`.
+        :func:`mpicoll.deploy.model_sources.opened_model`.
 
     Returns
     -------

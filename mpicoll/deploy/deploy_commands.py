@@ -12,15 +12,15 @@ from mpicoll.data.datasets import Dataset, StoredSamples
 from mpicoll.data.sample_subsets import labeled_only, subset
 from mpicoll.data.sampler import steps_per_epoch
 from mpicoll.deploy.deploy_options import DeployOptions
-from mpicoll.deploy.deployed_model import DeployedModel
+from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
 from mpicoll.deploy.distillation import DistilledModel
 from mpicoll.deploy.fake_quantization import quantisation_aware
 from mpicoll.deploy.fine_tuning import PretrainedModel, train
-from mpicoll.deploy.inference import Runtime
 from mpicoll.deploy.low_rank import factorise
 from mpicoll.deploy.model_sources import data_config, new_model
 from mpicoll.deploy.pruning import ChannelPruning, GradualPruning, WeightPruning, prune_now, without_channels
 from mpicoll.deploy.quantization import calibrate, quantise
+from mpicoll.deploy.sharded_model import ShardedModel, runtime_of
 from mpicoll.errors import UsageError
 from mpicoll.train.config import TrainConfig
 
@@ -30,7 +30,7 @@ _LABELED = 0x1ABE1
 _TRAINING = ("epochs", "batch", "lr", "momentum", "weight_decay", "timeout")
 
 
-def training_config(model: DeployedModel, options: DeployOptions) -> TrainConfig:
+def training_config(model: ModelProperties, options: DeployOptions) -> TrainConfig:
     """Return the options of training on the model's data set."""
     chosen = {name: options.chosen[name] for name in _TRAINING if name in options.chosen}
     epochs = chosen.get("epochs", options.chosen.get("qat", 0))
@@ -41,7 +41,7 @@ def training_config(model: DeployedModel, options: DeployOptions) -> TrainConfig
 
 def description(options: DeployOptions) -> str:
     """Return the text of a command for the history of the model that it makes."""
-    left_out = ("timeout",)
+    left_out = ("timeout", "shard_teacher")  # which change nothing in the model
     words = [f"{name}={value}" for name, value in options.chosen.items() if value is not None and name not in left_out]
     return " ".join([options.command, *words])
 
@@ -105,7 +105,9 @@ def lowrank(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm
     return made
 
 
-def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:
+def distill(
+    teacher: DeployedModel | ShardedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm
+) -> DeployedModel:
     """Return a new model, trained on the logits of `teacher` and the labels. Collective.
 
     Raises
@@ -123,7 +125,7 @@ def distill(teacher: DeployedModel, dataset: Dataset, options: DeployOptions, co
     return replace(made, data=data_of(teacher, options))
 
 
-def with_labels(dataset: Dataset, model: DeployedModel, options: DeployOptions) -> Dataset:
+def with_labels(dataset: Dataset, model: ModelProperties, options: DeployOptions) -> Dataset:
     """Return the data set with as many labels as are wanted; without samples that teach nothing.
 
     Raises
@@ -143,29 +145,27 @@ def with_labels(dataset: Dataset, model: DeployedModel, options: DeployOptions) 
     return replace(dataset, train=view(samples, rows))
 
 
-def _network(model: DeployedModel, teacher: DeployedModel, options: DeployOptions) -> PretrainedModel:
+def _network(model: DeployedModel, teacher: DeployedModel | ShardedModel, options: DeployOptions) -> PretrainedModel:
     """Return the model to train, on the labels and on the logits of `teacher` as far as ``--alpha`` says."""
     alpha, layers = options.chosen["alpha"], [layer.trainable() for layer in model.layers]
     if alpha == 0:
         return PretrainedModel(layers, model.flat())
     temperature = options.chosen["temperature"]
-    return DistilledModel(layers, model.flat(), Runtime(teacher), temperature=temperature, alpha=alpha)
+    return DistilledModel(layers, model.flat(), runtime_of(teacher), temperature=temperature, alpha=alpha)
 
 
-def data_of(model: DeployedModel, options: DeployOptions) -> dict[str, object]:
+def data_of(model: ModelProperties, options: DeployOptions) -> dict[str, object]:
     """Return the data set of a command, for the file of the model that it makes."""
     config = data_config(model, options.data)
     names = ("dataset", "labels", "test_fraction", "seed")
     return {name: getattr(config, name) for name in names}
 
 
-CHANGES = {"quantize": quantize, "prune": prune, "lowrank": lowrank, "distill": distill}
-"""Commands that make a model."""
+CHANGES = {"quantize": quantize, "prune": prune, "lowrank": lowrank}
+"""Commands that make a model of another one."""
 
 
 def paths_of(options: DeployOptions) -> Sequence[str]:
-    """Return the models that a command reads."""
-    if options.command == "distill":
-        return (options.chosen["teacher"],)
+    """Return the models that a command reads, but for a teacher."""
     original = options.chosen.get("original")
     return options.models if original is None else (original, *options.models)

@@ -39,6 +39,7 @@ COMMANDS = {
 }
 DEPLOYABLE = ("mlp", "logistic", "conv")
 """Models of the trainer whose layers can be compressed and deployed."""
+SHARD_TEACHER = ("auto", "always", "never")
 _DATA = ("dataset", "labels", "test_fraction", "seed")
 
 
@@ -182,6 +183,10 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
 def _add_distill(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distillation")
     group.add_argument("--teacher", required=True, metavar="MODEL", help="model whose logits are learned from")
+    group.add_argument("--shard-teacher", choices=SHARD_TEACHER, default="auto", help="always: each rank holds a part "
+                       "of every layer of the teacher, and layers are gathered one after the other; never: each rank "
+                       "holds the whole teacher; auto: parts if whole teachers would take more than half of the memory "
+                       "that is left to a node's ranks (default: auto)")  # fmt: skip
     _add_loss(group, "the teacher", 0.5)
     group.add_argument("--labeled", type=_integer(1), metavar="N", help="training samples, drawn by --seed, whose "
                        "labels are used; the others have the teacher's logits alone, and are left out with --alpha 0 "

@@ -36,9 +36,9 @@ def table_of(rows: Sequence[Evaluation]) -> list[str]:
             f"{row.nbytes / first.nbytes:.1%}",
             f"{row.operations:,}",
             f"{row.nonzero_operations:,}",
-            format_seconds(row.latency),
-            f"{row.throughput:,.0f}",
-            f"{row.throughput / first.throughput:.2f}x",
+            "" if row.latency is None else format_seconds(row.latency),
+            "" if row.throughput is None else f"{row.throughput:,.0f}",
+            "" if row.throughput is None or first.throughput is None else f"{row.throughput / first.throughput:.2f}x",
         )
         for row in rows
     ]
@@ -58,7 +58,12 @@ def publish(options: DeployOptions, rows: Sequence[Evaluation], more: dict[str, 
 
 
 def _lines(more: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on the file that was written, and on its comparison with onnxruntime."""
+    """Yield lines on the teacher, on the file that was written, and on its comparison with onnxruntime."""
+    if (teacher := more.get("sharded_teacher")) is not None:
+        yield (
+            f"teacher: {teacher['whole_nbytes']:,} bytes of parameters, divided among {teacher['ranks']} ranks, which "
+            f"held {teacher['nbytes']:,} bytes each, with a buffer for a layer"
+        )
     if "file" in more:
         yield f"{more['file']}: {more['file_nbytes']:,} bytes"
     found = more.get("onnxruntime")

@@ -14,13 +14,15 @@ from mpicoll import Intracomm
 from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset
 from mpicoll.deploy import onnx_export, tradeoff_report
-from mpicoll.deploy.deploy_commands import CHANGES, check_real, data_of, paths_of
+from mpicoll.deploy.deploy_commands import CHANGES, check_real, data_of, distill, paths_of
 from mpicoll.deploy.deploy_options import DeployOptions
 from mpicoll.deploy.deploy_output import check_outputs, publish, short_name
 from mpicoll.deploy.deployed_file import write_model
 from mpicoll.deploy.deployed_model import DeployedModel
 from mpicoll.deploy.evaluation import Evaluation, evaluate
 from mpicoll.deploy.model_sources import data_config, load_data, load_model
+from mpicoll.deploy.sharded_model import ShardedModel, facts_of
+from mpicoll.deploy.teacher_placement import load_teacher
 from mpicoll.errors import UsageError
 from mpicoll.gradients import differing_ranks
 
@@ -42,20 +44,41 @@ def run(options: DeployOptions, world: MPI.Intracomm) -> list[Evaluation]:
     if differing := differing_ranks(comm, hashlib.sha256(repr(options).encode()).digest()):
         raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
     all_succeed(comm, lambda: _check_outputs(options) if rank == 0 else None)
+    if options.command == "distill":
+        return _distill(options, comm)
     models = [(short_name(path), load_model(path, options.data, comm)) for path in paths_of(options)]
     dataset = load_data(models[0][1], options.data, comm)
     _check_same_shape(models)
     more: dict[str, Any] = {}
     if options.command in CHANGES:
         models.append(_changed(models[0][1], dataset, options, comm))
-        made, path = models[-1][1], Path(str(options.output)).expanduser().absolute()
-        written = all_succeed(comm, lambda: write_model(path, made) if rank == 0 else 0)
-        more = {"file": str(options.output), "file_nbytes": written}
+        more = _written(models[-1][1], options, comm)
     elif options.command == "export":
         more = all_succeed(comm, lambda: _export(models[0][1], dataset, options) if rank == 0 else {})
     rows = evaluate(models, dataset, comm)
     all_succeed(comm, lambda: _publish(options, rows, models, more) if rank == 0 else None)
     return rows
+
+
+def _distill(options: DeployOptions, comm: Intracomm) -> list[Evaluation]:
+    """Train a new model on the logits of a teacher, and return the properties of both. Collective."""
+    path = options.chosen["teacher"]
+    teacher = load_teacher(path, options.data, comm, options.chosen["shard_teacher"])
+    dataset = load_data(teacher, options.data, comm)
+    made = distill(teacher, dataset, options, comm)
+    more = _written(made, options, comm)
+    if isinstance(teacher, ShardedModel):
+        more["sharded_teacher"] = facts_of(teacher)
+    rows = evaluate([(short_name(path), teacher), (short_name(str(options.output)), made)], dataset, comm)
+    all_succeed(comm, lambda: publish(options, rows, more) if comm.Get_rank() == 0 else None)
+    return rows
+
+
+def _written(model: DeployedModel, options: DeployOptions, comm: Intracomm) -> dict[str, Any]:
+    """Write a model on rank 0, and return the facts for the report. Collective."""
+    path = Path(str(options.output)).expanduser().absolute()
+    written = all_succeed(comm, lambda: write_model(path, model) if comm.Get_rank() == 0 else 0)
+    return {"file": str(options.output), "file_nbytes": written}
 
 
 def _check_outputs(options: DeployOptions) -> None:
@@ -88,8 +111,7 @@ def _changed(
     model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm
 ) -> tuple[str, DeployedModel]:
     """Return the model that a command makes of another one, with the name of its file."""
-    if options.command != "distill":
-        check_real(model, paths_of(options)[0], options.command)
+    check_real(model, paths_of(options)[0], options.command)
     made = CHANGES[options.command](model, dataset, options, comm)
     if options.data:
         made = replace(made, data=data_of(model, options))

@@ -7,19 +7,22 @@ are named by layer: ``0.bias``, ``0.scales``, and ``0.weight`` or ``0.mask`` and
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import secrets
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpicoll.checkpoint import tensor_file
-from mpicoll.checkpoint.durable_files import opened
-from mpicoll.checkpoint.tensor_file import Entry, dtype_of, read_annotated_header, read_range
-from mpicoll.deploy.deployed_model import BITS, ActivationCode, DeployedLayer, DeployedModel
-from mpicoll.deploy.weight_encoding import ENCODINGS, STORED_TYPES, decode, encode
+from mpicoll.checkpoint.tensor_file import Entry
+from mpicoll.deploy.deployed_model import BITS, ActivationCode, DeployedModel, LayerForm, ModelProperties
+from mpicoll.deploy.layer_sources import ModelSource, OpenFile
+from mpicoll.deploy.weight_encoding import BITMASK, ENCODINGS, STORED_TYPES, decode, encode, smallest
 from mpicoll.errors import CheckpointFailed
 from mpicoll.kernels.quantized_layers import MAX_INPUTS
 
@@ -53,9 +56,12 @@ def stored(model: DeployedModel) -> tuple[dict[str, np.ndarray], list[dict[str, 
     return arrays, described
 
 
-def stored_nbytes(model: DeployedModel) -> int:
+def stored_nbytes(model: ModelProperties) -> int:
     """Return the bytes of the tensors of a model's file."""
-    return sum(array.nbytes for array in stored(model)[0].values())
+    return sum(
+        smallest(form.weight_count, nonzero, form.bits)[1] + 4 * form.shape[1] * (1 + form.has_codes)
+        for form, nonzero in zip(model.forms, model.nonzero_counts, strict=True)
+    )
 
 
 def write_model(path: Path, model: DeployedModel) -> int:
@@ -78,53 +84,32 @@ def write_model(path: Path, model: DeployedModel) -> int:
     return nbytes
 
 
-def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return tensors and metadata of a safetensors file.
-
-    Raises
-    ------
-    CheckpointFailed
-        If the file is missing, damaged or not a plain file.
-    """
-    with opened(path) as descriptor:
-        entries, metadata = read_annotated_header(descriptor, path)
-        return {name: _read(descriptor, entry, path) for name, entry in entries.items()}, metadata or {}
-
-
-def _read(descriptor: int, entry: Entry, path: Path) -> np.ndarray:
-    out = np.empty(math.prod(entry.shape), dtype_of(entry.dtype))
-    read_range(descriptor, entry, 0, out, path)
-    return out.reshape(entry.shape)
-
-
-def model_of(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> DeployedModel:
-    """Return the model that a file describes.
-
-    Parameters
-    ----------
-    path
-        Name of the file, for messages.
-    arrays, metadata
-        Contents of the file, see :func:`read_tensors`.
+def described_model(file: OpenFile) -> ModelSource:
+    """Return the model that a file describes; its parameters are not read yet.
 
     Raises
     ------
     CheckpointFailed
         If the description is wrong, or does not fit the tensors.
     """
+    path, metadata = file.path, file.metadata
     if metadata.get("version") != VERSION:
         raise CheckpointFailed(f"{path}: version {metadata.get('version')!r:.40} of the format, not {VERSION}")
+    with _refusing(path):
+        return _described(json.loads(metadata.get("model", "")), file)
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raise CheckpointFailed, with the name of the file, for what the body finds to be wrong."""
     try:
-        said = json.loads(metadata.get("model", ""))
-        model = _described_model(said, dict(arrays))
-        _check_chain(model)
-        return model
+        yield
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"{'' if isinstance(error, ValueError) else type(error).__name__ + ' '}{error}"
         raise CheckpointFailed(f"{path}: wrong model: {' '.join(reason.split())[:200]}") from None
 
 
-def _described_model(said: Any, arrays: dict[str, np.ndarray]) -> DeployedModel:
+def _described(said: Any, file: OpenFile) -> ModelSource:
     if not isinstance(said, dict) or set(said) != {"layers", "data", "history"}:
         raise ValueError("the description has other entries than layers, data and history")
     layers, history = said["layers"], said["history"]
@@ -132,10 +117,63 @@ def _described_model(said: Any, arrays: dict[str, np.ndarray]) -> DeployedModel:
         raise ValueError(f"layers are no list of 1 to {_MAX_LAYERS}")
     if not isinstance(history, list) or not all(isinstance(step, str) for step in history):
         raise ValueError("history is no list of texts")
-    made = tuple(_layer(number, layer, arrays) for number, layer in enumerate(layers))
-    if arrays:
-        raise ValueError(f"tensor {min(arrays)!r:.80} belongs to no layer")
-    return DeployedModel(made, _data(said["data"]), tuple(history))
+    left = dict(file.entries)
+    made = tuple(_layer(number, layer, left, file) for number, layer in enumerate(layers))
+    if left:
+        raise ValueError(f"tensor {min(left)!r:.80} belongs to no layer")
+    _check_chain([layer.form for layer in made])
+    return ModelSource(str(file.path), made, _data(said["data"]), tuple(history))
+
+
+class _StoredLayer:
+    """Layer of a file; a :class:`~mpicoll.deploy.layer_sources.LayerSource`.
+
+    Parameters
+    ----------
+    number
+        Number of the layer, for messages.
+    entries
+        Its tensors by the last part of their names, of the lengths that `form` asks for.
+    """
+
+    def __init__(self, number: int, form: LayerForm, encoding: str, entries: dict[str, Entry], file: OpenFile) -> None:
+        self.form, self._name, self._encoding = form, f"layer {number}", encoding
+        self._entries, self._file = entries, file
+
+    def size(self, name: str) -> int:
+        """See :class:`~mpicoll.deploy.weight_encoding.Stored`."""
+        return math.prod(self._entries[name].shape)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """See :class:`~mpicoll.deploy.weight_encoding.Stored`."""
+        return self._file.read(self._entries[name], start, stop)
+
+    def weights(self, start: int, stop: int) -> np.ndarray:
+        """See :class:`~mpicoll.deploy.layer_sources.LayerSource`."""
+        form = self.form
+        with _refusing(self._file.path):
+            weights = decode(self._encoding, self, form.weight_count, form.bits, start, stop)
+            if not np.isfinite(weights).all():
+                raise ValueError(f"{self._name}: weights or biases are not finite")
+            if form.has_codes and weights.min(initial=0) < -BITS[form.bits]:
+                raise ValueError(f"{self._name}: a code is below -{BITS[form.bits]}")
+        return weights
+
+    def bias(self) -> np.ndarray:
+        """See :class:`~mpicoll.deploy.layer_sources.LayerSource`."""
+        bias = self._file.read(self._entries["bias"])
+        if not np.isfinite(bias).all():
+            raise CheckpointFailed(f"{self._file.path}: wrong model: {self._name}: weights or biases are not finite")
+        return bias
+
+    def scales(self) -> np.ndarray | None:
+        """See :class:`~mpicoll.deploy.layer_sources.LayerSource`."""
+        if not self.form.has_codes:
+            return None
+        scales = self._file.read(self._entries["scales"])
+        if not (np.isfinite(scales).all() and (scales > 0).all()):
+            raise CheckpointFailed(f"{self._file.path}: wrong model: {self._name}: scales are not finite and above 0")
+        return scales
 
 
 def _data(said: Any) -> dict[str, Any]:
@@ -149,8 +187,8 @@ def _data(said: Any) -> dict[str, Any]:
     return said
 
 
-def _layer(number: int, said: Any, arrays: dict[str, np.ndarray]) -> DeployedLayer:
-    """Return a layer; takes its tensors out of `arrays`."""
+def _layer(number: int, said: Any, entries: dict[str, Entry], file: OpenFile) -> _StoredLayer:
+    """Return a layer; takes its tensors out of `entries`."""
     name = f"layer {number}"
     if not isinstance(said, dict) or set(said) != _LAYER:
         raise ValueError(f"{name} has other entries than {', '.join(sorted(_LAYER))}")
@@ -163,17 +201,20 @@ def _layer(number: int, said: Any, arrays: dict[str, np.ndarray]) -> DeployedLay
         raise ValueError(f"{name}: kind is {said['kind']!r:.40}")
     if image is not None:
         _check_image(name, image, shape, relu)
-    weight = _weight(number, said["encoding"], (shape[0], shape[1]), bits, arrays)
-    bias = _taken(arrays, f"{number}.bias", "float32", shape[1])
-    scales = None if bits == 32 else _taken(arrays, f"{number}.scales", "float32", shape[1])
-    if not np.isfinite(bias).all() or not np.isfinite(weight).all():
-        raise ValueError(f"{name}: weights or biases are not finite")
-    if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
-        raise ValueError(f"{name}: scales are not finite and above 0")
-    if bits in BITS and weight.min() < -BITS[bits]:
-        raise ValueError(f"{name}: a code is below -{BITS[bits]}")
     activation = _activation(name, said["activation"], bits, shape[0])
-    return DeployedLayer(weight, bias, relu, image and tuple(image), bits, scales, activation)
+    form = LayerForm((shape[0], shape[1]), relu, image and tuple(image), bits, activation)
+    lengths = _lengths(form, said["encoding"])
+    taken = {part: _taken(entries, f"{number}.{part}", *wanted) for part, wanted in lengths.items()}
+    return _StoredLayer(number, form, said["encoding"], taken, file)
+
+
+def _lengths(form: LayerForm, encoding: str) -> dict[str, tuple[str, int | None]]:
+    """Return dtype and length of each tensor of a layer; None for a length that other tensors determine."""
+    weights: dict[str, tuple[str, int | None]] = {"weight": (STORED_TYPES[form.bits], None)}
+    if encoding == BITMASK:
+        weights = {"mask": ("uint8", -(-form.weight_count // 8)), "values": (STORED_TYPES[form.bits], None)}
+    scales = {"scales": ("float32", form.shape[1])} if form.has_codes else {}
+    return {**weights, "bias": ("float32", form.shape[1]), **scales}
 
 
 def _are_extents(value: Any, count: int) -> bool:
@@ -188,27 +229,15 @@ def _check_image(name: str, image: Any, shape: list[int], relu: bool) -> None:
         raise ValueError(f"{name}: image {image!r:.60} is too large")
 
 
-def _weight(number: int, encoding: str, shape: tuple[int, int], bits: int, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    if encoding == "bitmask":
-        count = shape[0] * shape[1]
-        parts = {
-            "mask": _taken(arrays, f"{number}.mask", "uint8", -(-count // 8)),
-            "values": _taken(arrays, f"{number}.values", STORED_TYPES[bits], None),
-        }
-    else:
-        parts = {"weight": _taken(arrays, f"{number}.weight", STORED_TYPES[bits], None)}
-    return decode(encoding, parts, shape, bits)
-
-
-def _taken(arrays: dict[str, np.ndarray], name: str, dtype: str, count: int | None) -> np.ndarray:
-    """Return a vector of `arrays`, and remove it there; `count` None for any length."""
-    array = arrays.pop(name, None)
-    if array is None:
+def _taken(entries: dict[str, Entry], name: str, dtype: str, count: int | None) -> Entry:
+    """Return a vector of `entries`, and remove it there; `count` None for any length."""
+    entry = entries.pop(name, None)
+    if entry is None:
         raise ValueError(f"tensor {name!r} is missing")
-    if array.dtype != dtype or array.ndim != 1 or (count is not None and array.size != count):
+    if entry.dtype != dtype or len(entry.shape) != 1 or (count is not None and entry.shape[0] != count):
         wanted = "a vector" if count is None else f"{count} elements"
-        raise ValueError(f"tensor {name!r} has dtype {array.dtype} and shape {array.shape}, not {dtype} and {wanted}")
-    return array
+        raise ValueError(f"tensor {name!r} has dtype {entry.dtype} and shape {entry.shape}, not {dtype} and {wanted}")
+    return entry
 
 
 def _activation(name: str, said: Any, bits: int, inputs: int) -> ActivationCode | None:
@@ -224,9 +253,9 @@ def _activation(name: str, said: Any, bits: int, inputs: int) -> ActivationCode 
     return ActivationCode(scale, said[1])
 
 
-def _check_chain(model: DeployedModel) -> None:
+def _check_chain(forms: Sequence[LayerForm]) -> None:
     """Refuse layers that do not fit each other."""
-    for number, (before, after) in enumerate(zip(model.layers, model.layers[1:], strict=False), 1):
+    for number, (before, after) in enumerate(itertools.pairwise(forms), 1):
         if after.image is not None:
             raise ValueError(f"layer {number}: a convolution is the first layer of a model")
         if before.output_count != after.input_count:

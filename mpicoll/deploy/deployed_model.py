@@ -24,6 +24,52 @@ class ActivationCode(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LayerForm:
+    """Shape and representation of a layer, without its parameters.
+
+    Attributes
+    ----------
+    shape
+        Inputs and outputs of the weights.
+    relu, image, bits, activation
+        As in :class:`DeployedLayer`.
+    """
+
+    shape: tuple[int, int]
+    relu: bool
+    image: Image | None = None
+    bits: int = 32
+    activation: ActivationCode | None = None
+
+    @property
+    def weight_count(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def has_codes(self) -> bool:
+        """True if weights are integer codes, with a scale for each output."""
+        return self.bits < 32
+
+    @property
+    def input_count(self) -> int:
+        """Number of features of a sample that the layer takes."""
+        return self.shape[0] if self.image is None else math.prod(self.image)
+
+    @property
+    def output_count(self) -> int:
+        """Number of features of a sample that the layer returns."""
+        if self.image is None:
+            return self.shape[1]
+        return self.image[0] // 2 * (self.image[1] // 2) * self.shape[1]
+
+    @property
+    def positions(self) -> int:
+        """Number of times that a sample multiplies with the weights: the pixels of a convolution's input."""
+        return 1 if self.image is None else self.image[0] * self.image[1]
+
+
+@dataclass(frozen=True)
 class DeployedLayer:
     """Layer of a deployed model.
 
@@ -59,21 +105,21 @@ class DeployedLayer:
         return self.weight if self.scales is None else self.weight * self.scales
 
     @property
+    def form(self) -> LayerForm:
+        """Shape and representation."""
+        return LayerForm(
+            (self.weight.shape[0], self.weight.shape[1]), self.relu, self.image, self.bits, self.activation
+        )
+
+    @property
     def input_count(self) -> int:
         """Number of features of a sample that the layer takes."""
-        return self.weight.shape[0] if self.image is None else math.prod(self.image)
+        return self.form.input_count
 
     @property
     def output_count(self) -> int:
         """Number of features of a sample that the layer returns."""
-        if self.image is None:
-            return self.weight.shape[1]
-        return self.image[0] // 2 * (self.image[1] // 2) * self.weight.shape[1]
-
-    @property
-    def positions(self) -> int:
-        """Number of times that a sample multiplies with the weights: the pixels of a convolution's input."""
-        return 1 if self.image is None else self.image[0] * self.image[1]
+        return self.form.output_count
 
     @property
     def nonzero_count(self) -> int:
@@ -87,8 +133,57 @@ class DeployedLayer:
         return Dense(*self.weight.shape, relu=self.relu)
 
 
+class ModelProperties:
+    """Properties of a model, whoever holds its parameters; most of them follow from its layers.
+
+    Attributes
+    ----------
+    data : dict
+        See :class:`DeployedModel`.
+    """
+
+    data: dict[str, Any]
+
+    @property
+    def forms(self) -> tuple[LayerForm, ...]:
+        """Shapes and representations of the layers."""
+        raise NotImplementedError
+
+    @property
+    def nonzero_counts(self) -> tuple[int, ...]:
+        """Number of weights of each layer that are not 0."""
+        raise NotImplementedError
+
+    @property
+    def input_count(self) -> int:
+        """Number of features of a sample."""
+        return self.forms[0].input_count
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes."""
+        return self.forms[-1].output_count
+
+    @property
+    def is_quantised(self) -> bool:
+        """True if any layer has codes in place of real numbers."""
+        return any(form.has_codes for form in self.forms)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of weights and biases."""
+        return sum(form.weight_count + form.shape[1] for form in self.forms)
+
+    @property
+    def operations(self) -> tuple[int, int]:
+        """Multiply-accumulate operations of a sample: of all weights, and of those that are not 0."""
+        forms = self.forms
+        every = sum(form.weight_count * form.positions for form in forms)
+        return every, sum(n * form.positions for n, form in zip(self.nonzero_counts, forms, strict=True))
+
+
 @dataclass(frozen=True)
-class DeployedModel:
+class DeployedModel(ModelProperties):
     """Sequence of layers, of which the last one returns logits.
 
     Attributes
@@ -105,30 +200,14 @@ class DeployedModel:
     history: tuple[str, ...] = ()
 
     @property
-    def input_count(self) -> int:
-        """Number of features of a sample."""
-        return self.layers[0].input_count
+    def forms(self) -> tuple[LayerForm, ...]:
+        """Shapes and representations of the layers."""
+        return tuple(layer.form for layer in self.layers)
 
     @property
-    def class_count(self) -> int:
-        """Number of classes."""
-        return self.layers[-1].output_count
-
-    @property
-    def is_quantised(self) -> bool:
-        """True if any layer has codes in place of real numbers."""
-        return any(layer.scales is not None for layer in self.layers)
-
-    @property
-    def parameter_count(self) -> int:
-        """Number of weights and biases."""
-        return sum(layer.weight.size + layer.bias.size for layer in self.layers)
-
-    @property
-    def operations(self) -> tuple[int, int]:
-        """Multiply-accumulate operations of a sample: of all weights, and of those that are not 0."""
-        every = sum(layer.weight.size * layer.positions for layer in self.layers)
-        return every, sum(layer.nonzero_count * layer.positions for layer in self.layers)
+    def nonzero_counts(self) -> tuple[int, ...]:
+        """Number of weights of each layer that are not 0."""
+        return tuple(layer.nonzero_count for layer in self.layers)
 
     def with_layers(self, layers: tuple[DeployedLayer, ...], step: str) -> DeployedModel:
         """Return a model of the same origin with other layers, and `step` added to its history."""

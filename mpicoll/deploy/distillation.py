@@ -8,7 +8,7 @@ import numpy as np
 
 from mpicoll.data.sample_subsets import UNLABELED
 from mpicoll.deploy.fine_tuning import PretrainedModel
-from mpicoll.deploy.inference import Runtime
+from mpicoll.deploy.inference import Inference
 from mpicoll.kernels.network import softmax_cross_entropy
 from mpicoll.models.layers import Layer, RandomKey
 from mpicoll.models.sequential import ParameterStore
@@ -53,7 +53,8 @@ class DistilledModel(PretrainedModel):
     layers, start
         The layers, and their initial parameters, as for :class:`~mpicoll.deploy.fine_tuning.PretrainedModel`.
     teacher
-        Model whose logits are learned from; each rank computes them for its own samples.
+        Model whose logits are learned from; each rank computes them for its own samples. It may be collective: ranks
+        ask for logits equally often, since they have equally many micro-batches, some of them perhaps empty.
     temperature
         Above 0.
     alpha
@@ -61,7 +62,7 @@ class DistilledModel(PretrainedModel):
     """
 
     def __init__(
-        self, layers: Sequence[Layer], start: np.ndarray, teacher: Runtime, *, temperature: float, alpha: float
+        self, layers: Sequence[Layer], start: np.ndarray, teacher: Inference, *, temperature: float, alpha: float
     ) -> None:
         super().__init__(layers, start)
         self._teacher, self._temperature, self._alpha = teacher, temperature, alpha

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from mpicoll.models.layers import Workspace
 _F32, _U8, _I32 = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int32)
 
 
-class _Stage(Protocol):
+class Stage(Protocol):
     """Layer at inference."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -103,6 +102,7 @@ class _IntegerConvolution:
     def __init__(self, layer: DeployedLayer) -> None:
         assert layer.image is not None
         self._room, self._image, self._filters = Workspace(), layer.image, layer.weight.shape[1]
+        self._outputs = layer.output_count
         self.product, self._no_bias = _IntegerProduct(layer, self._room), np.zeros(self._filters, np.float32)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -117,10 +117,51 @@ class _IntegerConvolution:
         half = (height // 2, width // 2, filters)
         pooled = self._room.rows("pooled", rows, half, _F32)
         relu_pool_2x2(maps, self._no_bias, pooled, self._room.rows("taken", rows, half, np.dtype(np.int8)))
-        return pooled.reshape(rows, -1)
+        return pooled.reshape(rows, self._outputs)  # -1 is refused where there are no rows
 
 
-class Runtime:
+class Inference:
+    """Inference of a sequence of layers; base of classes that hold, or get, the parameters.
+
+    Not safe for several threads at once, since memory is reused from call to call.
+
+    Parameters
+    ----------
+    features
+        Number of features of a sample.
+    """
+
+    def __init__(self, features: int) -> None:
+        self._features = features
+
+    def _layers(self) -> Iterator[Stage]:
+        """Yield the layers; each is used before the next one is asked for."""
+        raise NotImplementedError
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """Return the logits of samples, (rows, classes) of float32, valid until the next call.
+
+        Parameters
+        ----------
+        x : (rows, features) of float32
+
+        Raises
+        ------
+        ValueError
+            If `x` has another dtype or shape.
+        """
+        if x.ndim != 2 or x.shape[1] != self._features or x.dtype != _F32:
+            raise ValueError(f"x: dtype {x.dtype} and shape {x.shape}, not float32 and (rows, {self._features})")
+        for stage in self._layers():
+            x = stage(x)
+        return x
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return the most likely class of each sample, (rows,) of int64; see :meth:`logits`."""
+        return np.argmax(self.logits(x), axis=1)
+
+
+class Runtime(Inference):
     """Inference of a deployed model.
 
     Layers with integer activations multiply uint8 by int8 and add in int32; neighbours among them exchange codes. Other
@@ -133,8 +174,12 @@ class Runtime:
     """
 
     def __init__(self, model: DeployedModel) -> None:
-        self._features = model.input_count
-        self._stages = [_stage(layer, after) for layer, after in pairwise((*model.layers, None)) if layer is not None]
+        super().__init__(model.input_count)
+        following = [layer.activation for layer in model.layers[1:]]
+        self._stages = [stage_of(*pair) for pair in zip(model.layers, [*following, None], strict=True)]
+
+    def _layers(self) -> Iterator[Stage]:
+        return iter(self._stages)
 
     def inputs(self, x: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the input of each layer for the samples `x`: float32, or codes; each valid until the next one."""
@@ -152,32 +197,17 @@ class Runtime:
         """Return the output of layer `number`, float32 or the next layer's codes; valid until the next call."""
         return self._stages[number](x)
 
-    def logits(self, x: np.ndarray) -> np.ndarray:
-        """Return the logits of samples, (rows, classes) of float32, valid until the next call.
 
-        Parameters
-        ----------
-        x : (rows, features) of float32
+def stage_of(layer: DeployedLayer, following: ActivationCode | None) -> Stage:
+    """Return a layer at inference.
 
-        Raises
-        ------
-        ValueError
-            If `x` has another dtype or shape.
-        """
-        if x.ndim != 2 or x.shape[1] != self._features or x.dtype != _F32:
-            raise ValueError(f"x: dtype {x.dtype} and shape {x.shape}, not float32 and (rows, {self._features})")
-        for stage in self._stages:
-            x = stage(x)
-        return x
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return the most likely class of each sample, (rows,) of int64; see :meth:`logits`."""
-        return np.argmax(self.logits(x), axis=1)
-
-
-def _stage(layer: DeployedLayer, after: DeployedLayer | None) -> _Stage:
+    Parameters
+    ----------
+    following
+        Representation of the next layer's input; None for float32, or if there is no next layer.
+    """
     if layer.activation is None:
         return _RealStage(layer)
     if layer.image is not None:
         return _IntegerConvolution(layer)
-    return _IntegerDense(layer, after.activation if after is not None else None)
+    return _IntegerDense(layer, following)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,43 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import open_checkpoint
+from mpicoll.checkpoint.collective_reads import attempt
+from mpicoll.communicator.topology import node_ids
 from mpicoll.consensus import all_succeed
-from mpicoll.data.datasets import Dataset, check_same_data, load
+from mpicoll.data.datasets import Dataset, load
+from mpicoll.deploy.checkpoint_layers import checkpoint_layers, flat_layers
+from mpicoll.deploy.dense_files import dense_model
 from mpicoll.deploy.deploy_options import DEPLOYABLE
-from mpicoll.deploy.deployed_file import FORMAT, model_of, read_tensors, stored
-from mpicoll.deploy.deployed_model import DeployedLayer, DeployedModel
+from mpicoll.deploy.deployed_file import FORMAT, described_model
+from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
+from mpicoll.deploy.layer_sources import ModelSource, OpenFile, opened_file
 from mpicoll.errors import CheckpointFailed, DataError
-from mpicoll.models.layers import BatchNorm, Convolution, Dense, Relu, batch_norms
-from mpicoll.models.sequential import FlatParameters, Model
-from mpicoll.parallel.running_statistics import PREFIX
 from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
 
 DATA_FIELDS = ("dataset", "labels", "test_fraction", "seed")
-_PAIR = re.compile(r"(?:(.*)\.)?(weight|bias)")
 
 
 def load_model(path: str, given: dict[str, Any], comm: MPI.Intracomm) -> DeployedModel:
     """Return the model in a folder of checkpoints or in a safetensors file. Collective over `comm`.
+
+    Parameters
+    ----------
+    path, given
+        See :func:`opened_model`.
+
+    Raises
+    ------
+    CheckpointFailed, DataError
+        On every rank, naming the file and the reason.
+    """
+    with opened_model(path, given, comm) as source:
+        return attempt(comm, source.whole)
+
+
+@contextlib.contextmanager
+def opened_model(path: str, given: dict[str, Any], comm: MPI.Intracomm) -> Iterator[ModelSource]:
+    """Open a folder of checkpoints or a safetensors file, and yield the model there. Collective over `comm`.
 
     Parameters
     ----------
@@ -43,19 +62,47 @@ def load_model(path: str, given: dict[str, Any], comm: MPI.Intracomm) -> Deploye
     Raises
     ------
     CheckpointFailed, DataError
-        On every rank, naming the file and the reason.
+        On every rank, naming the file and the reason; and if the file differs between nodes.
     """
     place = Path(path).expanduser().absolute()
     if place.is_dir():
-        return _from_checkpoint(place, given, comm)
-    model: DeployedModel = all_succeed(comm, lambda: read_model(place))
-    arrays, described = stored(model)
-    digest = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
-    check_same_data(comm, (described, digest.hexdigest()))
-    return model
+        yield _from_checkpoint(place, given, comm)
+        return
+    with contextlib.ExitStack() as stack:
+        file: OpenFile = all_succeed(comm, lambda: stack.enter_context(opened_file(place)))
+        _check_same_file(file, comm)
+        yield all_succeed(comm, lambda: _source(file))
 
 
-def load_data(model: DeployedModel, given: dict[str, Any], comm: MPI.Intracomm) -> Dataset:
+def _check_same_file(file: OpenFile, comm: MPI.Intracomm) -> None:
+    """Refuse files that differ between nodes, of which the first ranks read all bytes. Collective."""
+    ids = node_ids(MPI.Intracomm(comm)).tolist()
+    reads = ids.index(ids[comm.Get_rank()]) == comm.Get_rank()
+    digest = all_succeed(comm, lambda: file.digest() if reads else "")
+    table = np.zeros((comm.Get_size(), 64), np.uint8)
+    comm.Allgather(np.frombuffer(digest.ljust(64).encode(), np.uint8).copy(), table)
+    digests = [table[ids.index(each)].tobytes() for each in ids]
+    if differing := [str(rank) for rank, found in enumerate(digests) if found != digests[0]]:
+        raise DataError(f"{file.path}: on rank {', '.join(differing)} the file differs from that of rank 0")
+
+
+def _source(file: OpenFile) -> ModelSource:
+    return described_model(file) if file.metadata.get("format") == FORMAT else dense_model(file)
+
+
+def read_model(path: Path) -> DeployedModel:
+    """Return the model in a file; see :func:`opened_model`. Not collective.
+
+    Raises
+    ------
+    CheckpointFailed
+        If the file is missing, damaged or of another format.
+    """
+    with opened_file(path) as file:
+        return _source(file).whole()
+
+
+def load_data(model: ModelProperties, given: dict[str, Any], comm: MPI.Intracomm) -> Dataset:
     """Return the data set of the command line, or else of the model. Collective over `comm`.
 
     Raises
@@ -74,7 +121,7 @@ def load_data(model: DeployedModel, given: dict[str, Any], comm: MPI.Intracomm) 
     return dataset
 
 
-def data_config(model: DeployedModel, given: dict[str, Any]) -> TrainConfig:
+def data_config(model: ModelProperties, given: dict[str, Any]) -> TrainConfig:
     """Return options of a run on the model's data set, with those that were given on the command line."""
     known = {} if "dataset" in given else model.data
     return TrainConfig(**{**known, **given})
@@ -83,31 +130,15 @@ def data_config(model: DeployedModel, given: dict[str, Any]) -> TrainConfig:
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def _from_checkpoint(folder: Path, given: dict[str, Any], comm: MPI.Intracomm) -> DeployedModel:
+def _from_checkpoint(folder: Path, given: dict[str, Any], comm: MPI.Intracomm) -> ModelSource:
     found = open_checkpoint(folder, comm)
     config: TrainConfig = all_succeed(comm, lambda: _config_of(found.facts, folder))
     model = build_model(config, load(replace(config, **given), comm))
     if "parameters" not in found.vectors:
         raise CheckpointFailed(f"{folder}: has no vector parameters; models of --tensor and --pipeline are not read")
-
-    def read(name: str, count: int) -> np.ndarray:
-        if name not in found.vectors:
-            raise CheckpointFailed(f"{folder}: has no vector {name}")
-        array = found.read(name)
-        if array.size != count or array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise CheckpointFailed(f"{folder}: {name} are not {count} finite numbers, as the model needs")
-        return array
-
-    def read_all() -> np.ndarray:
-        for number, layer in enumerate(batch_norms(model.layers)):
-            layer.running[:] = read(f"{PREFIX}{number}", layer.running.size)
-            if (layer.running[layer.running.size // 2 :] < 0).any():
-                raise CheckpointFailed(f"{folder}: {PREFIX}{number} has negative variances")
-        return read("parameters", model.parameter_count).astype(np.float32)
-
-    flat = all_succeed(comm, read_all)
+    layers = attempt(comm, lambda: checkpoint_layers(found, model, str(folder)))
     data = {name: getattr(config, name) for name in DATA_FIELDS}
-    return DeployedModel(_layers_of(model, flat), data, (f"trained for {found.step} steps",))
+    return ModelSource(str(folder), layers, data, (f"trained for {found.step} steps",))
 
 
 def _config_of(facts: Any, folder: Path) -> TrainConfig:
@@ -139,89 +170,9 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
     return TrainConfig(**found)
 
 
-def _layers_of(model: Model, flat: np.ndarray) -> tuple[DeployedLayer, ...]:
-    """Return the layers; a batch normalisation and a ReLU become part of the dense layer before them."""
-    store = FlatParameters(model.layout, flat)
-    made: list[DeployedLayer] = []
-    for number, layer in enumerate(model.layers):
-        arrays = [array.copy() for array in store.parameters(number)]
-        if isinstance(layer, Convolution):
-            made.append(DeployedLayer(arrays[0], arrays[1], True, layer.image))
-        elif isinstance(layer, BatchNorm):
-            factor, shift = layer.affine(arrays)
-            weight, bias = made[-1].weight * factor, made[-1].bias * factor + shift
-            made[-1] = replace(made[-1], weight=weight.astype(np.float32), bias=bias.astype(np.float32))
-        elif isinstance(layer, Relu):
-            made[-1] = replace(made[-1], relu=True)
-        else:
-            assert isinstance(layer, Dense)
-            made.append(DeployedLayer(arrays[0], arrays[1], layer.relu))
-    return tuple(made)
-
-
 def new_model(config: TrainConfig, dataset: Dataset) -> DeployedModel:
     """Return a model of the shape that `config` names with initial parameters, determined by its seed."""
     model = build_model(config, dataset)
-    return DeployedModel(_layers_of(model, model.initial(config.seed)))
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def read_model(path: Path) -> DeployedModel:
-    """Return the model in a file; see :func:`load_model`.
-
-    Raises
-    ------
-    CheckpointFailed
-        If the file is missing, damaged or of another format.
-    """
-    arrays, metadata = read_tensors(path)
-    if metadata.get("format") == FORMAT:
-        return model_of(path, arrays, metadata)
-    try:
-        return DeployedModel(_dense_layers(arrays), history=(f"from {path.name}",))
-    except ValueError as error:
-        raise CheckpointFailed(f"{path}: {error}") from None
-
-
-def _dense_layers(arrays: dict[str, np.ndarray]) -> tuple[DeployedLayer, ...]:
-    """Return the layers of a file that names them as PyTorch does, in the natural order of their names.
-
-    Raises
-    ------
-    ValueError
-        If a tensor is of another kind, or layers do not fit each other.
-    """
-    pairs: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in arrays.items():
-        match = _PAIR.fullmatch(name)
-        if match is None or array.ndim != (2 if match[2] == "weight" else 1) or array.size == 0:
-            raise ValueError(f"tensor {name!r:.80} of shape {array.shape} is not the weight or bias of a dense layer")
-        pairs.setdefault(match[1] or "", {})[match[2]] = array
-    if not pairs:
-        raise ValueError("has no tensors")
-    layers: list[DeployedLayer] = []
-    for number, name in enumerate(sorted(pairs, key=_natural)):
-        weight = _real(pairs[name].get("weight"), f"{name}.weight").T
-        bias = _real(pairs[name].get("bias", np.zeros(weight.shape[1], np.float32)), f"{name}.bias")
-        if bias.shape != weight.shape[1:] or (layers and layers[-1].output_count != len(weight)):
-            raise ValueError(f"layer {name!r:.80} of {weight.shape[0]} inputs does not fit its bias or the one before")
-        layers.append(DeployedLayer(np.ascontiguousarray(weight), bias, number < len(pairs) - 1))
-    return tuple(layers)
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Return a key that sorts ``fc2`` before ``fc10``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _real(array: np.ndarray | None, name: str) -> np.ndarray:
-    if array is None:
-        raise ValueError(f"tensor {name!r:.80} is missing")
-    if array.dtype.kind in "iub":
-        raise ValueError(f"tensor {name!r:.80} has dtype {array.dtype}, which holds no real numbers")
-    real = array.astype(np.float32)
-    if not np.isfinite(real).all():
-        raise ValueError(f"tensor {name!r:.80} is not finite in float32")
-    return real
+    flat = model.initial(config.seed)
+    layers = flat_layers(model, lambda start, stop: flat[start:stop].astype(np.float32))
+    return ModelSource("", layers, {}, ()).whole()

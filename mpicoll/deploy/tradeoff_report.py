@@ -47,8 +47,8 @@ def write_page(path: str, rows: Sequence[Evaluation], models: Sequence[DeployedM
     text = files(__package__).joinpath("tradeoff_report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
     shown = [
-        {**row._asdict(), "share": row.nbytes / rows[0].nbytes, "speed": row.throughput / rows[0].throughput,
-         "seconds": format_seconds(row.latency), "history": model.history}
+        {**row._asdict(), "share": row.nbytes / rows[0].nbytes, "speed": row.times[1] / rows[0].times[1],
+         "seconds": format_seconds(row.times[0]), "history": model.history}
         for row, model in zip(rows, models, strict=True)
     ]  # fmt: skip
     plot = base64.b64encode(_plot(rows)).decode()
@@ -66,7 +66,7 @@ def _plot(rows: Sequence[Evaluation]) -> bytes:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     _scatter(left, rows, lambda row: row.nbytes / 1000, "kilobytes of the stored tensors")
-    _scatter(right, rows, lambda row: row.latency * 1e6, "microseconds for one sample")
+    _scatter(right, rows, lambda row: row.times[0] * 1e6, "microseconds for one sample")
     left.set_ylabel("accuracy over the test samples in %")
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=110)

@@ -5,6 +5,8 @@ An encoding is chosen by its size. Arrays from files are checked before they are
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 WHOLE, BITMASK = "whole", "bitmask"
@@ -35,6 +37,14 @@ def unpack(stored: np.ndarray, count: int, bits: int) -> np.ndarray:
     return np.where(codes > 7, codes - 16, codes).astype(np.int8)
 
 
+def smallest(count: int, nonzero: int, bits: int) -> tuple[str, int]:
+    """Return the smallest encoding of `count` weights, of which `nonzero` are not 0, and its bytes."""
+    itemsize = np.dtype(STORED_TYPES[bits]).itemsize
+    whole = packed_count(count, bits) * itemsize
+    masked = -(-count // 8) + packed_count(nonzero, bits) * itemsize
+    return (BITMASK, masked) if masked < whole else (WHOLE, whole)
+
+
 def encode(weight: np.ndarray, bits: int) -> tuple[str, dict[str, np.ndarray]]:
     """Return the smallest encoding of weights, and its arrays by name.
 
@@ -46,31 +56,49 @@ def encode(weight: np.ndarray, bits: int) -> tuple[str, dict[str, np.ndarray]]:
     """
     flat = weight.reshape(-1)
     present = flat != 0
-    whole, values = pack(flat, bits), pack(flat[present], bits)
-    mask = np.packbits(present)
-    if mask.nbytes + values.nbytes < whole.nbytes:
-        return BITMASK, {"mask": mask, "values": values}
-    return WHOLE, {"weight": whole}
+    encoding, _ = smallest(flat.size, int(np.count_nonzero(present)), bits)
+    if encoding == WHOLE:
+        return WHOLE, {"weight": pack(flat, bits)}
+    return BITMASK, {"mask": np.packbits(present), "values": pack(flat[present], bits)}
 
 
-def decode(encoding: str, arrays: dict[str, np.ndarray], shape: tuple[int, int], bits: int) -> np.ndarray:
-    """Return the weights, (inputs, outputs) of float32 or int8.
+class Stored(Protocol):
+    """Arrays of an encoding, by name, of which ranges can be read."""
+
+    def size(self, name: str) -> int:
+        """Return the number of elements of an array."""
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Return elements ``start`` to ``stop - 1`` of an array."""
+
+
+def decode(encoding: str, stored: Stored, count: int, bits: int, start: int, stop: int) -> np.ndarray:
+    """Return weights ``start`` to ``stop - 1`` of `count` ones, (stop - start,) of float32 or int8.
+
+    Of arrays with weights only the range is read, and of a bitmask everything: a bit for each weight.
 
     Raises
     ------
     ValueError
         If the arrays do not fit each other.
     """
-    count = shape[0] * shape[1]
     if encoding == WHOLE:
-        stored = arrays["weight"]
-        if stored.size != packed_count(count, bits):
-            raise ValueError(f"weight: {stored.size} elements for {count} weights of {bits} bits")
-        return unpack(stored, count, bits).reshape(shape)
-    present = np.unpackbits(arrays["mask"], count=count).astype(bool)
-    kept, values = int(present.sum()), arrays["values"]
-    if values.size != packed_count(kept, bits):
-        raise ValueError(f"values: {values.size} elements for {kept} weights of {bits} bits in the mask")
-    weight = np.zeros(count, np.float32 if bits == 32 else np.int8)
-    weight[present] = unpack(values, kept, bits)
-    return weight.reshape(shape)
+        if stored.size("weight") != packed_count(count, bits):
+            raise ValueError(f"weight: {stored.size('weight')} elements for {count} weights of {bits} bits")
+        return _elements(stored, "weight", start, stop, bits)
+    present = np.unpackbits(stored.read("mask", 0, -(-count // 8)), count=count).view(bool)
+    kept, before = int(np.count_nonzero(present)), int(np.count_nonzero(present[:start]))
+    if stored.size("values") != packed_count(kept, bits):
+        raise ValueError(f"values: {stored.size('values')} elements for {kept} weights of {bits} bits in the mask")
+    wanted = present[start:stop]
+    weights = np.zeros(stop - start, np.float32 if bits == 32 else np.int8)
+    weights[wanted] = _elements(stored, "values", before, before + int(np.count_nonzero(wanted)), bits)
+    return weights
+
+
+def _elements(stored: Stored, name: str, start: int, stop: int, bits: int) -> np.ndarray:
+    """Return weights ``start`` to ``stop - 1`` of a stored vector, float32 or int8."""
+    if bits != 4:
+        return stored.read(name, start, stop)
+    first = start // 2
+    return unpack(stored.read(name, first, packed_count(stop, 4)), stop - 2 * first, 4)[start - 2 * first :]

@@ -38,6 +38,13 @@ class ParameterStore(Protocol):
         """Mark the layer's gradients as ready."""
 
 
+class ParameterShapes(Protocol):
+    """Shapes of a layer's parameter arrays, and for each of them whether it decays; see `Layer`."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    decays: tuple[bool, ...]
+
+
 class ParameterLayout:
     """Offsets of each layer's arrays in the flat vector.
 
@@ -49,7 +56,7 @@ class ParameterLayout:
         First element of each layer, and the length of the vector.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[ParameterShapes]) -> None:
         self.spans: list[list[ParameterSpan]] = []
         self.bounds = [0]
         for layer in layers:

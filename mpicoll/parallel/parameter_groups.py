@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm, tracing
-from mpicoll.models.sequential import Model
+from mpicoll.models.sequential import ParameterLayout
 from mpicoll.parallel.strategy import CommunicationStatistics
 
 
@@ -89,6 +89,22 @@ class Meter:
         return CommunicationStatistics(self._sent, dense, self._under_way, self._waited)
 
 
+class FlatVector(Protocol):
+    """Description of a flat vector of parameters; a :class:`~mpicoll.models.sequential.Model` is one."""
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Offsets of each layer's arrays."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of elements."""
+
+
 class ParameterGroups:
     """Ownership of a model's flat vector by ranks.
 
@@ -101,7 +117,9 @@ class ParameterGroups:
         Type of the elements that travel; the model's unless another one is given.
     """
 
-    def __init__(self, model: Model, comm: MPI.Intracomm, bucket_bytes: int, dtype: np.dtype | None = None) -> None:
+    def __init__(
+        self, model: FlatVector, comm: MPI.Intracomm, bucket_bytes: int, dtype: np.dtype | None = None
+    ) -> None:
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
         self.layout, self.dtype, self.count = model.layout, dtype or model.dtype, model.parameter_count
         self.units = cut(model.layout.bounds, max(1, bucket_bytes // self.dtype.itemsize), self.size)

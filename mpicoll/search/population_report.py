@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,14 @@ from typing import Any
 from mpicoll.search.population_settings import COPIED, FAILED, MemberRecord, PopulationResult, as_json
 from mpicoll.search.search_options import METRICS, SearchOptions
 from mpicoll.search.search_space import Choice, Parameter, Range
-from mpicoll.train.run_report import say, write_json
+from mpicoll.train.run_report import bar_below_table, say, write_json
 
 PLOT = "population.png"
 _HEAD = f"{'generation':>10} {'member':>6} {'score':>9}  parameters"
 
 
 class PopulationTable:
-    """Table that grows by a line for each member of a generation, above a progress bar where tqdm is installed."""
+    """Table that grows by a line for each member of a generation, above a progress bar on a terminal with tqdm."""
 
     def __init__(self, options: SearchOptions, generations: int) -> None:
         self._options, self._total = options, generations
@@ -46,13 +44,8 @@ class PopulationTable:
         if generation:
             say(f"going on after generation {generation - 1}")
         say(_HEAD)
-        if not self._options.progress or importlib.util.find_spec("tqdm") is None:
-            return
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0  # no thread beside MPI
-        self._bar = tqdm(total=self._total, initial=generation, unit="generation", dynamic_ncols=True, file=sys.stderr,
-                         mininterval=0.1 if sys.stderr.isatty() else 5.0)  # fmt: skip
+        if self._options.progress:
+            self._bar = bar_below_table(self._total, generation, "generation")
 
     def close(self) -> None:
         """Leave the bar's last state on the screen."""

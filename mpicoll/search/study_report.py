@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll.errors import UsageError
 from mpicoll.search.search_options import SearchOptions
-from mpicoll.train.run_report import check_writable, complain, say, write_json
+from mpicoll.train.run_report import bar_below_table, check_writable, complain, say, write_json
 
 if TYPE_CHECKING:
     import optuna
@@ -31,7 +30,7 @@ PLOTS = {
 
 
 class TrialTable:
-    """Table that grows by a line for each finished trial, above a progress bar where tqdm is installed.
+    """Table that grows by a line for each finished trial, above a progress bar on a terminal where tqdm is installed.
 
     Parameters
     ----------
@@ -51,15 +50,8 @@ class TrialTable:
             return
         self._begun = True
         say(_HEAD)
-        if not self._options.progress or importlib.util.find_spec("tqdm") is None:
-            return
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0
-        self._bar = tqdm(
-            total=self._total, initial=finished, unit="trial", dynamic_ncols=True, file=sys.stderr,
-            mininterval=0.1 if sys.stderr.isatty() else 5.0,
-        )  # fmt: skip
+        if self._options.progress:
+            self._bar = bar_below_table(self._total, finished, "trial")
 
     def add(self, record: TrialRecord) -> None:
         """Print a finished trial."""

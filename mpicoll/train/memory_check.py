@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.environment import address_space_left
 from mpicoll.errors import ModelTooLarge
@@ -31,26 +32,27 @@ def check_memory(config: TrainConfig, model: Model, mesh: Mesh) -> None:
         On every rank, if too little is left on one of them under a limit on the address space (``ulimit -v``), or to
         the ranks of a node, or of a control group, together.
     """
-    needed, ranks = state_nbytes(config, model, mesh.data.Get_size()), mesh.world.Get_size()
-    limits = machine_limit(), group_limit()
-    own = [needed, address_space_left(), *(number for limit in limits for number in (limit.key, limit.left))]
-    table = np.zeros((ranks, len(own)), np.int64)
-    mesh.world.Allgather(np.array(own, np.int64), table)
-    lacking = _of_one_rank(table)
-    for place, limit in enumerate(limits):
-        lacking = lacking or _of_many(table, 2 + 2 * place, limit)
+    lacking = lacking_memory(state_nbytes(config, model, mesh.data.Get_size()), mesh.world)
     if lacking is None:
         return
     hint = "" if config.shard == "parameters" or config.is_asynchronous else "; --strategy sharded divides them"
     name = strategy_name(config.mode, config.shard)
     raise ModelTooLarge(
-        f"parameters, gradients and optimizer state take {_megabytes(lacking.needed)} on {lacking.where} with "
-        f"--strategy {name}, and {lacking.what} leaves {_megabytes(lacking.left)}{hint}"
+        f"parameters, gradients and optimizer state take {megabytes(lacking.needed)} on {lacking.where} with "
+        f"--strategy {name}, and {lacking.what} leaves {megabytes(lacking.left)}{hint}"
     )
 
 
-class _Lacking(NamedTuple):
-    """Memory that is lacking."""
+class LackingMemory(NamedTuple):
+    """Ranks for which a limit on their memory is too small.
+
+    Attributes
+    ----------
+    where, what
+        Names of the ranks and of the limit, for messages.
+    needed, left
+        Bytes that these ranks need together, and that the limit leaves them.
+    """
 
     where: str
     needed: int
@@ -58,22 +60,37 @@ class _Lacking(NamedTuple):
     left: int
 
 
-def _of_one_rank(table: np.ndarray) -> _Lacking | None:
+def lacking_memory(needed: int, comm: MPI.Intracomm) -> LackingMemory | None:
+    """Return the first ranks that may not take `needed` bytes each, or None; the same on all ranks. Collective.
+
+    Limits are those on a process' address space, and those that the ranks of a node or of a control group share.
+    """
+    limits = machine_limit(), group_limit()
+    own = [needed, address_space_left(), *(number for limit in limits for number in (limit.key, limit.left))]
+    table = np.zeros((comm.Get_size(), len(own)), np.int64)
+    comm.Allgather(np.array(own, np.int64), table)
+    lacking = _of_one_rank(table)
+    for place, limit in enumerate(limits):
+        lacking = lacking or _of_many(table, 2 + 2 * place, limit)
+    return lacking
+
+
+def _of_one_rank(table: np.ndarray) -> LackingMemory | None:
     """Return the first rank whose address space is too small."""
     for rank, (needed, left) in enumerate(table[:, :2].tolist()):
         if needed > left:
-            return _Lacking(f"rank {rank}", needed, "its address-space limit", left)
+            return LackingMemory(f"rank {rank}", needed, "its address-space limit", left)
     return None
 
 
-def _of_many(table: np.ndarray, column: int, limit: MemoryLimit) -> _Lacking | None:
+def _of_many(table: np.ndarray, column: int, limit: MemoryLimit) -> LackingMemory | None:
     """Return the first ranks for which a limit that they share is too small together; `column` has its keys."""
     for key in dict.fromkeys(table[:, column].tolist()):
         ranks = np.flatnonzero(table[:, column] == key)
         needed, left = int(table[ranks, 0].sum()), int(table[ranks, column + 1].min())
         if needed > left:
             where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, from rank {ranks[0]} on,"
-            return _Lacking(where, needed, f"the memory of {limit.what}", left)
+            return LackingMemory(where, needed, f"the memory of {limit.what}", left)
     return None
 
 
@@ -106,5 +123,6 @@ def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
     return count * model.dtype.itemsize
 
 
-def _megabytes(nbytes: int) -> str:
+def megabytes(nbytes: int) -> str:
+    """Return a number of bytes in MB of 2**20 bytes, for messages."""
     return f"{nbytes / 2**20:,.0f} MB"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -32,12 +34,40 @@ def complain(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def bar_below_table(total: int | None, done: int, unit: str) -> Any:
+    """Return tqdm's bar on standard error for a table that grows on standard output, or None.
+
+    There is none without tqdm, or where standard error is no terminal: in a file, and behind a launcher's pipe, the bar
+    would stand between the lines of the table.
+    """
+    if not sys.stderr.isatty() or importlib.util.find_spec("tqdm") is None:
+        return None
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # no thread beside MPI
+    return tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True, file=sys.stderr)
+
+
+def _reaches_a_reader() -> bool:
+    """Return True if standard error is a terminal, or a pipe of its own as under launchers; not for files."""
+    if sys.stderr.isatty():
+        return True
+    try:
+        error, output = os.fstat(sys.stderr.fileno()), os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(error.st_mode) and not os.path.samestat(error, output)
+
+
 class Progress:
-    """Progress bar by tqdm; does nothing on ranks other than 0, if no bar is wanted, or without tqdm."""
+    """Progress bar by tqdm; does nothing on ranks other than 0, if no bar is wanted, or without tqdm.
+
+    Nor is there one where standard error is a file, or goes where standard output goes and that is no terminal.
+    """
 
     def __init__(self, config: TrainConfig, total: int, rank: int, done: int = 0) -> None:
         self._bar: Any = None
-        if rank or config.quiet or not config.progress:
+        if rank or config.quiet or not config.progress or not _reaches_a_reader():
             return
         try:
             from tqdm import tqdm

@@ -1,12 +1,20 @@
 """Studies: results that are kept, runs that are not repeated, and pages that say what the results say."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from bench import launch
 from bench.studies import __main__ as command
 from bench.studies import compressor_choice, distillation_task, distilled_students, link_rates, run_worker, study_task
 from bench.studies.distillation_task import ALONE, DISTILLED, TEACHER
@@ -116,6 +124,39 @@ def test_a_run_that_is_stopped_is_no_result(tmp_path, monkeypatch, capsys):
     assert "dense, seed 0: was stopped after" in capsys.readouterr().err
 
 
+def processes_of(folder):
+    """Return the processes whose command line names a file in a folder, the program itself excepted."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes()
+            if f"{folder}/".encode() in words:
+                found[int(path.name)] = words.replace(b"\0", b" ").decode()
+    return found
+
+
+def wait_for(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_no_rank_is_left_after_sigterm(tmp_path):
+    words = ["-m", "bench.studies", "--only", "batch-size", "--seeds", "1", "--output", str(tmp_path)]
+    environment = {**launch.clean_environment(), "PYTHONPATH": str(REPOSITORY)}
+    program = subprocess.Popen([sys.executable, *words], env=environment, cwd=REPOSITORY)
+    try:
+        wait_for(lambda: sum("run_worker" in words for words in processes_of(tmp_path).values()) > 1)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(30) == 128 + signal.SIGTERM
+        assert processes_of(tmp_path) == {}
+    finally:
+        program.kill()
+        for process in processes_of(tmp_path):
+            os.kill(process, signal.SIGKILL)
+
+
 def test_steps_at_equal_bytes_follow_from_the_first_seed(tmp_path):
     study, path = STUDIES["compressors"], tmp_path / "r.jsonl"
     first = planned(study, 2, path, quick=False)
@@ -208,6 +249,29 @@ def test_cells():
     assert median_curve([longer, runs[4]], "curve", 2) == ([5], [pytest.approx(0.72)])
     assert link_rates.seconds_to_goal(replace(longer, curve=[[1, 2.0, 0.89], [2, 4.5, 0.9]])) == 4.5
     assert link_rates.seconds_to_goal(longer) is None
+
+
+def rated(gbit, seconds, variant=link_rates.DENSE):
+    """Return the outcome of a run of which a worker sends 1 Gbit."""
+    run = StudyRun(variant, f"{gbit:g} Gbit/s", 0, 4, {}, gbit)
+    return outcome(run, seconds=seconds, sent_nbytes=0.2e9 / 8)
+
+
+def test_seconds_are_left_out_where_faster_links_seem_to_take_longer():
+    runs = [rated(0.1, 12.0), rated(1.0, 3.0), rated(10.0, 3.5), rated(100.0, 2.0)]
+    assert link_rates.timed_groups(runs) == ["0.1 Gbit/s", "1 Gbit/s"]
+    lines = link_rates.tables(runs)
+    assert "10 Gbit/s: seconds are left out, since other programs slowed these runs." in lines
+    assert sum("seconds to 90%" in line for line in lines) == 2
+
+
+def test_a_page_says_where_links_do_not_take_the_time():
+    runs = [rated(1.0, 3.0), rated(1.0, 2.5, "gossip"), rated(10.0, 2.5), rated(10.0, 2.0, "gossip")]
+    lines = link_rates.tables(runs)
+    assert "1 Gbit/s:" in lines
+    told = next(line for line in lines if line.startswith("10 Gbit/s"))
+    assert told.startswith("10 Gbit/s: a link is busy for at most 5% of a run. Computation and the start of calls")
+    assert sum("seconds to 90%" in line for line in lines) == 2
 
 
 # ---- the published pages --------------------------------------------------------------------------------------------

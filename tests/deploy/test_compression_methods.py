@@ -101,6 +101,17 @@ def test_integer_inference_is_that_of_the_codes(rows: int, kind: str) -> None:
     assert np.abs(found - real).max() < 0.1 * np.abs(real).max()
 
 
+@pytest.mark.parametrize("activations", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "convolution"])
+def test_inference_of_no_samples_gives_no_logits(kind: str, activations: bool) -> None:
+    """A rank has none where a batch has fewer samples than there are ranks."""
+    model = convolutional() if kind == "convolution" else DeployedModel((layer(9, 13, relu=True), layer(13, 3)))
+    if activations:
+        model = DeployedModel(tuple(quantised_layer(each, 8, activation_code(-4, 4)) for each in model.layers))
+    found = Runtime(model).logits(np.empty((0, model.input_count), np.float32))
+    assert (found.shape, found.dtype) == ((0, model.class_count), np.float32)
+
+
 def reference(each: DeployedLayer, x: np.ndarray) -> np.ndarray:
     assert each.activation is not None
     scale, zero = each.activation

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import launch
-from mpicoll.train.supervised_job import processes_with
+from mpicoll.train.launched_processes import processes_with
 from tests.kills.step_log import LOG, read_log
 
 _MARK = "TRAINING_UNDER_TEST"

@@ -63,6 +63,18 @@ def test_summary_and_progress_bar_are_apart():
     assert train("--epochs", "1", "--no-progress").stderr == ""
 
 
+def test_a_progress_bar_goes_to_no_file(tmp_path):
+    command = [sys.executable, "-m", "mpicoll.train", "--epochs", "1"]
+    for error in (tmp_path / "error", tmp_path / "output"):
+        with (tmp_path / "output").open("w") as out, error.open("w") as err:
+            assert subprocess.run(command, stdout=out, stderr=err, timeout=120, check=False).returncode == 0
+        assert "test accuracy" in (tmp_path / "output").read_text()
+        assert "23/23" not in error.read_text()
+    joined = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False)
+    assert b"test accuracy" in joined.stdout
+    assert b"23/23" not in joined.stdout
+
+
 def test_same_seed_gives_the_same_bits(tmp_path):
     hashes = []
     for name in "ab":
