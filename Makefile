@@ -36,7 +36,8 @@ train: $(VENV)/ready  ## train on 8 ranks: mpirun -n 8 python -m mpicoll.train
 
 # Under the second library: what the library has a part in. `make test-all` leaves nothing out.
 ALIKE = compression training asynchronous $(addprefix test_, $(addsuffix .py, alltoallw argument_forms deploy jit \
-    known_calls program_profile search shared shared_array_collectives shared_stress single_copy tuning))
+    known_calls population program_profile search sharded_teacher shared shared_array_collectives shared_stress \
+    single_copy tuning))
 BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance kills mixture settings wrong_programs wrong_programs_shared))
 
 test: $(VENV)/ready  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
