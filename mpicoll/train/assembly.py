@@ -80,8 +80,23 @@ def make_loop(
     CheckpointFailed
         On every rank: the checkpoint is damaged, or of another model.
     """
-    plan, portion = StepPlan(config, dataset.train.count), ModelShard(model, mesh, (dataset.feature_count,))
+    portion = ModelShard(model, mesh, (dataset.feature_count,))
     check_memory(config, portion.model, mesh)
+    return assemble_loop(config, mesh, dataset, model, portion, clock, found)
+
+
+def assemble_loop(
+    config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, portion: ModelShard, clock: Clock,
+    found: Checkpoint | None = None,
+) -> Loop:  # fmt: skip
+    """Return this rank's loop, as :func:`make_loop` does, without a check of the memory that is left.
+
+    Parameters
+    ----------
+    portion
+        This rank's part of `model`.
+    """
+    plan = StepPlan(config, dataset.train.count)
     _check_batch_norms(config, portion.model)
     initial = model.initial_parameters(config.seed)
     if isinstance(initial, StoredParameters):  # a model of the user's own may not give all ranks the same ones

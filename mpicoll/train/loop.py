@@ -135,9 +135,13 @@ class Loop:
         except TrainingError as error:
             coordination.fail(error)
         finally:
-            self._reader.close()
+            self.close()
         self.epochs = coordination.finish(self.epochs)
         self._note_epochs(coordination.done)
+
+    def close(self) -> None:
+        """End the thread that makes batches ahead, if there is one; :meth:`train` does so itself."""
+        self._reader.close()
 
     def _take_steps(self) -> None:
         coordination = self.coordination
@@ -145,7 +149,7 @@ class Loop:
             for share in coordination.shares():
                 if coordination.attends:
                     self._attend(share.done)
-                self._take_step(share)
+                self.take_step(share)
         except LeftBehind as error:
             complain(str(error))
 
@@ -183,7 +187,8 @@ class Loop:
         for epoch in range(known, ended):
             self._note_epoch(epoch, is_newest=epoch == ended - 1)
 
-    def _take_step(self, share: Share) -> None:
+    def take_step(self, share: Share) -> None:
+        """Take one step, of this rank's share of the samples; collective where ranks take steps together."""
         clock, strategy, step = self.clock, self.strategy, share.step
         began, waited = time.perf_counter(), self._waited()
         tracing.at_step(step)

@@ -44,7 +44,7 @@ def take_steps(loop: Loop, last_applied_by: int) -> None:
     for share in coordination.shares():
         if share.step == TAKEN - 1 and loop._mesh.replica != last_applied_by:
             before = {name: array.copy() for name, array in state_in_memory(loop.strategy).items()}
-        loop._take_step(share)
+        loop.take_step(share)
         if share.step == TAKEN - 1:
             break
     for name, array in state_in_memory(loop.strategy).items() if before else ():
