@@ -30,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll predict",
         description=__doc__,
+        epilog="With --training it predicts steps of training: python -m mpicoll predict --training --help.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
