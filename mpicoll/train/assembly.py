@@ -54,12 +54,14 @@ def check_ranks(config: TrainConfig, size: int) -> None:
     Raises
     ------
     UsageError
-        If servers or backup workers leave no worker, or an option names a rank that does not exist.
+        If servers, backup workers or spare ranks leave no worker, or an option names a rank that does not exist.
     """
     if config.servers >= size:
         raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
     if config.backup and config.backup >= size - config.servers:
         raise UsageError(f"--backup {config.backup}: it must be less than the {size - config.servers} workers")
+    if config.spares >= size:
+        raise UsageError(f"--spares {config.spares}: {size} ranks leave none for training")
     for rank, _ in config.slow:
         if rank >= size:
             raise UsageError(f"--slow {rank}: not a rank; ranks are 0 to {size - 1}")
