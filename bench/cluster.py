@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from bench.link_relay import RelayCounters
 from bench.links import LinkDelay
 from bench.namespaces import BRIDGE, SUBNET, Hosts, NamespaceError, unavailable
 from mpicoll.environment import cores
-from mpicoll.quantities import parse_seconds
+from mpicoll.quantities import parse_rate, parse_seconds
 
 __all__ = ["VARIABLE", "EmulatedCluster", "unavailable"]
 
@@ -176,14 +175,6 @@ class EmulatedCluster:
 def _text(file: Any) -> str:
     file.seek(0)
     return str(file.read())
-
-
-def parse_rate(text: str) -> float:
-    """Return 10^9 bits per second of a rate such as 1gbit or 100mbit."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([gm])bit", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 1gbit or 100mbit")
-    return float(match[1]) * (1.0 if match[2] == "g" else 1e-3)
 
 
 def add_delay_options(parser: argparse.ArgumentParser) -> None:

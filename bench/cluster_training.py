@@ -25,9 +25,9 @@ from pathlib import Path
 from statistics import median
 
 from bench import progress, text_tables
-from bench.cluster import EmulatedCluster, add_delay_options, parse_rate, unavailable
+from bench.cluster import EmulatedCluster, add_delay_options, unavailable
 from bench.namespaces import NamespaceError
-from mpicoll.quantities import format_seconds
+from mpicoll.quantities import format_seconds, parse_rate
 
 PROGRAM = "bench.cluster_training"
 DENSE = "dense"

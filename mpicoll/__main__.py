@@ -194,7 +194,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
     commands.add_parser("doctor", add_help=False, help="check MPI library, launcher, cores and memory; under mpirun")
-    commands.add_parser("predict", add_help=False, help="predict the time of a collective, here or on many ranks")
+    commands.add_parser(
+        "predict", add_help=False, help="predict the time of a collective, or of training, on many ranks"
+    )
     commands.add_parser("run", add_help=False, help="run any mpi4py program on mpicoll, and profile it; under mpirun")
     commands.add_parser("tune", add_help=False, help="measure which algorithm is fastest here; under mpirun")
     commands.add_parser("warmup", add_help=False, help="compile kernels and compressors beforehand")
@@ -242,6 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return tune.main(argv[1:])
     if argv[:1] == ["predict"]:
+        if "--training" in argv:
+            from mpicoll.train.prediction import prediction_command
+
+            return prediction_command.main(argv[1:])
         from mpicoll.predict import cli
 
         return cli.main(argv[1:])

@@ -27,6 +27,14 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]] if match[1] else 0.0
 
 
+def parse_rate(text: str) -> float:
+    """Read ``1gbit`` or ``100mbit``: 10^9 bits per second of a rate with its unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([gm])bit", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 1gbit or 100mbit")
+    return float(match[1]) * (1.0 if match[2] == "g" else 1e-3)
+
+
 def positive(text: str) -> int:
     """Read a whole number above zero."""
     if not text.isdigit() or int(text) < 1:

@@ -40,7 +40,7 @@ FLOORS = {
     "mpicoll/warmup.py": 5,
     "mpicoll/predict": 5,
     "mpicoll/program": 5,
-    "mpicoll/__main__.py": 5,
+    "mpicoll/__main__.py": 8,  # leads to the commands of all rooms
     "mpicoll/__init__.py": 6,  # names everything, imports nothing until it is asked for
     "mpicoll/checkpoint": 5,
     "mpicoll/torch": 5,

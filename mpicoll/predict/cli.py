@@ -28,7 +28,10 @@ _LENGTHS = tuple(8 << (2 * power) for power in range(13))
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m mpicoll predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m mpicoll predict",
+        description=__doc__,
+        epilog="With --training it predicts steps of training: python -m mpicoll predict --training --help.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("name", nargs="?", help="algorithm, such as ring; without it, all algorithms of a collective are compared")
@@ -113,9 +116,8 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
 
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
     """Return each compressor's crossover: a line for each compressor, a column for each number of ranks."""
-    from mpicoll.compression import Aggregatable, Sparsifier, compressor
     from mpicoll.compression import codec_speed as speed
-    from mpicoll.predict.crossover import LONGEST, crossover, describe
+    from mpicoll.predict.crossover import LONGEST, crossover, describe, two_shot_codec
 
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
         given = arguments.name or arguments.collective
@@ -123,13 +125,7 @@ def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> l
     layouts = [blocks(size, arguments.ranks_per_node) for size in arguments.size]
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:
-        codec = compressor(spec)
-        if isinstance(codec, Sparsifier) or (isinstance(codec, Aggregatable) and not codec.in_two_shots):
-            raise ValueError(
-                f"--compression: {spec} does not use the two-shot allreduce, the only one modelled; "
-                "measure it with python -m mpicoll tune --compression"
-            )
-        wire = speed.known(codec)
+        wire = speed.known(two_shot_codec(spec))
         rows.append(describe(spec, wire, [crossover(machine, nodes, wire) for nodes in layouts]))
     every = [PredictedCase("allreduce", nodes, LONGEST) for nodes in layouts]
     return [*_heading(machine, arguments, machines.IDENTITY), "", *table(rows), *_limits(machine, every)]

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mpicoll.collectives import select
+from mpicoll.compression import Aggregatable, Compressor, Sparsifier, compressor
 from mpicoll.predict.predictor import PredictedCase, names, per_node, predict
-from mpicoll.schedules.machine import MachineDescription, Wire
+from mpicoll.schedules.machine import IDENTITY, MachineDescription, Wire
 
 SHORTEST, LONGEST, STEPS = 1 << 10, 128 << 20, 2
 """Smallest and largest message size in bytes that are tried, and the number of sizes to a factor of two."""
@@ -41,19 +42,44 @@ def gain_at(machine: MachineDescription, case: PredictedCase, wire: Wire) -> flo
     """Return the predicted time of a plain allreduce over that of a compressed one."""
     # Both by the model alone: a correction was only fitted for one of them.
     machine = replace(machine, corrections={})
-    hierarchical = select.HIERARCHY in names(machine, case)
-    packed = predict(machine, case, select.HIERARCHY if hierarchical else select.TWO_SHOT, wire=wire, split=False)
-    return predict(machine, case, _plain(machine, case), split=False).seconds / packed.seconds
+    plain, packed = (predict(machine, case, algorithm(machine, case, each), wire=each, split=False)
+                     for each in (IDENTITY, wire))  # fmt: skip
+    return plain.seconds / packed.seconds
 
 
-def _plain(machine: MachineDescription, case: PredictedCase) -> str:
-    """Return the algorithm that ``"auto"`` selects, among those whose time can be predicted."""
+def algorithm(machine: MachineDescription, case: PredictedCase, wire: Wire = IDENTITY) -> str:
+    """Return the algorithm that ``"auto"`` selects, among those whose time can be predicted.
+
+    Parameters
+    ----------
+    wire
+        Compressor of an allreduce whose time :func:`two_shot_codec` allows to predict; IDENTITY for none.
+    """
+    if wire != IDENTITY:
+        return select.HIERARCHY if select.HIERARCHY in names(machine, case) else select.TWO_SHOT
     there = names(machine, case)
     for name in (select.SHARED, select.HIERARCHY):
         if name in there:
             return name
     means = select.Capabilities(case.size, apart=per_node(case) == 1)
     return select.choose(case.collective, case.nbytes, means)
+
+
+def two_shot_codec(spec: str) -> Compressor:
+    """Return the compressor of a specification.
+
+    Raises
+    ------
+    ValueError, UnknownCompressor
+        If there is none, or it does not use the two-shot allreduce.
+    """
+    codec = compressor(spec)
+    if isinstance(codec, Sparsifier) or (isinstance(codec, Aggregatable) and not codec.in_two_shots):
+        raise ValueError(
+            f"--compression: {spec} does not use the two-shot allreduce, the only one modelled; "
+            "measure it with python -m mpicoll tune --compression"
+        )
+    return codec
 
 
 def describe(spec: str, wire: Wire, found: Sequence[Crossover]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpicoll.errors import MpicollError
 from mpicoll.predict.predictor import Prediction
@@ -11,8 +12,8 @@ from mpicoll.predict.predictor import Prediction
 FORMATS = (".svg", ".png")
 
 
-def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Prediction]]]], title: str) -> None:
-    """Write a plot to `path`: a panel for each (title, curves) pair, a curve for each algorithm.
+def new_figure(path: Path, panels: int) -> Any:
+    """Return an empty figure of matplotlib with room for some panels beside each other, to be written to `path`.
 
     Raises
     ------
@@ -26,8 +27,20 @@ def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Predictio
         from matplotlib.figure import Figure
     except ImportError:
         raise MpicollError('--plot needs matplotlib: pip install "mpicoll[plot]"') from None
-    figure = Figure(figsize=(1 + 5 * len(panels), 4.5), layout="constrained")
+    figure = Figure(figsize=(1 + 5 * panels, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Prediction]]]], title: str) -> None:
+    """Write a plot to `path`: a panel for each (title, curves) pair, a curve for each algorithm.
+
+    Raises
+    ------
+    MpicollError
+        If the file's name does not end in one of `FORMATS`, or matplotlib is missing.
+    """
+    figure = new_figure(path, len(panels))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for place, (name, curves) in zip(axes, panels, strict=True):
         for algorithm, found in curves.items():

@@ -169,6 +169,23 @@ class MachineDescription:
             found = replace(found, reduce=(ReduceClass(UNBOUNDED, 0.0),))
         return found
 
+    def with_network(self, per_byte: float, delay: float) -> MachineDescription:
+        """Return the machine with another network between nodes, of which nothing has been measured.
+
+        Parameters
+        ----------
+        per_byte
+            Seconds of a node's link for each byte, each way.
+        delay
+            Seconds that a message takes from node to node beyond the latency of this machine.
+        """
+
+        def over(rows: tuple[SizeClass, ...]) -> tuple[SizeClass, ...]:
+            return tuple(replace(row, latency=row.latency + delay, per_byte=per_byte) for row in rows)
+
+        between = Link(over(self.between.classes), oversubscribed=over(self.between.oversubscribed))
+        return replace(self, between=between, corrections={}, fitted=None)
+
     def to_json(self) -> str:
         """Return the text of its file."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"

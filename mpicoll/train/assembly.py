@@ -54,12 +54,14 @@ def check_ranks(config: TrainConfig, size: int) -> None:
     Raises
     ------
     UsageError
-        If servers or backup workers leave no worker, or an option names a rank that does not exist.
+        If servers, backup workers or spare ranks leave no worker, or an option names a rank that does not exist.
     """
     if config.servers >= size:
         raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
     if config.backup and config.backup >= size - config.servers:
         raise UsageError(f"--backup {config.backup}: it must be less than the {size - config.servers} workers")
+    if config.spares >= size:
+        raise UsageError(f"--spares {config.spares}: {size} ranks leave none for training")
     for rank, _ in config.slow:
         if rank >= size:
             raise UsageError(f"--slow {rank}: not a rank; ranks are 0 to {size - 1}")
@@ -80,8 +82,23 @@ def make_loop(
     CheckpointFailed
         On every rank: the checkpoint is damaged, or of another model.
     """
-    plan, portion = StepPlan(config, dataset.train.count), ModelShard(model, mesh, (dataset.feature_count,))
+    portion = ModelShard(model, mesh, (dataset.feature_count,))
     check_memory(config, portion.model, mesh)
+    return assemble_loop(config, mesh, dataset, model, portion, clock, found)
+
+
+def assemble_loop(
+    config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, portion: ModelShard, clock: Clock,
+    found: Checkpoint | None = None,
+) -> Loop:  # fmt: skip
+    """Return this rank's loop, as :func:`make_loop` does, without a check of the memory that is left.
+
+    Parameters
+    ----------
+    portion
+        This rank's part of `model`.
+    """
+    plan = StepPlan(config, dataset.train.count)
     _check_batch_norms(config, portion.model)
     initial = model.initial_parameters(config.seed)
     if isinstance(initial, StoredParameters):  # a model of the user's own may not give all ranks the same ones

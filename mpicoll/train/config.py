@@ -128,6 +128,8 @@ class TrainConfig:
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     on_failure
         ``"end"``: a dead rank ends the run; ``"shrink"``: the others go on without it.
+    spares
+        Number of ranks, the last ones, that take no part in training until they take the place of dead ones.
     balance
         ``"equal"`` or ``"auto"``: parts of each batch that are equal, or as large as each replica's pace allows.
     slow, jitter, step_seconds
@@ -210,6 +212,7 @@ class TrainConfig:
     pull_compression: str | None = None
     on_silence: str = "raise"
     on_failure: str = "end"
+    spares: int = 0
     balance: str = "equal"
     slow: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -52,6 +52,24 @@ class LoopCallback:
         """Called after the last step or a stop, before the ranks finish; not after a failure."""
 
 
+class RunStart(NamedTuple):
+    """Facts of the start of a run, which a loop that goes on from another one takes over.
+
+    Attributes
+    ----------
+    first_epoch
+        Number of the first epoch.
+    resumed_after
+        Steps up to the checkpoint from which the run resumed; 0 for a new run.
+    seconds_to_first_step
+        Age of the process after its first step; 0 before that.
+    """
+
+    first_epoch: int
+    resumed_after: int
+    seconds_to_first_step: float
+
+
 class Loop:
     """Steps of one rank, in any strategy.
 
@@ -93,14 +111,19 @@ class Loop:
         self._first_epoch = self.first_step // self.step_plan.steps_per_epoch
         self.resumed_after = self.first_step
 
-    def take_over(self, before: Loop, epochs: Sequence[EpochRecord]) -> None:
-        """Go on from a loop on more ranks, of which `epochs` have been recorded; its coordination has gone on.
+    @property
+    def start(self) -> RunStart:
+        """Facts of the start of the run."""
+        return RunStart(self._first_epoch, self.resumed_after, self.seconds_to_first_step)
+
+    def take_over(self, start: RunStart, epochs: Sequence[EpochRecord]) -> None:
+        """Go on from a loop on other ranks, of which `epochs` have been recorded; the coordination has gone on.
 
         Callbacks are called again for its last step, since it may have been cut off in their midst.
         """
         self.epochs, self._attended = list(epochs), -1
-        self._first_epoch, self.resumed_after = before._first_epoch, before.resumed_after
-        self.seconds_to_first_step = before.seconds_to_first_step
+        self._first_epoch, self.resumed_after = int(start.first_epoch), int(start.resumed_after)
+        self.seconds_to_first_step = start.seconds_to_first_step
 
     @property
     def records(self) -> list[StepRecord]:
@@ -135,9 +158,13 @@ class Loop:
         except TrainingError as error:
             coordination.fail(error)
         finally:
-            self._reader.close()
+            self.close()
         self.epochs = coordination.finish(self.epochs)
         self._note_epochs(coordination.done)
+
+    def close(self) -> None:
+        """End the thread that makes batches ahead, if there is one; :meth:`train` does so itself."""
+        self._reader.close()
 
     def _take_steps(self) -> None:
         coordination = self.coordination
@@ -145,7 +172,7 @@ class Loop:
             for share in coordination.shares():
                 if coordination.attends:
                     self._attend(share.done)
-                self._take_step(share)
+                self.take_step(share)
         except LeftBehind as error:
             complain(str(error))
 
@@ -183,7 +210,8 @@ class Loop:
         for epoch in range(known, ended):
             self._note_epoch(epoch, is_newest=epoch == ended - 1)
 
-    def _take_step(self, share: Share) -> None:
+    def take_step(self, share: Share) -> None:
+        """Take one step, of this rank's share of the samples; collective where ranks take steps together."""
         clock, strategy, step = self.clock, self.strategy, share.step
         began, waited = time.perf_counter(), self._waited()
         tracing.at_step(step)

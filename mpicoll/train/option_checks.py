@@ -197,6 +197,8 @@ def _check_checkpoints(options: dict[str, Any]) -> None:
     options["resume"] = options["resume"] or "no"
     if options["on_failure"] == "shrink":
         _check_shrinking(options)
+    elif options["spares"]:
+        raise UsageError(f"--spares {options['spares']} has no meaning without --on-failure shrink")
 
 
 def _check_shrinking(options: dict[str, Any]) -> None:

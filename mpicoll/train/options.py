@@ -212,6 +212,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--on-failure", choices=("end", "shrink"), default="end", help="a rank that dies ends the run "
                        "(end), or the others take the step again without it and go on (shrink): replicated, under Open "
                        "MPI's mpirun --with-ft ulfm (default: %(default)s)")  # fmt: skip
+    group.add_argument("--spares", type=integer(0), metavar="N", help="with --on-failure shrink: number of ranks, the "
+                       "last ones, that wait outside of training and take the place of dead ones "
+                       "(default: %(default)s)")  # fmt: skip
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -14,12 +14,17 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _imported = time.perf_counter()
 
 
-def limit_threads(variables: MutableMapping[str, str] = os.environ) -> int:
+def limit_threads(variables: MutableMapping[str, str] = os.environ, ranks: int | None = None) -> int:
     """Divide the cores among this node's ranks, in the variables that BLAS and Numba read when they are imported.
 
     Variables that are set already are left unchanged. Returns the cores of each rank, at least 1.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks; None for that of the launcher.
     """
-    ranks = local_ranks(variables) or 1
+    ranks = ranks or local_ranks(variables) or 1
     threads = max(1, cores() // ranks)
     for name in _THREAD_VARIABLES:
         variables.setdefault(name, str(threads))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -21,14 +21,17 @@ from mpicoll.progress.failed_ranks import failed_ranks, is_failure, raise_if_fai
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
-from mpicoll.train.loop import Loop
+from mpicoll.train.loop import Loop, RunStart
 from mpicoll.train.metrics import EpochRecord, StepRecord
+from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.synchronous_state import load_from_memory, state_in_memory
 
 SHRINK = "shrink"
 _NOTICE_SECONDS = 5.0
 """Longest time between an error that a death has caused and the library's notice of the death."""
 _POLL_SECONDS = 0.01
+_RECORDS = 1000
+"""Largest number of records that travel together."""
 
 MakeLoop = Callable[[Intracomm], Loop]
 """Makes a new loop on a communicator; collective."""
@@ -70,32 +73,67 @@ def can_go_on(config: TrainConfig, comm: MPI.Intracomm, error: BaseException) ->
     return is_failure(error)
 
 
-def go_on(
-    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, error: BaseException, make_loop: MakeLoop
-) -> tuple[Intracomm, Loop]:
-    """Return a communicator and a loop of the ranks that are left. Collective over these.
+class Recovery(NamedTuple):
+    """Recovery of a run whose ranks may die.
 
-    Parameters
+    Attributes
     ----------
-    comm, loop
-        Those of the run so far, in which `error` was raised. They stay in memory, since freeing them needs all ranks.
-
-    Raises
-    ------
-    TrainingError
-        On every rank, for instance NonFiniteLoss if the loss of a step before the failure is not finite.
+    config
+        Options of the run.
+    make_loop
+        Function that makes a new loop on a communicator.
+    spares
+        Division of the ranks into those that train and spare ones.
     """
-    while True:
-        comm = _without_the_dead(config, comm, error, loop)
+
+    config: TrainConfig
+    make_loop: MakeLoop
+    spares: SpareRanks
+
+    def go_on(self, comm: MPI.Intracomm, loop: Loop | None, error: BaseException) -> tuple[Intracomm, Loop]:
+        """Return a communicator and a loop of the ranks that train from now on. Collective over all that are left.
+
+        Parameters
+        ----------
+        comm, loop
+            Those of the run so far, in which `error` was raised; `loop` is None on a rank that was spare. They stay in
+            memory, since freeing them needs all ranks.
+
+        Raises
+        ------
+        TrainingError
+            On every rank, for instance NonFiniteLoss if the loss of a step before the failure is not finite.
+        """
+        while True:
+            assert isinstance(comm, Intracomm)
+            comm.channel.revoke(f"{type(error).__name__}: {error}", comm, loop)
+            team = self.spares.regroup(comm)
+            assert team is not None  # who trains goes on to train
+            comm = make_communicator(self.config, team)
+            try:
+                return comm, _made_whole(comm, loop, self.make_loop)
+            except (MPI.Exception, MpicollError) as another:  # one more rank has died meanwhile
+                if not can_go_on(self.config, comm, another):
+                    raise
+                error = another
+
+    def join(self, team: MPI.Intracomm) -> tuple[Intracomm, Loop]:
+        """Return what :meth:`go_on` returns on the training ranks, on one that was spare and is among `team` now."""
+        comm = make_communicator(self.config, team)
         try:
-            made = make_loop(comm)
-            _take_over(comm, loop, made)
-            wait_for_all(comm)
-            return comm, made
-        except (MPI.Exception, MpicollError) as another:  # one more rank has died meanwhile
-            if not can_go_on(config, comm, another):
+            return comm, _made_whole(comm, None, self.make_loop)
+        except (MPI.Exception, MpicollError) as error:
+            if not can_go_on(self.config, comm, error):
                 raise
-            error = another
+            return self.go_on(comm, None, error)
+
+
+def _made_whole(comm: Intracomm, before: Loop | None, make_loop: MakeLoop) -> Loop:
+    """Return a new loop with the newest state of a rank; `before` is this rank's loop so far, None if it was spare."""
+    made = make_loop(comm)
+    _take_over(comm, before or made, made)
+    wait_for_all(comm)
+    return made
 
 
 def wait_for_all(comm: MPI.Intracomm) -> None:
@@ -111,17 +149,14 @@ def wait_for_all(comm: MPI.Intracomm) -> None:
     raise_if_failed(comm.channel.comm)
 
 
-def _without_the_dead(config: TrainConfig, comm: MPI.Intracomm, error: BaseException, loop: Loop) -> Intracomm:
-    """Return a communicator of the living ranks, in their order; the old one cannot be used afterwards."""
-    assert isinstance(comm, Intracomm)
-    comm.channel.revoke(f"{type(error).__name__}: {error}", comm, loop)
-    left = MPI.Intracomm(comm).Shrink()
-    assert isinstance(left, MPI.Intracomm)
-    return make_communicator(config, left)
-
-
 def _take_over(comm: Intracomm, before: Loop, after: Loop) -> None:
-    """Give `after` the newest state that a rank holds in `before`. Collective over `comm`."""
+    """Give `after` the newest state that a rank holds in `before`. Collective over `comm`.
+
+    Parameters
+    ----------
+    before
+        This rank's loop so far; `after` itself, which has taken no step, on a rank that was spare.
+    """
     old, new = before.coordination, after.coordination
     assert isinstance(old, Lockstep)
     assert isinstance(new, Lockstep)
@@ -135,15 +170,21 @@ def _take_over(comm: Intracomm, before: Loop, after: Loop) -> None:
     load_from_memory(new.strategy, state)
     records = _shared(comm, old.records, table[:, 1], at_records, StepRecord)
     records += _unsummed(comm, old, records, steps)
+    epochs = _shared(comm, before.epochs, table[:, 2], at_epochs, EpochRecord)
+    start = np.array(before.start)
+    comm.Allreduce(MPI.IN_PLACE, start, MPI.MAX)
     new.take_over(old, steps, records)
-    after.take_over(before, _shared(comm, before.epochs, table[:, 2], at_epochs, EpochRecord))
+    after.take_over(RunStart(*start.tolist()), epochs)
 
 
 def _shared(comm: Intracomm, own: Sequence[Any], counts: np.ndarray, root: int, kind: Callable[..., Any]) -> list[Any]:
     """Return the records of the rank that has most of them; ranks have equal ones as far as they have any."""
-    least = int(counts.min())
-    mine = {"newest": [each._asdict() for each in own[least:]]} if comm.Get_rank() == root else None
-    return [*own[:least], *(kind(**each) for each in share(comm, mine, root)["newest"])]
+    found = list(own[: int(counts.min())])
+    while len(found) < counts[root]:
+        stop = len(found) + _RECORDS
+        mine = {"newest": [each._asdict() for each in own[len(found) : stop]]} if comm.Get_rank() == root else None
+        found += [kind(**each) for each in share(comm, mine, root)["newest"]]
+    return found
 
 
 def _unsummed(comm: Intracomm, old: Lockstep, records: Sequence[StepRecord], steps: int) -> list[StepRecord]:

@@ -18,14 +18,13 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import Intracomm
 from mpicoll.checkpoint import Checkpoint
 from mpicoll.consensus import all_succeed, wait_politely
 from mpicoll.data.datasets import Dataset, load
 from mpicoll.errors import MpicollError, UsageError
 from mpicoll.gradients import differing_ranks
 from mpicoll.models.sequential import Model
-from mpicoll.parallel.mesh import make_mesh
+from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.train import rank_failures, run_report
 from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.chrome_trace import Trace
@@ -37,8 +36,8 @@ from mpicoll.train.model_choice import build_model
 from mpicoll.train.plot_run import check_drawable, draw
 from mpicoll.train.process_facts import process_age, threads
 from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
-from mpicoll.train.rank_failures import MakeLoop
 from mpicoll.train.saver import Saver
+from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.strategies import strategy_name
 from mpicoll.train.tensorboard import EventLog
 from mpicoll.train.warm_kernels import compile_kernels
@@ -76,7 +75,8 @@ def run(
 ) -> dict[str, Any]:
     """Train with the options `config`, print and write the outputs that they name, and return the results.
 
-    Collective over `comm`. The result is the same on every rank; ``--json`` writes it.
+    Collective over `comm`. The result is the same on every rank; ``--json`` writes it. It is empty on a spare rank that
+    was not needed.
 
     Parameters
     ----------
@@ -97,46 +97,69 @@ def run(
     rank_failures.check_possible(config)
     events = all_succeed(comm, lambda: _prepare_outputs(config) if rank == 0 else None)
     with contextlib.ExitStack() as stack, np.errstate(all="ignore"):  # a loss that is not finite is found by us
-        mesh = make_mesh(comm, config)
-        saver = stack.enter_context(contextlib.closing(Saver(config, comm)))
+        spares = SpareRanks(config, comm)
+        stack.callback(spares.dismiss)
+        team = spares.team(comm)
+        mesh = None if team is None else make_mesh(team, config)
         dataset, model = source(config, comm)
         compile_kernels(model, dataset, comm, config)
-        found = saver.find()
-        loop = make_loop(config, mesh, dataset, model, clock, found)
-        _tell_of_resuming(config, comm, loop, found)
-        comm.Barrier()
-        trace = stack.enter_context(contextlib.closing(Trace(config, comm)))
-        clock.seconds["start-up"] = process_age()
 
-        def anew(others: Intracomm) -> Loop:
+        def anew(others: MPI.Intracomm) -> Loop:
             return make_loop(config, make_mesh(others, config), dataset, model, clock)
 
-        outputs = Outputs(saver, events)
-        result, comm, loop = _train_on(config, comm, loop, outputs, observer, anew, stack)
+        recovery, outputs = rank_failures.Recovery(config, anew, spares), None
+        if mesh is not None:
+            comm, parts = mesh.world, (mesh, dataset, model, clock)
+            loop, outputs = _begin(config, comm, parts, events, stack)
+        elif (joined := spares.wait(comm)) is not None:
+            comm, loop = recovery.join(joined)
+        else:
+            return {}
+        clock.seconds["start-up"] = process_age()
+        result, comm, loop = _train_on(config, comm, loop, outputs, observer, recovery, stack)
         result["parameter_count"] = model.parameter_count
         observer.ended(loop)
-        trace.write()
+        if outputs is not None and outputs.trace is not None:
+            outputs.trace.write()
     _publish(config, result, loop, comm.Get_rank())
     return result
 
 
 class Outputs(NamedTuple):
-    """Checkpoints of a run and, on rank 0, its event files."""
+    """Checkpoints of a run and, on rank 0, its event files; the trace, if it was opened when the run began."""
 
     saver: Saver
     events: EventLog | None
+    trace: Trace | None = None
+
+
+def _begin(
+    config: TrainConfig, comm: MPI.Intracomm, parts: tuple[Mesh, Dataset, Model, Clock], events: EventLog | None,
+    stack: contextlib.ExitStack,
+) -> tuple[Loop, Outputs]:  # fmt: skip
+    """Return the loop of the training ranks, which resumes if that is asked for, and their outputs. Collective."""
+    saver = stack.enter_context(contextlib.closing(Saver(config, comm)))
+    found = saver.find()
+    loop = make_loop(config, *parts, found)
+    _tell_of_resuming(config, comm, loop, found)
+    comm.Barrier()
+    return loop, Outputs(saver, events, stack.enter_context(contextlib.closing(Trace(config, comm))))
 
 
 def _train_on(
-    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, outputs: Outputs, observer: Observer, make: MakeLoop,
-    stack: contextlib.ExitStack,
+    config: TrainConfig, comm: MPI.Intracomm, loop: Loop, outputs: Outputs | None, observer: Observer,
+    recovery: rank_failures.Recovery, stack: contextlib.ExitStack,
 ) -> tuple[dict[str, Any], MPI.Intracomm, Loop]:  # fmt: skip
     """Train to the end, with ``--on-failure shrink`` also without ranks that die on the way.
 
     Returns the results, and the communicator and the loop of the ranks that are left.
+
+    Parameters
+    ----------
+    outputs
+        Those of the run's begin; None on a rank that was spare, where the others open them anew.
     """
-    size = comm.Get_size()
-    opened: Outputs | None = outputs
+    opened = outputs
     while True:
         try:
             with contextlib.ExitStack() as reports:
@@ -144,19 +167,19 @@ def _train_on(
                 observer.began(loop)
                 told = _reports(config, comm, loop, opened.events, observer, reports)
                 result = _train(config, comm, loop, [*told, opened.saver])
+                result["lost_ranks"] = recovery.spares.all_lost(comm)
                 if config.on_failure == rank_failures.SHRINK:
                     rank_failures.wait_for_all(comm)
-            return {**result, "lost_ranks": size - comm.Get_size()}, comm, loop
+            return result, comm, loop
         except (MPI.Exception, MpicollError) as error:
             if not rank_failures.can_go_on(config, comm, error):
                 raise
-            before, (comm, loop) = comm, rank_failures.go_on(config, comm, loop, error, make)
+            before, (comm, loop) = recovery.spares.lost, recovery.go_on(comm, loop, error)
         if opened is not None:
             opened.saver.close()
         opened = None
         if comm.Get_rank() == 0:
-            lost, left, step = before.Get_size() - comm.Get_size(), comm.Get_size(), loop.first_step
-            run_report.complain(f"{lost} of {lost + left} ranks died; the others go on after step {step}")
+            run_report.complain(recovery.spares.describe(before, loop.first_step))
 
 
 def _open_outputs(config: TrainConfig, comm: MPI.Intracomm, stack: contextlib.ExitStack) -> Outputs:

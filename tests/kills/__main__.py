@@ -1,13 +1,14 @@
 """Kill ranks of supervised training at random moments, and check where the runs end.
 
 ``python -m tests.kills --kills 50`` trains a small model again and again under ``python -m mpicoll.train.supervise``,
-in synchronous, sharded and parameter-server training in turn, and under Open MPI with ``--on-failure shrink``, too. A
+in synchronous, sharded and parameter-server training in turn, and under Open MPI with ``--on-failure shrink``, with
+spare ranks and without, too. A
 worker, a server and rank 0 get SIGKILL, in turn, at random moments: mostly between or within steps, some at the start
 and at the end. Of every run these statements are checked:
 
 - it ends with status 0, and leaves no processes;
 - its accuracy is that of a run without kills, within four standard deviations of a difference between two accuracies;
-- synchronous and sharded training end with the bits of a run without kills;
+- synchronous and sharded training, also with spare ranks, end with the bits of a run without kills;
 - each restart takes at most one checkpoint interval again, and one step where the others go on in the same job;
 - no start fails that nobody disturbed, and none waits for a dead rank until the timeout of the collectives.
 
@@ -50,7 +51,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=positive, default=50, metavar="N", help="number of kills (default: 50)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=_default_modes(),
-                        help="modes (default: all; shrink only under Open MPI)")  # fmt: skip
+                        help="modes (default: all; shrink and spares only under Open MPI)")  # fmt: skip
     parser.add_argument("--seed", type=int, help="decides victims and moments (default: another one each time)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs to a file")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep folders and outputs of failed runs there")

@@ -50,12 +50,15 @@ class Mode:
         True where a restart on as many ranks must end with the bits of an undisturbed run.
     in_one_job
         True where the other ranks go on in the same job.
+    size
+        Number of ranks that the launcher starts.
     """
 
     options: tuple[str, ...]
     victims: dict[str, int]
     same_bits: bool
     in_one_job: bool = False
+    size: int = 3
 
     @property
     def interval(self) -> int:
@@ -68,8 +71,14 @@ MODES = {
     "shard": Mode(("--strategy", "sharded"), {"worker": 2, "rank 0": 0}, True),
     "ps": Mode(("--strategy", "parameter_server"), {"worker": 1, "server": 2, "rank 0": 0}, False),
     "shrink": Mode(("--on-failure", "shrink"), {"worker": 1, "rank 0": 0}, False, in_one_job=True),
+    "spares": Mode(
+        ("--on-failure", "shrink", "--spares", "3"),
+        {"worker": 1, "rank 0": 0, "spare": 3},
+        True,
+        in_one_job=True,
+        size=6,
+    ),
 }
-SIZE = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def undisturbed(mode: str, folder: Path, count: int) -> Undisturbed:
 def _command(mode: str, folder: Path) -> list[str]:
     (folder / "log").mkdir(parents=True)
     outputs = ("--checkpoint", str(folder / "run"), "--json", str(folder / "result.json"))
-    words = launch.command(SIZE, [*PROGRAM, *COMMON, *MODES[mode].options, *outputs])
+    words = launch.command(MODES[mode].size, [*PROGRAM, *COMMON, *MODES[mode].options, *outputs])
     return [words[0], *("--with-ft", "ulfm") * MODES[mode].in_one_job, *words[1:]]
 
 
@@ -176,9 +185,10 @@ def _kill_in_turn(
     run: KilledRun, job: subprocess.Popen[bytes], token: str, victims: Sequence[str], dice: random.Random, folder: Path
 ) -> None:
     seen: set[int] = set()
+    size = MODES[run.mode].size
     for victim in victims:
         rank, moment = MODES[run.mode].victims[victim], Moment.draw(dice)
-        process = _new_rank(job, token, rank, seen)
+        process = _new_rank(job, token, rank, seen, size)
         if process is None:
             return
         log = StartLog(folder / "log")
@@ -202,7 +212,7 @@ def _kill_in_one_job(
     chosen = list(dict.fromkeys(victims))
     moments = sorted((dice.random() * STEPS, dice.random() * _PHASES["steps"][1]) for _ in chosen)
     seen: set[int] = set()
-    if _new_rank(job, token, 0, seen) is None:
+    if _new_rank(job, token, 0, seen, MODES[run.mode].size) is None:
         return
     processes, log = {rank: process for process, rank in _ranks(token)}, StartLog(folder / "log")
     for victim, (step, delay) in zip(chosen, moments, strict=True):
@@ -252,14 +262,14 @@ class Moment(NamedTuple):
         return self.phase == "start" or reached >= first + self.fraction * (STEPS - first)
 
 
-def _new_rank(job: subprocess.Popen[bytes], token: str, rank: int, seen: set[int]) -> int | None:
-    """Wait for the process of a rank of the next start, and return it; None if the run ends first."""
+def _new_rank(job: subprocess.Popen[bytes], token: str, rank: int, seen: set[int], size: int) -> int | None:
+    """Wait for the process of a rank of the next start, of `size` ranks, and return it; None if the run ends first."""
     until = time.monotonic() + _DEADLINE_SECONDS
     while job.poll() is None and time.monotonic() < until:
         found = dict(_ranks(token))
         fresh = {process for process in found if process not in seen}
         here = [process for process in sorted(fresh) if found[process] == rank]
-        if here and len(fresh) >= SIZE:
+        if here and len(fresh) >= size:
             seen.update(found)
             return here[0]
         time.sleep(_POLL_SECONDS)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from bench import namespaces
-from bench.cluster import EmulatedCluster, main, parse_rate, unavailable
+from bench.cluster import EmulatedCluster, main, unavailable
+from mpicoll.quantities import parse_rate
 from tests.mpirun import REPOSITORY
 
 pytestmark = pytest.mark.alone  # deadlines are short, or launches are many

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import extent
-from tests.kills.killed_run import Undisturbed, disturbed
+from tests.kills.killed_run import Undisturbed, disturbed, undisturbed
 
 pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 
@@ -31,3 +31,17 @@ def test_a_run_goes_on_in_the_same_job_without_two_dead_ranks(tmp_path: Path) ->
     assert [kill["victim"] for kill in run.kills] == ["rank 0", "worker"]
     assert run.starts == 1
     assert "1 of 3 ranks died; the others go on after step " in (tmp_path / "output").read_text()
+
+
+@pytest.mark.skipif(not extent.SECOND_LIBRARY, reason="only Open MPI goes on without dead ranks")
+def test_spare_ranks_take_the_place_of_dead_ones_and_the_bits_stay_the_same(tmp_path: Path) -> None:
+    """Three ranks train and three are spare; of each kind some die, and three train on."""
+    known = undisturbed("spares", tmp_path, 1)
+    folder = tmp_path / "disturbed"
+    folder.mkdir()
+    run = disturbed("spares", ["rank 0", "worker", "spare"], folder, 14, known)
+    output = (folder / "output").read_text()
+    assert run.problems == [], output
+    assert [kill["victim"] for kill in run.kills] == ["rank 0", "worker", "spare"]
+    assert run.starts == 1
+    assert "1 of 6 ranks died; 5 are left, of which 3 train on after step " in output

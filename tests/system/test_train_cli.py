@@ -155,12 +155,12 @@ def test_ranks_with_different_options_are_named():
 PATCH_STEP = """
 from mpi4py import MPI
 from mpicoll.train.loop import Loop
-take_step = Loop._take_step
+take_step = Loop.take_step
 def patched(self, share):
     take_step(self, share)
     if MPI.COMM_WORLD.rank == 1 and share.step == 5:
         {action}
-Loop._take_step = patched
+Loop.take_step = patched
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from mpicoll import Intracomm
 from mpicoll.errors import NonFiniteLoss, UsageError
 from mpicoll.parallel.mesh import make_mesh
 from mpicoll.train import rank_failures
-from mpicoll.train.assembly import make_loop
+from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
 from mpicoll.train.loop import Loop
+from mpicoll.train.metrics import StepRecord
+from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.synchronous_state import state_in_memory
 from mpicoll.train.training_run import named
 
@@ -44,7 +47,7 @@ def take_steps(loop: Loop, last_applied_by: int) -> None:
     for share in coordination.shares():
         if share.step == TAKEN - 1 and loop._mesh.replica != last_applied_by:
             before = {name: array.copy() for name, array in state_in_memory(loop.strategy).items()}
-        loop._take_step(share)
+        loop.take_step(share)
         if share.step == TAKEN - 1:
             break
     for name, array in state_in_memory(loop.strategy).items() if before else ():
@@ -113,3 +116,67 @@ def test_an_error_that_no_death_has_caused_is_not_one_to_go_on_from(
 def test_it_is_refused_where_a_death_ends_the_job() -> None:
     with pytest.raises(UsageError, match=r"--on-failure shrink: .* \(ULFM\).*--with-ft ulfm; this is "):
         rank_failures.check_possible(TrainConfig(on_failure="shrink"))
+
+
+def test_a_spare_rank_takes_over_all_that_the_others_know(comm: Intracomm) -> None:
+    """The last rank was spare, and rank 0 has died."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if size < 3:
+        pytest.skip("a rank must be left beside the spare one")
+    spare = size - 1
+    training, left = comm.Split(int(rank == spare), rank), comm.Split(int(rank == 0), rank)
+    loop = None
+    if rank != spare:
+        loop = begun(training)
+        loop._first_epoch, loop.resumed_after = 2, 5
+        take_steps(loop, training.Get_size() - 1)
+    if rank != 0:
+        made = begun(left)
+        fresh = made.strategy.digest()
+        rank_failures._take_over(left, loop or made, made)
+        digests = set(left.allgather(made.strategy.digest()))
+        assert len(digests) == 1
+        assert fresh not in digests
+        assert lockstep(made).first == lockstep(made).applied == TAKEN
+        assert [record.step for record in made.records] == list(range(TAKEN))
+        assert left.allgather(made.records) == [made.records] * (size - 1)
+        assert made.start[:2] == (2, 5)
+        assert next(lockstep(made).shares())[:3] == (TAKEN, left.Get_rank(), size - 1)
+    for part in (training, left):
+        part.Free()
+
+
+def test_records_travel_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_failures, "_RECORDS", 2)
+    records = [StepRecord(step, 0, 0.1, 0.5, None) for step in range(7)]
+    own = records[: comm.Get_rank()] if comm.Get_rank() else records
+    counts = np.array(comm.allgather(len(own)))
+    assert rank_failures._shared(comm, own, counts, 0, StepRecord) == records
+
+
+def test_spare_ranks_wait_until_they_are_dismissed(comm: Intracomm) -> None:
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if size < 3:
+        pytest.skip("two ranks must train")
+    spares = SpareRanks(replace(CONFIG, spares=1), comm)
+    team = spares.team(comm)
+    if rank == size - 1:
+        assert team is None
+        assert not spares.is_training
+        assert spares.wait(comm) is None
+    else:
+        assert team is not None
+        assert (team.Get_rank(), team.Get_size()) == (rank, size - 1)
+        team.Barrier()
+        if rank == 1:
+            spares.dismiss()
+        assert spares.all_lost(team) == 0
+
+
+def test_without_spare_ranks_all_train(comm: Intracomm) -> None:
+    spares = SpareRanks(CONFIG, comm)
+    assert spares.team(comm) is comm
+    assert spares.is_training
+    spares.dismiss()
+    with pytest.raises(UsageError, match=rf"--spares {comm.Get_size()}: {comm.Get_size()} ranks leave none"):
+        check_ranks(replace(CONFIG, spares=comm.Get_size()), comm.Get_size())

@@ -1,0 +1,1 @@
+"""Predicted steps of training on more hosts: computation measured here, communication simulated."""
