@@ -177,6 +177,10 @@ class FastDispatch:
         """Enter the address of a plan."""
         self._words[dispatch_table.plan_entry(collective, long, root, self._size)] = plan
 
+    def learn_tell(self, plan: int) -> None:
+        """Enter the address of the plan by which this rank, as root, tells its counts."""
+        self._words[dispatch_table.TELL] = plan
+
     @property
     def running(self) -> int:
         """The number of the known call that has begun and not ended, 0 if there is none."""
@@ -286,6 +290,8 @@ def describe(call: int, count: int) -> str:
         call >> dispatch_table.SINGLE_COPY_BIT & 1,
     )
     dtype, op, root = call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
+    if layout.COLLECTIVES[collective] == "bcast" and op:  # of counts, see `told_counts`
+        return f"{layout.COLLECTIVES[op].capitalize()}v(root={root}, algorithm=shared)"
     moves = layout.COLLECTIVES[collective] != "barrier"
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"] if moves else []
     if collective in layout.REDUCES:
