@@ -1,9 +1,9 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
 Where blocks follow each other in ordinary arrays such a call is one compiled call. In Gatherv and Scatterv it begins
-with a broadcast of the root's counts, to which short parts are attached (:mod:`mpicoll.kernels.told_counts`). Compiled code reads the most common
-specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general path, which
-makes the same calls.
+with a broadcast of the root's counts, to which short parts are attached (:mod:`mpicoll.kernels.told_counts`). Compiled
+code reads the most common specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else
+takes the general path, which makes the same calls.
 """
 
 from __future__ import annotations
