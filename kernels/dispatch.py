@@ -157,7 +157,7 @@ def is_agreed(table, call, count):
 
 
 @helper
-def _note(table, call, count):
+def note(table, call, count):
     """Number a call, and remember it."""
     number = get(table, NUMBER) + 1
     put(table, NUMBER, number)
@@ -218,7 +218,7 @@ def begin(table, job, plan):
     if get(job, COLLECTIVE) in ROOTED and get(table, CHECKED) and not is_agreed(table, get(job, CALL), get(job, COUNT)):
         return False
     put(job, PLAN, plan)
-    _note(table, get(job, CALL), get(job, COUNT))
+    note(table, get(job, CALL), get(job, COUNT))
     start(job)
     return True
 
@@ -236,7 +236,7 @@ def _call_by_messages(table, job):
     known = find_known(table, job)
     if known == 0:
         return OTHER
-    _note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
+    note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
     bound = begin_known(table, job, known)
     start(bound)
     if vector_nbytes(job) > AT_ONCE_NBYTES:
