@@ -105,6 +105,12 @@ def _bit_length(number):
 
 
 @helper
+def chosen_for(table, collective, nbytes):
+    """Return METHOD + 1 for a vector of so many bytes, 0 if it goes by messages."""
+    return get(table, CHOSEN + BUCKETS * collective + _bit_length(nbytes))
+
+
+@helper
 def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bounds):
     """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
     count, dtype = count_of(table, main), number_of_dtype(table, main)
@@ -122,7 +128,7 @@ def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bo
         return -1
     chosen = wanted
     if wanted == 0:
-        chosen = get(table, CHOSEN + BUCKETS * collective + _bit_length(count * itemsize))
+        chosen = chosen_for(table, collective, count * itemsize)
         if chosen and not blocking:
             chosen = get(table, SHARED_METHOD) + 1  # nonblocking calls go on piece by piece
     if bounds:
@@ -142,9 +148,8 @@ def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bo
 
 
 @helper
-def _is_agreed(table, job):
-    """Say whether the ranks need not hear of all others in this call."""
-    call, count = get(job, CALL), get(job, COUNT)
+def is_agreed(table, call, count):
+    """Say whether a call was compared between the ranks, so that they need not hear of all others in it."""
     entry = get(table, AGREED) + 16 * agreed_entry(call, count)
     if load(entry) == call and load(entry + 8) == count:
         return True
@@ -152,7 +157,7 @@ def _is_agreed(table, job):
 
 
 @helper
-def _note(table, call, count):
+def note(table, call, count):
     """Number a call, and remember it."""
     number = get(table, NUMBER) + 1
     put(table, NUMBER, number)
@@ -206,18 +211,23 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
 
 
 @helper
-def _begin(table, job):
-    """Number a call, and start its operation on shared memory; return False if nothing happened."""
-    collective, root = get(job, COLLECTIVE), get(job, ROOT)
-    if collective in ROOTED and get(table, CHECKED) and not _is_agreed(table, job):
-        return False
-    plan = get(table, plan_entry(collective, int(not is_short(job)), root, get(job, SIZE)))
+def begin(table, job, plan):
+    """Number a call, and start its operation on shared memory with a plan; return False if nothing happened."""
     if plan == 0:
         return False
+    if get(job, COLLECTIVE) in ROOTED and get(table, CHECKED) and not is_agreed(table, get(job, CALL), get(job, COUNT)):
+        return False
     put(job, PLAN, plan)
-    _note(table, get(job, CALL), get(job, COUNT))
+    note(table, get(job, CALL), get(job, COUNT))
     start(job)
     return True
+
+
+@helper
+def _begin(table, job):
+    """Begin a call with the plan that is known for it."""
+    entry = plan_entry(get(job, COLLECTIVE), int(not is_short(job)), get(job, ROOT), get(job, SIZE))
+    return begin(table, job, get(table, entry))
 
 
 @helper
@@ -226,7 +236,7 @@ def _call_by_messages(table, job):
     known = find_known(table, job)
     if known == 0:
         return OTHER
-    _note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
+    note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
     bound = begin_known(table, job, known)
     start(bound)
     if vector_nbytes(job) > AT_ONCE_NBYTES:

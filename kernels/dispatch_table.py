@@ -43,12 +43,13 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     INT32_DTYPE,
     TUPLE_ITEMS,  # offset of a tuple's first item
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
-) = range(26)
+    TELL,  # address of the plan by which this rank, as root, tells its counts, see `told_counts`
+) = range(27)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
 AGREED_WORDS = 2 * AGREED_LENGTH
-OP_IDS = 26
+OP_IDS = 27
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES

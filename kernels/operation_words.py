@@ -111,7 +111,7 @@ WITHDRAWN = -(1 << 63)
 """Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
-_INLINE_NBYTES = RECORD_NBYTES - _INLINE
+INLINE_NBYTES = RECORD_NBYTES - _INLINE
 
 PEER_WORDS = 5
 PID, SEGMENT_ADDRESS, MAPPED, SEGMENT_NBYTES, STAGES = range(PEER_WORDS)
@@ -193,7 +193,7 @@ def is_short(job):
 def slot_of(job, rank):
     """Return where a rank's short vector is."""
     sequence = get(job, SEQUENCE)
-    if vector_nbytes(job) <= _INLINE_NBYTES:
+    if vector_nbytes(job) <= INLINE_NBYTES:
         return record_of(job, rank, sequence) + _INLINE
     return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES)
 

@@ -20,6 +20,7 @@ WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _COLLECTIVES = (
     "atomics",
+    "attached_parts",
     "block_exchange",
     "composition",
     "dispatch",

@@ -23,6 +23,7 @@ _CODEC_FILES = (
 )
 """Used by the kernels of codecs."""
 _PLAN_FILES = (
+    "attached_parts.py",
     "call_cache.py",
     "call_records.py",
     "composition.py",
@@ -40,6 +41,7 @@ _PLAN_FILES = (
 )
 """Used by the kernels of `_PLAN_USERS`."""
 _PLAN_USERS = (
+    "attached_parts",
     "composition",
     "dispatch",
     "executor",

@@ -2,8 +2,9 @@
 
 from .atomics import load
 from .decorators import helper, short_kernel
+from .dispatch import is_open, note
 from .dispatch_arguments import array_in, number_of_dtype
-from .dispatch_table import JOB, READABLE, WRITABLE, count_of, dtype_of, is_plain
+from .dispatch_table import JOB, KNOWN_IN_HISTORY, NUMBER, READABLE, WRITABLE, count_of, dtype_of, is_plain
 from .operation_words import ALLTOALL, GATHER, RANK, SIZE, get, read_word
 from .vector_specs import arrays_are_apart, read_fitting
 
@@ -57,10 +58,11 @@ def check_vectors(table, collective, send, recv, root):
     Returns
     -------
     int
-        Twice the number of the element type, plus 1 if this rank has elements; -1 if Python has to check them.
+        Twice the number of the element type, plus 1 if this rank has elements; -1 if Python has to check them, or no
+        calls may be made from here now.
     """
     job = get(table, JOB)
-    if job == 0 or not 0 <= root < get(job, SIZE):
+    if job == 0 or not is_open(table, job) or not 0 <= root < get(job, SIZE):
         return -1
     if collective == ALLTOALL:
         return _check_alltoall(table, job, send, recv)
@@ -72,3 +74,15 @@ def check_vectors(table, collective, send, recv, root):
     if get(job, RANK) == root and not _fit(table, job, recv if gathers else send, count, part, gathers):
         return -1
     return _code(table, part, count != 0)
+
+
+@short_kernel("int64", "int64")
+def number_call(table, signature):
+    """Number a call that the MPI library is to execute, and remember it by the number of its signature.
+
+    Return the number of the call; 0 if none may be made from here now.
+    """
+    if not is_open(table, get(table, JOB)):
+        return 0
+    note(table, KNOWN_IN_HISTORY, signature)
+    return get(table, NUMBER)

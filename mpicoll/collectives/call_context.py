@@ -13,10 +13,10 @@ from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
-from mpicoll.collectives.operation import CheckedOperation, NativeOperation
+from mpicoll.collectives.operation import ArrivedPart, CheckedOperation, NativeOperation
 from mpicoll.communicator.channel import Channel
 
-AnyTask = CheckedOperation | NativeOperation
+AnyTask = CheckedOperation | NativeOperation | ArrivedPart
 AnyOp = MPI.Op | UserOperation
 _REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "scan", "exscan")
 _ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
@@ -44,10 +44,18 @@ class CallContext(NamedTuple):
 
 
 class ToldCounts(NamedTuple):
-    """Counts and element type that the root of a Gatherv or Scatterv has told all ranks."""
+    """Counts and element type that the root of a Gatherv or Scatterv has told all ranks.
+
+    Attributes
+    ----------
+    part : (counts[rank],), optional
+        Elements of this rank in a Scatterv whose root has attached the parts to the counts; then it makes no further
+        call.
+    """
 
     counts: Sequence[int]
     dtype: np.dtype
+    part: np.ndarray | None = None
 
 
 class CallArguments(NamedTuple):

@@ -69,6 +69,8 @@ class CheckedArguments:
     idle: bool = False
     """Whether this rank knows only its own counts and has no elements, so that it does not know their type."""
     root: int = 0
+    tells: str = ""
+    """The collective whose counts the root tells by this broadcast."""
     op_name: str = ""
     reducer: Reducer | None = None
     ordered: bool = False

@@ -10,7 +10,7 @@ from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, se
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
-from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import MessageRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import BUSY, Channel
@@ -121,6 +121,7 @@ def start(scope: CallContext, *what: Any) -> Request:
             return on_shared_memory.SharedRequest(task, scope.timeout)
         if isinstance(task, CheckedOperation):
             return NonblockingMessageRequest(task, scope.timeout)
+        assert isinstance(task, NativeOperation)  # parts arrive in blocking calls only
         return NonblockingNativeRequest(task, scope.timeout)
 
 
@@ -136,8 +137,7 @@ def keep(scope: CallContext, *what: Any) -> PersistentRequest:
             if lane.number >= 0:
                 return on_shared_memory.PersistentSharedRequest(task, lane, scope.timeout)
             task = validate.prepare(scope.by_messages(), CallArguments(*what)._replace(algorithm=None))
-        return (
-            MessageRequest(task, scope.timeout)
-            if isinstance(task, CheckedOperation)
-            else NativeRequest(task, scope.timeout)
-        )
+        if isinstance(task, CheckedOperation):
+            return MessageRequest(task, scope.timeout)
+        assert isinstance(task, NativeOperation)
+        return NativeRequest(task, scope.timeout)

@@ -29,7 +29,7 @@ from mpicoll.collectives.requests import Request
 from mpicoll.collectives.validate_moves import DIRECT
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
-from mpicoll.kernels.vector_checks import check_vectors
+from mpicoll.kernels.vector_checks import check_vectors, number_call
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun
 from mpicoll.progress import progress_engine
@@ -52,10 +52,11 @@ class _Extent(NamedTuple):
 class _LibraryRequest(Request):
     """The request of a call that the MPI library executes with the caller's arguments; not for mode ``full``."""
 
-    def __init__(self, scope: CallContext, collective: str, arguments: Arguments, described: Signature) -> None:
+    def __init__(
+        self, scope: CallContext, collective: str, arguments: Arguments, described: Signature, number: int
+    ) -> None:
         super().__init__(scope.timeout)
         channel = scope.channel
-        number = channel.enter(described)
         try:
             request = NONBLOCKING[collective](channel.comm, *arguments)
         except Exception as error:
@@ -66,13 +67,22 @@ class _LibraryRequest(Request):
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait until the operation is complete; see :meth:`Request.Wait`."""
         if self._flight is not None and progress_engine.pending() == 1:
-            for _ in range(_TRIES):
-                if progress_engine.advance_alone(self, self.step):
-                    break
+            progress_engine.advance_alone(self, self._poll)
         if self._flight is None and self._error is None and status is None:
             self.active = False
             return True
         return super().Wait(status)
+
+    def _poll(self) -> bool:
+        """Poll this operation only; return whether it has ended. What the MPI library raises, `step` keeps."""
+        return any(self.step() for _ in range(_TRIES))
+
+
+class _Described(NamedTuple):
+    """The signature of a call, and the number by which compiled code remembers it."""
+
+    signature: Signature
+    number: int
 
 
 class NonblockingVectorCalls:
@@ -81,17 +91,19 @@ class NonblockingVectorCalls:
     Parameters
     ----------
     table
-        Address of the table for plain calls, 0 if there is none.
+        Address of the table for plain calls, 0 if there is none or another algorithm than ``"auto"`` is asked for.
     """
 
     def __init__(self, scope: CallContext, table: int) -> None:
-        self._scope, self._table = scope, table
-        self._quick: dict[tuple[str, int, int], Signature | None] = {}  # by collective, root and what was checked
         self._size, self._rank = scope.channel.size, scope.channel.rank
+        self._scope, self._table = scope, table if self._size > 1 else 0
+        self._quick: dict[tuple[str, int, int], _Described | None] = {}  # by collective, root and what was checked
         self._known: dict[tuple[Any, bool], _Extent | None] = {}  # by specification, and whether it is written
         self._described: dict[Any, Signature] = {}
 
-    def start(self, made: CallArguments) -> Request:
+    def start(
+        self, collective: str, sendbuf: Any, recvbuf: Any, root: Any = 0, algorithm: str | None = None
+    ) -> Request:
         """Start a call and return its request.
 
         Raises
@@ -99,34 +111,43 @@ class NonblockingVectorCalls:
         TypeError, ValueError
             If the arguments are wrong; the other ranks are told.
         """
+        if self._table and algorithm is None and type(root) is int:
+            quick = self._start_quickly(collective, sendbuf, recvbuf, root)
+            if quick is not None:
+                return quick
+        made = CallArguments(collective, sendbuf, recvbuf, root=root, algorithm=algorithm)
         scope = self._scope
-        if self._size == 1 or (made.algorithm or scope.algorithm) != select.AUTO:
+        if self._size == 1 or (algorithm or scope.algorithm) != select.AUTO:
             return start(scope, *made)
         with scope.channel.alone:
             refuse_if_running(scope.channel)
             settle(scope.channel, scope.timeout)
-            described = self._checked(made)
-            if described is not None:
-                ends = made.sendbuf, made.recvbuf
-                arguments = ends if made.collective == "alltoallv" else (*ends, made.root)
-                return _LibraryRequest(scope, made.collective, arguments, described)
             scope.channel.ensure_usable()
             return NonblockingNativeRequest(self._plain(made) or _packed(scope, made), scope.timeout)
 
-    def _checked(self, made: CallArguments) -> Signature | None:
-        """Return the signature of a call whose arguments compiled code has found to be right; None for others."""
-        collective, root = made.collective, made.root
-        if not self._table or type(root) is not int:
-            return None
-        code = check_vectors.run(self._table, _NUMBERS[collective], id(made.sendbuf), id(made.recvbuf), root)
+    def _start_quickly(self, collective: str, sendbuf: Any, recvbuf: Any, root: int) -> Request | None:
+        """Start a call whose arguments compiled code finds to be right; None, having done nothing, for others."""
+        code = check_vectors.run(self._table, _NUMBERS[collective], id(sendbuf), id(recvbuf), root)
         if code < 0:
             return None
         key = collective, root, code
-        if key not in self._quick:
-            dtype, parts = DTYPES[code // 2], [] if collective == "alltoallv" else [f"root={root}"]
-            known = _datatype(dtype) is not None
-            self._quick[key] = self._signature(collective, dtype, bool(code % 2), *parts) if known else None
-        return self._quick[key]
+        try:
+            described = self._quick[key]
+        except KeyError:
+            described = self._quick[key] = self._describe(collective, root, code)
+        number = number_call.run(self._table, described.number) if described is not None else 0
+        if described is None or number == 0:
+            return None
+        arguments = (sendbuf, recvbuf) if collective == "alltoallv" else (sendbuf, recvbuf, root)
+        return _LibraryRequest(self._scope, collective, arguments, described.signature, number)
+
+    def _describe(self, collective: str, root: int, code: int) -> _Described | None:
+        """Return the signature of a call with these arguments; None if MPI has no such element type."""
+        dtype, parts = DTYPES[code // 2], [] if collective == "alltoallv" else [f"root={root}"]
+        if _datatype(dtype) is None:
+            return None
+        signature = self._signature(collective, dtype, bool(code % 2), *parts)
+        return _Described(signature, self._scope.channel.dispatch.remember(signature))
 
     def _plain(self, made: CallArguments) -> NativeOperation | None:
         """Return the operation if the arguments are plain, contiguous arrays whose blocks fit; else None."""

@@ -113,7 +113,8 @@ def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> O
     assert node is not None
     collective = words.COLLECTIVES.index(task.collective)
     dtype = DTYPE_NUMBERS[task.dtype] if collective != words.BARRIER else 0  # as compiled code has it
-    op = reducer = 0
+    op = words.COLLECTIVES.index(task.tells) if task.tells else 0
+    reducer = 0
     if task.reducer is not None:
         number = op_number(task.op_name, task.dtype, task.reducer)
         op = USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP) if number is None else number

@@ -15,8 +15,9 @@ import numpy as np
 
 from mpicoll.collectives import compressed, select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
-from mpicoll.collectives.checked_arguments import CheckedArguments
+from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.communicator.channel import Channel
+from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree
 from mpicoll.messages.lowering import KernelCall, Phase, lower
@@ -207,6 +208,28 @@ class NativeOperation:
             call_blocking(self.channel, self.collective, self.arguments)
         else:
             self.start(timeout).finish(timeout)
+
+
+@dataclass
+class ArrivedPart:
+    """A Scatterv on shared memory whose elements have come with the counts, and only have to be copied.
+
+    Attributes
+    ----------
+    part
+        This rank's part of the vector, in the caller's buffer.
+    elements : (count,)
+        Its elements.
+    """
+
+    part: VectorPart
+    elements: np.ndarray
+
+    def run(self, timeout: float) -> None:
+        """Copy the elements to the caller's buffer."""
+        carrier = kernels.carrier(self.elements.dtype)
+        np.copyto(self.part.view(carrier), self.elements.view(carrier))
+        self.part.buffer.give_back()
 
 
 def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:

@@ -7,17 +7,14 @@ broadcasts its counts first; messages need only the counts that each rank knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mpicoll.buffers.buffer_specs import in_place
 from mpicoll.buffers.datatypes import BYTE
-from mpicoll.buffers.flat import from_array, resolve
+from mpicoll.buffers.flat import resolve
 from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart
 from mpicoll.buffers.vector_blocks import Blocks, ScatteredBlocks, resolve_blocks
-from mpicoll.collectives import on_shared_memory, select
+from mpicoll.collectives import counts_from_root, select
 from mpicoll.collectives.call_context import (
     AnyTask,
     CallArguments,
@@ -28,9 +25,7 @@ from mpicoll.collectives.call_context import (
     native,
 )
 from mpicoll.collectives.checked_arguments import VectorPart
-from mpicoll.collectives.operation import CheckedOperation
-from mpicoll.kernels.reduce import DTYPES
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
+from mpicoll.collectives.operation import ArrivedPart, CheckedOperation
 
 DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
 """Algorithms that send each part directly from its source to its destination, which alone need its length."""
@@ -71,10 +66,13 @@ def _rooted(scope: CallContext, call: CallArguments, collective: str, whole: Any
     ends = _resolve_ends(scope, call, collective, root, whole, part)
     by_counts = call.collective != collective
     uneven = by_counts and not _tells_counts(scope)
-    counts, dtype = _counts(scope, ends, root, by_counts, call.recvcounts)
+    told = _counts(scope, ends, root, collective if by_counts else "", call.recvcounts)
+    counts, dtype = told.counts, told.dtype
     total, begin, end = sum(counts), sum(counts[:rank]), sum(counts[: rank + 1])
     send, recv = (ends.part, ends.whole) if collective == "gather" else (ends.whole, ends.part)
     _check_ends(ends, send, recv, total, end - begin)
+    if told.part is not None and ends.part is not None:
+        return ArrivedPart(VectorPart(ends.part, 0, ends.part.count), told.part)
     name = _algorithm(scope, call, collective, total * dtype.itemsize, uneven)
     if name == select.NATIVE:
         return native(scope, call, True)
@@ -123,24 +121,31 @@ def _resolve_ends(scope: CallContext, call: CallArguments, collective: str, root
     return _Ends(everything, None, counts)
 
 
-def _counts(
-    scope: CallContext, ends: _Ends, root: int, by_counts: bool, known: ToldCounts | None
-) -> tuple[Sequence[int], np.dtype]:
+def _counts(scope: CallContext, ends: _Ends, root: int, tells: str, known: ToldCounts | None) -> ToldCounts:
     """Return the counts of all ranks' parts, as far as this rank knows them, 0 for others; and the element type.
 
     A rank without elements does not know the type of the others': it may have given any.
+
+    Parameters
+    ----------
+    tells
+        The collective, if only the root knows all counts; else "".
     """
     size, rank, part, whole = scope.channel.size, scope.channel.rank, ends.part, ends.whole
     dtype = next((each.dtype for each in (part, whole) if each is not None and each.count), BYTE)
-    if not by_counts:
+    if not tells:
         own = part.count if part is not None else whole.count // size if whole is not None else 0
-        return [own] * size, dtype
+        return ToldCounts([own] * size, dtype)
     if _tells_counts(scope):
-        counts, told = known or _counts_from_root(scope, ends.counts, dtype, root)
-        return counts, dtype if part is not None and part.count else told
+        told = known or counts_from_root.broadcast(scope, ends.counts, dtype, root, tells)
+        if part is None or not part.count:
+            return told
+        if told.part is not None and told.dtype != dtype:
+            counts_from_root.raise_difference(scope.channel, told, dtype, root)
+        return told._replace(dtype=dtype)
     if ends.counts is not None:
-        return ends.counts, dtype
-    return [part.count if peer == rank and part is not None else 0 for peer in range(size)], dtype
+        return ToldCounts(ends.counts, dtype)
+    return ToldCounts([part.count if peer == rank and part is not None else 0 for peer in range(size)], dtype)
 
 
 def alltoall(scope: CallContext, call: CallArguments) -> AnyTask:
@@ -220,22 +225,3 @@ def _algorithm(scope: CallContext, call: CallArguments, collective: str, nbytes:
 def _tells_counts(scope: CallContext) -> bool:
     """Return whether the root tells all ranks its counts; the same on all ranks."""
     return scope.means.shared_nbytes >= 0 and scope.may_wait
-
-
-def _counts_from_root(
-    scope: CallContext, counts: Sequence[int] | None, dtype: np.dtype, root: int
-) -> tuple[list[int], np.dtype]:
-    """Broadcast the root's counts and element type; :mod:`mpicoll.collectives.vector_calls` makes the same call."""
-    words = np.zeros(scope.channel.size + 1, np.int64)
-    if counts is not None:
-        words[:-1], words[-1] = counts, DTYPE_NUMBERS[dtype]
-    part = VectorPart(from_array(words, "counts", writable=True), 0, words.size)
-    at_root = scope.channel.rank == root
-    given, result = (part, None) if at_root else (None, part)
-    task = CheckedOperation(
-        scope.channel, "bcast", "Bcast", select.SHARED, words.size, words.dtype, given, result, target=part.buffer,
-        root=root,
-    )  # fmt: skip
-    if not on_shared_memory.run(task, scope.timeout):
-        replace(task, algorithm="tree").run(scope.timeout)
-    return words[:-1].tolist(), DTYPES[words[-1]]

@@ -1,9 +1,9 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
 Where blocks follow each other in ordinary arrays such a call is one compiled call. In Gatherv and Scatterv it begins
-with a broadcast of the root's counts (:mod:`mpicoll.kernels.told_counts`). Compiled code reads the most common
-specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general path, which
-makes the same calls.
+with a broadcast of the root's counts, to which short parts are attached (:mod:`mpicoll.kernels.told_counts`). Compiled
+code reads the most common specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else
+takes the general path, which makes the same calls.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.plain_specs import are_counts, array_of, key_of, listed, plain_blocks
-from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, ToldCounts
+from mpicoll.collectives import counts_from_root
+from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.dispatched_requests import start_quickly
-from mpicoll.collectives.execute import complete, go_on, run
+from mpicoll.collectives.execute import complete, run
 from mpicoll.collectives.requests import Request
-from mpicoll.collectives.select import SHARED
-from mpicoll.kernels.dispatch import FOR_SHARED, UNEVEN, call
+from mpicoll.kernels.attached_parts import scatter_words
+from mpicoll.kernels.dispatch import UNEVEN, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
-    BCAST,
     DONE,
     GATHER,
     OTHER,
     REDUCE_SCATTER,
     SCATTER,
 )
-from mpicoll.kernels.reduce import DTYPES
-from mpicoll.kernels.told_counts import TOLD, call_told, lay_out
+from mpicoll.kernels.told_counts import TOLD, call_read, call_told, end_told
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets
 
@@ -54,7 +53,7 @@ class _Lengths(NamedTuple):
     counts, total
         Elements of each part, and of all.
     told
-        What a root tells the others: the counts, and the number of the element type.
+        What a root tells the others: the counts, the number of the element type, and zeros.
     """
 
     counts: tuple[int, ...]
@@ -83,9 +82,9 @@ class VectorCalls:
         self._lengths: dict[tuple[Any, int], _Lengths] = {}  # by counts and displacements as given, and datatype
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
-        words = np.zeros(self._size + 3, np.int64)
-        self._told_parts = _Parts(words, words.ctypes.data)  # of calls in which the root tells the counts
-        self._told = np.zeros(self._size + 1, np.int64)  # by the root of the call that compiled code is making
+        self._told = np.zeros(scatter_words(self._size), np.int64)  # by the root of the call that compiled code makes
+        if scope.channel.node is not None:
+            scope.channel.dispatch.learn_tell(scope.channel.node.tell_plan())
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
@@ -167,20 +166,20 @@ class VectorCalls:
             if found is None:
                 run(self._scope, *made)
                 return
-            send, recv, counts = found
+            own, parts, counts = found
             if status == OTHER:  # nothing has happened
                 told = counts
-                status = call.run(self.table + FOR_SHARED, BCAST, 0, id(told), 0, made.root)
-            if status != DONE:
-                # On shared memory, as `call_told` does: a tuning table may say otherwise for broadcasts.
-                go_on(self._scope, self.table + FOR_SHARED, status, SHARED, "bcast", None, told, MPI.SUM, made.root)
-            address = self._told_parts.address
-            lay_out.run(told.ctypes.data, self._size, made.root, address)
-            status = TOLD + call.run(self.table, number + UNEVEN, id(send), id(recv), 0, address)
+                status = call_read.run(self.table, number, id(own), id(parts), id(told), made.root)
+            if status == OTHER:
+                run(self._scope, *made)
+                return
+            if status < TOLD:
+                complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
+                status = end_told.run(self.table, number, id(own), id(parts), id(told), made.root)
         self._complete(status - TOLD, made, told)
 
     def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[Any, Any, Any] | None:
-        """Return arrays to send from and to receive into, and memory for the counts; None if they are not plain."""
+        """Return arrays of the own part and of all parts, and memory for the counts; None if they are not plain."""
         part, whole, told = array_of(part_spec, sent=number == GATHER), None, None
         if self._scope.channel.rank == root:
             found = self._whole(whole_spec)
@@ -190,9 +189,8 @@ class VectorCalls:
         if type(part) is not np.ndarray:
             return None
         if told is None:
-            told = np.empty(self._size + 1, np.int64)
-        send, recv = (part, whole) if number == GATHER else (whole, part)
-        return send, recv, told
+            told = np.zeros(scatter_words(self._size), np.int64)
+        return part, whole, told
 
     def _call(self, number: int, plain: _Plain | None, op: AnyOp = MPI.SUM) -> int:
         """Make the compiled call of a collective without a root; return its status, OTHER if it is not plain."""
@@ -219,8 +217,7 @@ class VectorCalls:
         if status == DONE:
             return
         if told is not None:
-            *counts, dtype = told.tolist()
-            made = made._replace(recvcounts=ToldCounts(counts, DTYPES[dtype]))
+            made = made._replace(recvcounts=counts_from_root.read(self._scope.channel, told, made.root))
         if status == OTHER:
             run(self._scope, *made)
         else:
@@ -253,4 +250,6 @@ def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
     number, total = DTYPE_NUMBERS.get(blocks.array.dtype), sum(blocks.counts)
     if number is None or total == 0:
         return None
-    return blocks.array, _Lengths(blocks.counts, total, np.array([*blocks.counts, number], np.int64))
+    told = np.zeros(scatter_words(size), np.int64)
+    told[:size], told[size] = blocks.counts, number
+    return blocks.array, _Lengths(blocks.counts, total, told)

@@ -11,7 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.collectives import library_alltoallw
-from mpicoll.collectives.call_context import AnyOp, CallArguments
+from mpicoll.collectives.call_context import AnyOp
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import start
 from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
@@ -69,9 +69,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`; return its request. ``"auto"`` takes the MPI library's function."""
-        return self._nonblocking_vector_calls.start(
-            CallArguments("gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm)
-        )
+        return self._nonblocking_vector_calls.start("gatherv", sendbuf, recvbuf, root, algorithm)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatter`; return its request."""
@@ -80,9 +78,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`; return its request. ``"auto"`` takes the MPI library's function."""
-        return self._nonblocking_vector_calls.start(
-            CallArguments("scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm)
-        )
+        return self._nonblocking_vector_calls.start("scatterv", sendbuf, recvbuf, root, algorithm)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`; return its request."""
@@ -103,7 +99,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`; return its request. ``"auto"`` takes the MPI library's function."""
-        return self._nonblocking_vector_calls.start(CallArguments("alltoallv", sendbuf, recvbuf, algorithm=algorithm))
+        return self._nonblocking_vector_calls.start("alltoallv", sendbuf, recvbuf, 0, algorithm)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Alltoallw`, by the MPI library."""

@@ -2,5 +2,6 @@
 
 from mpicoll.plans.render_plan import draw
 from mpicoll.plans.shared_memory_plans import COLLECTIVES, make
+from mpicoll.plans.tell_plan import make_tell
 
-__all__ = ["COLLECTIVES", "draw", "make"]
+__all__ = ["COLLECTIVES", "draw", "make", "make_tell"]

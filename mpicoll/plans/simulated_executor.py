@@ -1,21 +1,17 @@
-"""The executor and its plans on simulated memory: the functions that Numba compiles, run as Python."""
+"""The executor and its plans on simulated memory: ranks that make calls."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import sys
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
-from mpicoll import kernels
 from mpicoll.plans.shared_memory_plans import COLLECTIVES, make
 from mpicoll.plans.simulated_memory import Memory
+from mpicoll.plans.simulated_modules import Edits, load_executor
+from mpicoll.plans.tell_plan import make_tell
 from mpicoll.schedules import COLLECTIVES as ROWS
 from mpicoll.schedules.collective_table import Where
 
@@ -23,94 +19,12 @@ if TYPE_CHECKING:
     from mpicoll.plans.thread_memory import ThreadMemory
 
 AnyMemory = Union[Memory, "ThreadMemory"]
-Edits = dict[str, tuple[str, str]] | None
-"""By module, a text of its source and its replacement: errors that the proof has to find."""
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
 """Bytes of a buffer, and of all plans of a rank."""
+ATTACHED = "scatterv"
+"""Kind of a short Scatterv whose parts the root attaches to their counts, see :mod:`mpicoll.kernels.attached_parts`."""
 BY_PARTS = tuple(name for name in COLLECTIVES if ROWS[name].by_parts)
-_MODULES = (
-    "operation_words",
-    "instructions",
-    "operands",
-    "movement",
-    "call_records",
-    "executor",
-    "withdrawal",
-)
-
-
-def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
-    """Return the executor's modules, with `memory` in the place of `atomics`."""
-    modules = load_modules(memory, _MODULES, edits)
-    _note_waits(memory, modules)
-    return modules
-
-
-def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> types.SimpleNamespace:
-    """Return modules of kernels, each after those that it imports, with `memory` in the place of `atomics`."""
-    package = f"simulated_{id(memory)}"
-    atomics = types.ModuleType(f"{package}.atomics")
-    for name in ("load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process"):
-        setattr(atomics, name, getattr(memory, name))
-    atomics.call_reducer = memory.reduce  # type: ignore[attr-defined]
-    atomics.pause = atomics.yield_core = lambda: None  # type: ignore[attr-defined]
-    decorators = types.ModuleType(f"{package}.decorators")
-    for name in ("helper", "inline_helper"):
-        setattr(decorators, name, lambda function: function)
-    for name in ("kernel_for", "linked", "short_kernel"):
-        setattr(decorators, name, lambda *signature: lambda function: function)
-    messages = types.ModuleType(f"{package}.messages")
-    messages.execute_bound = None  # type: ignore[attr-defined]
-    top = types.ModuleType(package)
-    top.__path__ = []
-    made: dict[str, Any] = {
-        package: top,
-        f"{package}.atomics": atomics,
-        f"{package}.decorators": decorators,
-        messages.__name__: messages,
-    }
-    sys.modules.update(made)
-    try:
-        for name in names:
-            module = _load(package, name, (edits or {}).get(name, ("", "")))
-            made[module.__name__] = module
-    finally:
-        for name in made:
-            sys.modules.pop(name, None)
-    return types.SimpleNamespace(**{name: made[f"{package}.{name}"] for name in names})
-
-
-def _load(package: str, name: str, edit: tuple[str, str]) -> types.ModuleType:
-    path, (old, new) = Path(kernels.__file__).with_name(f"{name}.py"), edit
-    spec = importlib.util.spec_from_file_location(f"{package}.{name}", path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    exec(_compiled(path, old, new), module.__dict__)
-    return module
-
-
-@functools.cache
-def _compiled(path: Path, old: str, new: str) -> types.CodeType:
-    """Return a module's code, with `new` in the place of `old`."""
-    source = path.read_text()
-    if old not in source:
-        raise ValueError(f"edits: {old!r} is not in {path.name}")
-    return compile(source.replace(old, new) if old else source, str(path), "exec")
-
-
-def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
-    """Make the function that waits for a flag report the value to the memory."""
-    has_come, record_of = modules.call_records.has_come, modules.operation_words.record_of
-
-    def noted(job: int, rank: int, sequence: int, stage: int) -> bool:
-        came: bool = has_come(job, rank, sequence, stage)
-        if came:
-            memory.waited(record_of(job, rank, sequence), 4 * sequence + stage)
-        return came
-
-    modules.call_records.has_come = noted
 
 
 @dataclass
@@ -210,6 +124,7 @@ class Ranks:
         words, size = self.words, self.size
         self.bounds = [memory.private(8 * (size + 1)) for _ in range(size)]
         self.jobs = [memory.private(8 * words.job_words(size)) for _ in range(size)]
+        self._told = [memory.private(SLOT_NBYTES) for _ in range(size)]
         self._plans: dict[tuple[str, int, int, bool], int] = {}
         self._plans_end = memory.private(size * PLANS_NBYTES)
         self.buffers = [self.processes.buffers[process][buffers] for process in self.members]
@@ -243,7 +158,8 @@ class Ranks:
         """Return the address of a plan."""
         key = (kind, rank, root, long)
         if key not in self._plans:
-            rows = np.array(make(kind, self.size, rank, root=root, long=long), np.int64)
+            made = make_tell(rank) if kind == ATTACHED else make(kind, self.size, rank, root=root, long=long)
+            rows = np.array(made, np.int64)
             self._plans[key] = self._plans_end
             self.memory.fill(self._plans_end, rows)
             self._plans_end += rows.nbytes
@@ -257,6 +173,8 @@ class Ranks:
     def start(self, rank: int, operation: SimulatedOperation) -> int:
         """Write this rank's input and start the operation; return the status."""
         words, kind, count = self.words, operation.kind, operation.count
+        if kind == ATTACHED:
+            return self._start_attached(rank, operation)
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         if operation.in_place or kind == "bcast":
             send = recv
@@ -277,6 +195,40 @@ class Ranks:
             self.put(rank, word, value)
         return int(self.executor.begin(self.jobs[rank]))
 
+    def _start_attached(self, rank: int, operation: SimulatedOperation) -> int:
+        """Start a Scatterv with attached parts; :meth:`take` gets this rank's."""
+        words, parts, root, told = self.words, self.modules.attached_parts, operation.root, self._told[rank]
+        for word, value in {
+            words.COLLECTIVE: words.BCAST,
+            words.COUNT: parts.scatter_words(self.size),
+            words.CALL: words.BCAST | words.SCATTER << 16 | root << 32,
+            words.ROOT: root,
+            words.SEND: told,
+            words.RECV: told,
+            words.PLAN: self.plan(ATTACHED if rank == root else "bcast", rank, root, False),
+        }.items():
+            self.put(rank, word, value)
+        if rank == root:
+            send, bounds = self.buffers[rank][operation.places[rank][0]], self.bounds_of(operation)
+            self.memory.write(send, operation.values[rank])
+            for peer in range(self.size):
+                self.memory.store(told + 8 * peer, bounds[peer + 1] - bounds[peer])
+            if not parts.has_room(self.jobs[rank], 8 * operation.count):
+                raise ValueError(f"{operation} does not fit into a slot")
+            parts.attach(self.jobs[rank], told, send, 8 * operation.count)
+        return int(self.executor.begin(self.jobs[rank]))
+
+    def bounds_of(self, operation: SimulatedOperation) -> list[int]:
+        """Return the offsets of the parts of a Scatterv, whose lengths differ."""
+        return [operation.count * rank**2 // self.size**2 for rank in range(self.size + 1)]
+
+    def take(self, rank: int, operation: SimulatedOperation) -> None:
+        """Take this rank's part of an operation whose plan has ended, if parts are attached."""
+        if operation.kind == ATTACHED:
+            recv, parts = self.buffers[rank][operation.places[rank][1]], self.modules.attached_parts
+            if not parts.take_part(self.jobs[rank], self._told[rank], operation.root, 8, recv):
+                raise AssertionError(f"rank {rank} of {self.size}: counts of {operation} are not sound")
+
     def _give(self, rank: int, operation: SimulatedOperation, send: int) -> None:
         """Write a rank's input to its sendbuf."""
         kind, given = operation.kind, operation.values[rank]
@@ -290,13 +242,14 @@ class Ranks:
         return int(self.executor.advance(self.jobs[rank]))
 
     def check(self, rank: int, operation: SimulatedOperation) -> None:
-        """Check the result, and overwrite the buffers, as the caller may after the operation.
+        """Take what is attached, check the result, and overwrite the buffers, as the caller may after the operation.
 
         Raises
         ------
         AssertionError
             If the result is wrong.
         """
+        self.take(rank, operation)
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         expected = self._expected(rank, operation)
         if expected is not None:
@@ -323,5 +276,6 @@ class Ranks:
             "alltoall": values[:, own].reshape(-1),
             "scan": values[: rank + 1].sum(axis=0),
             "exscan": values[:rank].sum(axis=0) if rank else None,
+            ATTACHED: values[root, slice(*self.bounds_of(operation)[rank : rank + 2])],
         }
         return expected[operation.kind]

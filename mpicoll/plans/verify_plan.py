@@ -16,7 +16,15 @@ import numpy as np
 
 from mpicoll.errors import MpicollError
 from mpicoll.plans.shared_memory_plans import COLLECTIVES
-from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Edits, Processes, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_executor import (
+    ATTACHED,
+    BY_PARTS,
+    PLANS_NBYTES,
+    Edits,
+    Processes,
+    Ranks,
+    SimulatedOperation,
+)
 from mpicoll.plans.simulated_memory import Memory
 from mpicoll.schedules import COLLECTIVES as ROWS
 
@@ -62,6 +70,12 @@ def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[S
                 yield operation(size, kind, count, root, memory)
     if "allreduce" in kinds:
         yield operation(size, "allreduce", SEGMENTS, 0, "private", in_place=True)
+
+
+def attached_operations(size: int) -> Iterator[SimulatedOperation]:
+    """Yield short Scattervs whose parts are attached to their counts, with the first root and the last."""
+    for count, root in itertools.product((SHORT, size, 14) if size < 9 else (SHORT,), (0, size - 1)):
+        yield operation(size, ATTACHED, count, root)
 
 
 def prove(size: int, sequence: Sequence[SimulatedOperation], method: str = "STAGE", edits: Edits = None) -> None:

@@ -179,6 +179,13 @@ class SharedMemoryDomain:
             self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
 
+    def tell_plan(self) -> int:
+        """Return the address of the plan by which this rank, as root, tells its counts."""
+        key = ("tell", self.rank, False)
+        if key not in self._plans:
+            self._plans[key] = np.array(plans.make_tell(self.rank), np.int64)
+        return self._plans[key].ctypes.data
+
     @property
     def peers_address(self) -> int:
         """Address of what is known about each rank, see :mod:`mpicoll.kernels.operation_words`."""

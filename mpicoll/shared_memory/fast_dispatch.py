@@ -119,6 +119,7 @@ class FastDispatch:
         self._known[:, dispatch_table.KNOWN_CALL] = -1
         self._signatures: dict[int, Signature] = {}
         self._learned = 0
+        self._lasting: set[int] = set()  # numbers of signatures that stay
         self._words = _fixed_words(size).copy()
         self._history = np.zeros((dispatch_table.HISTORY_LENGTH, dispatch_table.HISTORY_ENTRY), np.int64)
         self._agreed = np.zeros((dispatch_table.AGREED_LENGTH, 2), np.int64)
@@ -177,6 +178,10 @@ class FastDispatch:
         """Enter the address of a plan."""
         self._words[dispatch_table.plan_entry(collective, long, root, self._size)] = plan
 
+    def learn_tell(self, plan: int) -> None:
+        """Enter the address of the plan by which this rank, as root, tells its counts."""
+        self._words[dispatch_table.TELL] = plan
+
     @property
     def running(self) -> int:
         """The number of the known call that has begun and not ended, 0 if there is none."""
@@ -189,8 +194,8 @@ class FastDispatch:
 
     @property
     def remembered(self) -> int:
-        """The number of signatures that are remembered."""
-        return len(self._signatures)
+        """The number of signatures that are remembered, without those that stay."""
+        return len(self._signatures) - len(self._lasting)
 
     def know(self, known: CompiledCall) -> int:
         """Enter a call by messages, maybe in place of another one; return its number."""
@@ -207,11 +212,18 @@ class FastDispatch:
         self._signatures[number] = known.signature
         return number
 
+    def remember(self, signature: Signature) -> int:
+        """Return a number for a signature, by which compiled code remembers calls that the MPI library executes."""
+        self._learned += 1
+        self._signatures[self._learned] = signature
+        self._lasting.add(self._learned)
+        return self._learned
+
     def known(self) -> set[int]:
         """Return the numbers of all known calls; the signatures of others are remembered for a while."""
         numbers = {int(row[dispatch_table.KNOWN_NUMBER]) for row in self._known if row[dispatch_table.KNOWN_CALL] >= 0}
         recent = {int(count) for _, call, count in self._history if call == dispatch_table.KNOWN_IN_HISTORY}
-        self._signatures = {n: each for n, each in self._signatures.items() if n in numbers | recent}
+        self._signatures = {n: each for n, each in self._signatures.items() if n in numbers | recent | self._lasting}
         return numbers
 
     def forget(self, job: int) -> None:
@@ -286,6 +298,8 @@ def describe(call: int, count: int) -> str:
         call >> dispatch_table.SINGLE_COPY_BIT & 1,
     )
     dtype, op, root = call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
+    if layout.COLLECTIVES[collective] == "bcast" and op:  # of counts, see `told_counts`
+        return f"{layout.COLLECTIVES[op].capitalize()}v(root={root}, algorithm=shared)"
     moves = layout.COLLECTIVES[collective] != "barrier"
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"] if moves else []
     if collective in layout.REDUCES:

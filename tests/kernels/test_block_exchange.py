@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpicoll.plans.simulated_executor import Edits, load_modules
 from mpicoll.plans.simulated_memory import Memory, Race
+from mpicoll.plans.simulated_modules import Edits, load_modules
 
 CHUNK = 64
 BUFFER_NBYTES = 8192

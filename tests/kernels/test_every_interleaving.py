@@ -12,13 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpicoll.plans import simulated_executor
 from mpicoll.plans.simulated_executor import BUFFER_NBYTES, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
-from mpicoll.plans.simulated_memory import Memory
+from mpicoll.plans.simulated_memory import Memory, Race
+from mpicoll.plans.tell_plan import make_tell
 from mpicoll.plans.verify_plan import (
     METHODS,
     SEGMENTS,
     SLOT,
     Refuted,
+    attached_operations,
     every_operation,
     operation,
     prove,
@@ -33,7 +36,7 @@ from tests.kernels.world import COUNTS, KINDS, World, run_all
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [*range(2, 10), 16, 23] if extent.ALL else [2, 3, 4, 8])
 def test_every_operation(size: int, method: str) -> None:
-    for one in every_operation(size):
+    for one in (*every_operation(size), *attached_operations(size)):
         prove(size, (one,), method)
 
 
@@ -47,6 +50,45 @@ def some(sequences: list[tuple[SimulatedOperation, ...]], most: int) -> list[tup
 def test_sequences_of_two(size: int, method: str) -> None:
     for pair in some(list(itertools.product(every_operation(size), repeat=2)), 200):
         prove(size, pair, method)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sequences_with_attached_parts(size: int) -> None:
+    """Three of them, since the third one uses the first one's slot again; and each before and after any other."""
+    attached, short = list(attached_operations(size)), [one for one in every_operation(size) if one.count <= SLOT]
+    for three in some(list(itertools.product(attached, repeat=3)), 60):
+        prove(size, three)
+    for first, between, last in some(list(itertools.product(attached, short, attached)), 100):
+        prove(size, (first, between, last))
+
+
+class LateRanks(Ranks):
+    """Ranks that take attached parts after they have started the next operation."""
+
+    def check(self, rank: int, operation: SimulatedOperation) -> None:
+        """Check nothing yet."""
+
+    def start(self, rank: int, operation: SimulatedOperation) -> int:
+        status = super().start(rank, operation)
+        super().take(rank, operation)
+        return status
+
+
+def test_attached_parts_that_are_taken_late() -> None:
+    """Planted: a rank reads its part when it has started the next operation but one."""
+    one = operation(3, "scatterv", 6)
+    run(Ranks(Memory(3, 3 * (PLANS_NBYTES + (3 << 18)))), [one] * 4)
+    with pytest.raises(Race):
+        run(LateRanks(Memory(3, 3 * (PLANS_NBYTES + (3 << 18)))), [one] * 4)
+
+
+def test_parts_that_are_attached_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the root publishes its record before the parts are in its slot."""
+    header, enter, fill, started, *rest = make_tell(0)
+    prove(2, [operation(2, "scatterv", 4)])
+    monkeypatch.setattr(simulated_executor, "make_tell", lambda rank: (header, enter, started, fill, *rest))
+    with pytest.raises(Refuted):
+        prove(2, [operation(2, "scatterv", 4)])
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -134,6 +176,9 @@ PLANTED = {
     ),
     "one record": ("operation_words", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
     "one slot": ("operation_words", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
+    "parts at a wrong place": ("attached_parts", "offset = total", "offset = 0"),
+    "parts of another rank's slot": ("attached_parts", "slot_of(job, root) + begin", "slot_of(job, own) + begin"),
+    "parts in the record": ("attached_parts", "INLINE_NBYTES // 8 + 1", "1"),
     "no wait for the others' work": ("call_records", "return all_have_come(job, sequence, 1) if", "return True if"),
     "started before its data": (
         "call_records",
@@ -144,7 +189,8 @@ PLANTED = {
 
 
 def prove_pairs(size: int, edits: Edits) -> None:
-    for pair in some(list(itertools.product(every_operation(size), repeat=2)), 400):
+    operations = [*every_operation(size), *attached_operations(size)]
+    for pair in some(list(itertools.product(operations, repeat=2)), 400):
         prove(size, pair, edits=edits)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpicoll.kernels import machine_code, told_counts
-from mpicoll.kernels.decorators import DISABLED
+from mpicoll.kernels.decorators import DISABLED, uncached_kernel
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
 
@@ -31,11 +31,17 @@ def test_other_lengths_or_another_root_give_another_number() -> None:
     assert distinction((1 << 40, 0)) != distinction((0, 1 << 40)) != distinction((1 << 41, 0))
 
 
+@uncached_kernel
+def lay_out(counts: int, size: int, root: int, parts: int) -> int:
+    told_counts.lay_out_counts(counts, size, root, parts)
+    return 0
+
+
 @pytest.mark.parametrize("counts", [(3,), (2, 0, 3, 1), (0, 0, 5), tuple(range(40))])
 def test_counts_are_laid_out_as_offsets(counts: tuple[int, ...]) -> None:
     size, root = len(counts), len(counts) - 1
     told, parts = np.array([*counts, 77], np.int64), np.full(size + 4, -1, np.int64)
-    told_counts.lay_out.run(told.ctypes.data, size, root, parts.ctypes.data)
+    lay_out(told.ctypes.data, size, root, parts.ctypes.data)
     assert parts.tolist() == [root, distinction(counts, root), 0, *itertools.accumulate(counts), -1]
 
 

@@ -14,7 +14,9 @@ from mpicoll.kernels import dispatch_table, vector_specs
 from mpicoll.kernels.decorators import DISABLED, uncached_kernel
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
-from mpicoll.kernels.vector_checks import check_vectors
+from mpicoll.kernels.vector_checks import check_vectors, number_call
+from mpicoll.progress.call_signature import Signature
+from mpicoll.shared_memory.fast_dispatch import FastDispatch
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
 DATA = np.arange(2000.0)
@@ -77,8 +79,15 @@ def read(table: int, spec: int, size: int, counts: int, displs: int) -> int:
     return found
 
 
+def dispatch_of_one_rank() -> FastDispatch:
+    """Return the dispatch table of this process alone, from which calls may be made."""
+    dispatch = Intracomm(MPI.COMM_SELF)._scope.channel.dispatch
+    dispatch.open()
+    return dispatch
+
+
 def table() -> int:
-    return int(Intracomm(MPI.COMM_SELF)._table)
+    return dispatch_of_one_rank().address
 
 
 def read_spec(spec: Any) -> tuple[int, list[int], list[int]]:
@@ -163,3 +172,29 @@ def test_a_rank_without_elements_has_another_code() -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_other_arguments_are_left_to_python(name: str) -> None:
     assert code(*WRONG[name]) == -1
+
+
+def test_calls_of_the_mpi_library_are_numbered_and_remembered() -> None:
+    dispatch, signature = dispatch_of_one_rank(), Signature.of("Gatherv(root=0, algorithm=native)")
+    before = dispatch.number
+    assert number_call.run(dispatch.address, dispatch.remember(signature)) == before + 1 == dispatch.number
+    assert dispatch.recall(before + 1) is signature
+    dispatch.known()  # forgets signatures of calls that are long past
+    assert dispatch.recall(before + 1) is signature
+
+
+def test_nothing_is_checked_or_numbered_where_no_call_may_be_made() -> None:
+    """As after a failure, and while another call is being made."""
+    dispatch = dispatch_of_one_rank()
+    number = dispatch.number
+    for close in (dispatch.hold, lambda: dispatch.busy.__setitem__(0, 1)):
+        dispatch.open()
+        close()
+        try:
+            assert (
+                check_vectors.run(dispatch.address, GATHER, id(RIGHT["gatherv"][1]), id(RIGHT["gatherv"][2]), 0) == -1
+            )
+            assert number_call.run(dispatch.address, 1) == 0
+        finally:
+            dispatch.busy[0] = 0
+    assert dispatch.number == number

@@ -268,6 +268,13 @@ class Stream:
     def _blocking(self, comm: Intracomm, numbers: random.Random) -> None:
         operation = draw.draw(numbers, self._turn, comm.size)
         settings = self._settings(comm, operation, numbers)
+        self._make(comm, operation, settings)
+        if operation.collective in draw.BY_UNEQUAL_PARTS and numbers.random() < 0.5:
+            for _ in range(2):  # ranks that have compared the counts before need fewer rounds
+                self._make(comm, operation.again(numbers), settings)
+
+    def _make(self, comm: Intracomm, operation: Operation, settings: dict[str, str]) -> None:
+        """Make a blocking call from memory of its own."""
         call = Call(comm, operation, self._own, contiguous=bool(settings))  # the MPI library takes nothing else
         call.load(operation)
         self._note("blocking", comm, operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,41 @@ def test_gatherv_and_scatterv(comm: Intracomm, way: str, gaps: int) -> None:
         spec = [whole, counts, displs, MPI.DOUBLE] if rank == root else None
         make(comm, way, "scatterv", spec, own, root, algorithm=algorithm)
         np.testing.assert_array_equal(own, data(rank, counts[rank]))
+
+
+FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "plain": lambda part: part,
+    "list": lambda part: [part, MPI.DOUBLE],
+    "strided": lambda part: part,
+    "code": lambda part: [part, part.size, "d"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [1, 40, 1000, 100_000])
+def test_scatterv_with_counts_that_the_ranks_know(comm: Intracomm, length: int, form: str) -> None:
+    """Short parts come with the counts then, also to a rank with an argument that compiled code does not read."""
+    rank, size = comm.rank, comm.size
+    counts = [0 if peer == 1 else length + peer for peer in range(size)]
+    begin = sum(counts[:rank])
+    for odd, root in itertools.product(range(size), (0, size - 1)):
+        for turn in range(4):
+            whole = data(turn, sum(counts))
+            own = np.full(2 * counts[rank], -1.0)[:: 2 if form == "strided" and rank == odd else 1][: counts[rank]]
+            comm.Scatterv([whole, counts] if rank == root else None, FORMS[form](own) if rank == odd else own, root)
+            np.testing.assert_array_equal(own, whole[begin : begin + counts[rank]])
+
+
+@pytest.mark.parametrize("length", [1, 1000])
+def test_scatterv_of_a_root_that_keeps_its_part(comm: Intracomm, length: int) -> None:
+    """With IN_PLACE it takes the general path, which attaches nothing."""
+    rank, counts = comm.rank, [length + peer for peer in range(comm.size)]
+    begin = sum(counts[:rank])
+    for turn in range(6):
+        whole, own = data(turn, sum(counts)), np.full(counts[rank], -1.0)
+        inside = turn % 2 and rank == 0
+        comm.Scatterv([whole, counts] if rank == 0 else None, MPI.IN_PLACE if inside else own)
+        assert inside or (own == whole[begin : begin + counts[rank]]).all()
 
 
 @pytest.mark.parametrize("way", WAYS)

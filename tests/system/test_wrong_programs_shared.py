@@ -32,6 +32,10 @@ DIFFER = (
     "long_bcast_root",
     "known_bcast_root",
     "known_reduce_root",
+    "scatterv_dtype",
+    "scatterv_root",
+    "scatterv_and_bcast",
+    "scatterv_and_gatherv",
     "plan_count",
     "plan_root",
     "shared_and_messages",
@@ -63,6 +67,14 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_up(case: str, size:
 @pytest.mark.parametrize("case", ["refused", "refused_long", "refused_nonblocking"])
 def test_one_ranks_bad_argument_is_an_error_on_all(case: str, size: int, mode: str) -> None:
     check_refused(outcomes(size, mode)[case], mode)
+
+
+@pytest.mark.parametrize(("size", "mode"), RUNS)
+def test_another_count_than_the_roots_is_an_error_on_all(size: int, mode: str) -> None:
+    for entry in outcomes(size, mode)["refused_counts"]:
+        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError"), entry
+        assert re.search(r"recvbuf has (2 elements, but its part has 3|3 elements, but its part has 4)", entry["text"])
+        assert entry["seconds"] < 3, entry
 
 
 @pytest.mark.parametrize(("size", "mode"), [run for run in RUNS if run[1] == "default"])

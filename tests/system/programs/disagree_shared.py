@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.kernels.attached_parts import scatter_words
 from tests.system.programs.cases import ODD, RANK, TIMEOUT, Case, Comm, outcome, read_only_on_one, run_cases, vector
 
 LONG = 300_000
@@ -76,6 +77,45 @@ def case_known_reduce_root(comm: Comm) -> None:
     comm.Barrier()
 
 
+def scatterv(comm: Comm, root: int = 0, dtype: str = "f8", count: int = 3) -> None:
+    whole = [vector(3 * comm.size + 1), [3] * (comm.size - 1) + [4]] if comm.rank == root else None
+    comm.Scatterv(whole, vector(count + (comm.rank + 1 == comm.size), dtype), root)
+
+
+def case_scatterv_dtype(comm: Comm) -> None:
+    """Elements have come with the counts when the rank sees that they are others; the others are told."""
+    scatterv(comm, dtype="f4" if ODD else "f8")
+    comm.Barrier()
+
+
+def case_scatterv_root(comm: Comm) -> None:
+    scatterv(comm, 1 if ODD else 0)
+    comm.Barrier()
+
+
+def case_scatterv_and_bcast(comm: Comm) -> None:
+    """A broadcast of as many words as the root tells."""
+    if ODD:
+        comm.Bcast(vector(scatter_words(comm.size), "i8"))
+    else:
+        scatterv(comm)
+    comm.Barrier()
+
+
+def case_scatterv_and_gatherv(comm: Comm) -> None:
+    if ODD:
+        comm.Gatherv(vector(3), None)
+    else:
+        scatterv(comm)
+    comm.Barrier()
+
+
+def case_refused_counts(comm: Comm) -> None:
+    """The root may have left before another rank sees that its part is of another length."""
+    scatterv(comm, count=2 if ODD else 3)
+    comm.Barrier()
+
+
 def case_plan_count(comm: Comm) -> None:
     """Plans are numbered alike; the first start compares them."""
     plan = comm.Allreduce_init(MPI.IN_PLACE, vector(12 if ODD else 13))
@@ -128,7 +168,10 @@ def warm(comm: Comm) -> None:
     """Make calls of each kind, so that the compiled path is taken from then on."""
     for _ in range(3):
         comm.Allreduce(MPI.IN_PLACE, vector())
+        comm.Bcast(vector(scatter_words(comm.size), "i8"))
         for root in range(2):
+            scatterv(comm, root)
+            comm.Gatherv(vector(3), [vector(3 * comm.size), [3] * comm.size], root)
             comm.Bcast(vector(), root)
             comm.Reduce(vector(), vector(), root=root)
         comm.Allreduce(MPI.IN_PLACE, vector(), MPI.MIN)
