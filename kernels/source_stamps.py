@@ -36,6 +36,7 @@ _PLAN_FILES = (
     "movement.py",
     "operands.py",
     "operation_words.py",
+    "reduce.py",
     "told_counts.py",
     "vector_specs.py",
 )
