@@ -248,7 +248,7 @@ def call_told(table, collective, send, recv, root, told):
 
 @short_kernel(*["int64"] * 6)
 def call_read(table, collective, part, whole, told, root):
-    """Do so where Python has read the specifications.
+    """Make a blocking Gatherv or Scatterv whose specifications Python has read; return a status as `call_told` does.
 
     Parameters
     ----------

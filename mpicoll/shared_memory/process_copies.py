@@ -55,7 +55,8 @@ _known: list[Ratios] = []
 def ratios(comm: MPI.Intracomm, peers: np.ndarray) -> Ratios:
     """Return the ratios, which are positive, and infinite if copies fail; collective, and equal on all ranks.
 
-    They are measured once, which takes some ten milliseconds: all ranks copy at the same time, and the slowest counts.
+    They are measured once, which takes some tens of milliseconds. All ranks copy at the same time, and the slowest
+    counts.
 
     Parameters
     ----------

@@ -18,38 +18,21 @@ from mpicoll import Intracomm
 from mpicoll.checkpoint import tensor_file
 from mpicoll.deploy import model_sources
 from mpicoll.deploy.deployed_file import FORMAT, stored, stored_nbytes, write_model
-from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
+from mpicoll.deploy.deployed_model import ActivationCode, DeployedModel
 from mpicoll.deploy.inference import Runtime
 from mpicoll.deploy.model_sources import load_model, read_model
-from mpicoll.deploy.quantization import quantised_layer
 from mpicoll.deploy.weight_encoding import decode, encode, smallest
 from mpicoll.errors import CheckpointFailed
 from mpicoll.train.config import TrainConfig
+from tests.deployed_models import convolution, dense, quantised
 
 DATA = {"dataset": "digits", "labels": None, "test_fraction": 0.2, "seed": 3}
-
-
-def dense(inputs: int, outputs: int, *, relu: bool, zeros: float = 0.0) -> DeployedLayer:
-    random = np.random.default_rng(inputs)
-    weight = random.standard_normal((inputs, outputs)).astype(np.float32)
-    weight[random.random(weight.shape) < zeros] = 0
-    return DeployedLayer(weight, random.standard_normal(outputs).astype(np.float32), relu)
-
-
-def convolution() -> DeployedLayer:
-    random = np.random.default_rng(1)
-    weight = random.standard_normal((18, 3)).astype(np.float32)
-    return DeployedLayer(weight, random.standard_normal(3).astype(np.float32), True, (5, 4, 2))
-
-
-def quantised(layers: list[DeployedLayer], bits: int, activation: ActivationCode | None) -> tuple[DeployedLayer, ...]:
-    return tuple(quantised_layer(layer, bits, activation) for layer in layers)
 
 
 MODELS = {
     "real": (dense(7, 5, relu=True), dense(5, 3, relu=False)),
     "sparse": (dense(41, 15, relu=True, zeros=0.9), dense(15, 3, relu=False)),
-    "convolution": (convolution(), dense(12, 3, relu=False)),
+    "convolution": (convolution(3), dense(12, 3, relu=False)),
     "int8": quantised([dense(7, 5, relu=True), dense(5, 3, relu=False)], 8, ActivationCode(0.25, 7)),
     "int4": quantised([dense(7, 5, relu=True), dense(5, 3, relu=False)], 4, None),
     "sparse int4": quantised([dense(41, 15, relu=True, zeros=0.9), dense(15, 3, relu=False)], 4, None),

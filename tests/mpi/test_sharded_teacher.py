@@ -24,7 +24,6 @@ from mpicoll.deploy.deployed_file import stored, stored_nbytes, write_model
 from mpicoll.deploy.deployed_model import ActivationCode, DeployedLayer, DeployedModel
 from mpicoll.deploy.evaluation import accuracy
 from mpicoll.deploy.model_sources import load_data, load_model
-from mpicoll.deploy.quantization import quantised_layer
 from mpicoll.deploy.sharded_model import ShardedModel, ShardedRuntime, runtime_of, sharded_nbytes, whole_nbytes
 from mpicoll.deploy.teacher_placement import load_teacher
 from mpicoll.errors import CheckpointFailed, DataError, ModelTooLarge
@@ -32,6 +31,7 @@ from mpicoll.train import memory_check
 from mpicoll.train.available_memory import MemoryLimit
 from mpicoll.train.options import parse
 from mpicoll.train.training_run import run as train
+from tests.deployed_models import convolution, dense, quantised
 
 pytestmark = pytest.mark.mpi
 WORLD = MPI.COMM_WORLD
@@ -45,26 +45,9 @@ def folder(comm: Intracomm, tmp_path: Path) -> Path:
     return Path(share(comm, {"path": str(tmp_path)} if comm.rank == 0 else None)["path"])
 
 
-def dense(inputs: int, outputs: int, *, relu: bool = True, zeros: float = 0.0) -> DeployedLayer:
-    random = np.random.default_rng(inputs)
-    weight = random.standard_normal((inputs, outputs)).astype(np.float32)
-    weight[random.random(weight.shape) < zeros] = 0
-    return DeployedLayer(weight, random.standard_normal(outputs).astype(np.float32), relu)
-
-
-def convolution() -> DeployedLayer:
-    random = np.random.default_rng(1)
-    weight = random.standard_normal((18, 7)).astype(np.float32)
-    return DeployedLayer(weight, random.standard_normal(7).astype(np.float32), True, (5, 4, 2))
-
-
-def quantised(bits: int, code: ActivationCode | None, layers: tuple[DeployedLayer, ...]) -> tuple[DeployedLayer, ...]:
-    return tuple(quantised_layer(layer, bits, code) for layer in layers)
-
-
 LAYERS = (dense(67, 45), dense(45, 131), dense(131, 3, relu=False))
 SPARSE = (dense(67, 45, zeros=0.9), dense(45, 3, relu=False, zeros=0.95))
-IMAGES = (convolution(), dense(28, 3, relu=False))
+IMAGES = (convolution(7), dense(28, 3, relu=False))
 CODE = ActivationCode(0.25, 7)
 MODELS = {
     "real": LAYERS,
@@ -72,13 +55,13 @@ MODELS = {
     "few inputs": (dense(1, 3), dense(3, 2, relu=False)),
     "sparse": SPARSE,
     "convolution": IMAGES,
-    "int8": quantised(8, None, LAYERS),
-    "int8 activations": quantised(8, CODE, LAYERS),
-    "int8 convolution": quantised(8, CODE, IMAGES),
-    "mixed": (*quantised(8, CODE, LAYERS[:1]), LAYERS[1], *quantised(4, CODE, LAYERS[2:])),
-    "int4": quantised(4, None, LAYERS),
-    "sparse int4": quantised(4, None, SPARSE),
-    "sparse int8": quantised(8, CODE, SPARSE),
+    "int8": quantised(LAYERS, 8, None),
+    "int8 activations": quantised(LAYERS, 8, CODE),
+    "int8 convolution": quantised(IMAGES, 8, CODE),
+    "mixed": (*quantised(LAYERS[:1], 8, CODE), LAYERS[1], *quantised(LAYERS[2:], 4, CODE)),
+    "int4": quantised(LAYERS, 4, None),
+    "sparse int4": quantised(SPARSE, 4, None),
+    "sparse int8": quantised(SPARSE, 8, CODE),
 }
 
 
@@ -138,7 +121,7 @@ FIT = (dense(16, 40), dense(40, 4, relu=False))
 
 
 @pytest.mark.parametrize("options", [["--batch", "479"], ["--batch", "50", "--labeled", "60"]])
-@pytest.mark.parametrize("layers", [FIT, quantised(8, CODE, FIT)], ids=["real", "int8"])
+@pytest.mark.parametrize("layers", [FIT, quantised(FIT, 8, CODE)], ids=["real", "int8"])
 def test_a_student_is_the_same_with_either_teacher(
     comm: Intracomm, folder: Path, layers: tuple[DeployedLayer, ...], options: list[str]
 ) -> None:
