@@ -137,6 +137,7 @@ def test_fsdp_trains_as_one_rank_does(world: Any) -> None:
 SPECS = [name if name != "topk" else "topk:0.2" for name in mpicoll.compression.names()]
 
 
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")  # on one rank
 def test_fsdp_with_flat_parameters_trains_as_one_rank_does(world: Any) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
