@@ -29,8 +29,10 @@ from .instructions import (
 )
 from .messages import execute_bound
 from .operation_words import (
+    BY_MESSAGES,
     COMPOSED,
     DONE,
+    FALLBACK,
     IDLE,
     METHOD,
     OPERATION_WORDS,
@@ -62,7 +64,9 @@ def _start_part(row):
 
 @helper
 def _progress_for(part, spins, yields):
-    """Let a part progress, with so many polls at each wait."""
+    """Let a part progress, with so many polls at each wait; FALLBACK if Python has to do so."""
+    if get(part, STATE) == BY_MESSAGES:
+        return FALLBACK
     put(part, SPINS, spins)
     put(part, YIELDS, yields)
     return progress(part, 0)

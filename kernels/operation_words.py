@@ -41,8 +41,8 @@ BY_PARTS = (REDUCE_SCATTER, ALLGATHER, GATHER, SCATTER, ALLTOALL)
 ROOTED = (REDUCE, BCAST, GATHER, SCATTER)
 """Collectives with a root, which a rank can leave before all have started."""
 
-IDLE, ENTERING, GATHERING, WORKING, LEAVING = range(5)
-"""What STATE says."""
+IDLE, ENTERING, GATHERING, WORKING, LEAVING, BY_MESSAGES = range(6)
+"""What STATE says; BY_MESSAGES: Python makes a part of a plan of plans, since some buffer could not be accessed."""
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 

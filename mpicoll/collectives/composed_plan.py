@@ -8,12 +8,13 @@ calls; the communicators of nodes and lanes carry data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from mpicoll.collectives.on_shared_memory import operation_of
-from mpicoll.collectives.operation import Allocate, CheckedOperation
+from mpicoll.collectives.operation import Allocate, CheckedOperation, fresh_memory
 from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
@@ -27,7 +28,6 @@ from mpicoll.shared_memory.shared_operation import (
     calls_of,
     progress_of,
     raise_failure,
-    raise_inaccessible,
     wait_for_others,
 )
 
@@ -73,11 +73,14 @@ class ComposedPlan(Plan):
     ----------
     channel
         Of the caller's communicator.
+    node_messages
+        The messages that stand for the part on shared memory that is at work, or None.
     """
 
     def __init__(self, channel: Channel, signature: Signature) -> None:
         super().__init__(signature)
         self.channel = channel
+        self.node_messages: MessagePart | None = None
         self._parts: list[PlanPart] = []
         self._on_free: list[Callable[[], None]] = []
 
@@ -198,20 +201,33 @@ class MessagePart:
 class SharedPart:
     """An operation on the shared memory of a node as a part of another plan.
 
+    If the ranks cannot access each other's buffers, a run is made again through stages or, without those, by messages.
+    All ranks of the node find that at the same time, in each run: another run may have other buffers on some ranks.
+
     Parameters
     ----------
     plan
         The plan that this is a part of.
     job
         The job in which it runs, one part of a plan after the other.
+    fallback
+        The algorithm by messages, and the tag slot for it.
     """
 
     is_compiled = True
     sent_nbytes = 0
 
     def __init__(
-        self, plan: ComposedPlan, job: np.ndarray, operation: CheckedOperation, title: str, allocate: Allocate
+        self,
+        plan: ComposedPlan,
+        job: np.ndarray,
+        operation: CheckedOperation,
+        title: str,
+        allocate: Allocate,
+        fallback: tuple[str, int],
     ) -> None:
+        self._fallback = fallback
+        self._messages: MessagePart | None = None
         node = operation.channel.node
         assert node is not None
         self._plan, self._job, self._operation, self._node, self.title = plan, job, operation, node, title
@@ -241,6 +257,8 @@ class SharedPart:
         OperationError, RemoteError
             If the run cannot complete.
         """
+        if self._plan.node_messages is not None:
+            return self._advance(self._plan.node_messages)
         if status == words.WAITING:
             status, self._status = self._status, words.WAITING
         if status == words.WAITING:
@@ -249,19 +267,35 @@ class SharedPart:
             self._raise_mismatch()
         raise_failure(status, self._plan.number, self._operation.op_name)
         if status == words.FALLBACK:
-            self._use_stages()
+            self._start_again()
         return status == words.DONE
 
-    def _use_stages(self) -> None:
-        """Start the run again through stages, since the system does not copy all ranks' memory between processes.
-
-        All ranks of the node do so, at the same time.
-        """
+    def _start_again(self) -> None:
+        """Start the run again, since the system does not copy all ranks' memory between processes."""
         if self._job[words.METHOD] == self._node.method:
-            raise_inaccessible(self._plan.number)
+            self._start_messages()
+            return
         self._job[words.METHOD] = self._node.method
         self._job[words.CALL] &= ~(1 << SINGLE_COPY_BIT)
         self._status = int(executor.begin.run(self.address))
+
+    def _start_messages(self) -> None:
+        if self._messages is None:
+            algorithm, tag_slot = self._fallback
+            # On memory of its own: the MPI library may be refused the buffers by the system, too.
+            operation = replace(self._operation, algorithm=algorithm, is_part=True, source=None, target=None)
+            self._messages = MessagePart(operation, operation.plan(tag_slot, fresh_memory), self.title)
+        self._operation.channel.sent_nbytes += self._messages.sent_nbytes
+        self._messages.start()
+        self._plan.node_messages, self._job[words.STATE] = self._messages, words.BY_MESSAGES
+
+    def _advance(self, messages: MessagePart) -> bool:
+        if not messages.advance(words.WAITING):
+            return False
+        self._plan.node_messages, self._job[words.STATE] = None, words.IDLE
+        if self._aside is not None and self._operation.result is not None:  # from where `calls_after` copies it back
+            np.copyto(self._aside, self._operation.result.view(self._operation.carrier))
+        return True
 
     def _raise_mismatch(self) -> None:
         watchdog, number = self._plan.channel.watchdog, self._plan.number
@@ -272,6 +306,8 @@ class SharedPart:
 
     def progress(self) -> tuple[str, tuple[int, ...]]:
         """Return the progress of the present run, and the ranks waited for."""
+        if self._plan.node_messages is not None:
+            return self._plan.node_messages.progress()
         progress, missing = progress_of(self._job, self._node.size)
         return progress, tuple(self._operation.channel.watchdog.numbers[rank] for rank in missing)
 
@@ -283,7 +319,10 @@ class SharedPart:
         return (KernelCall(np.copyto, (result.view(self._operation.carrier), self._aside)),)
 
     def free(self) -> None:
-        """Do nothing: the job belongs to the plan."""
+        """Free the messages, if there are any; the job belongs to the plan."""
+        if self._messages is not None:
+            self._messages.free()
+            self._messages = None
 
     @property
     def _is_running(self) -> bool:
@@ -291,6 +330,9 @@ class SharedPart:
 
     def cancel(self) -> None:
         """Withdraw from the operation."""
+        if self._plan.node_messages is not None:
+            self._plan.node_messages.cancel()
+            self._plan.node_messages, self._job[words.STATE] = None, words.IDLE
         if self._is_running:
             withdrawal.withdraw(self.address)
         self._operation.channel.break_off(_ABANDONED, self._job, self._plan)

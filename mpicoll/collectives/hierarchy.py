@@ -36,6 +36,7 @@ from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPar
 from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segment, cut, segments_of, shares
 from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent_node_job
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
+from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import free_lane
 from mpicoll.messages.p2p import Plan
@@ -207,7 +208,8 @@ class _Composition:
         if operation is None:
             return
         if operation.algorithm in select.ON_NODE and self._job is not None:
-            made: PlanPart = SharedPart(self.plan, self._job, operation, str(part), self._allocate)
+            fallback = self._algorithm(operation.channel, part, operation.nbytes, by_messages=True), self._slot
+            made: PlanPart = SharedPart(self.plan, self._job, operation, str(part), self._allocate, fallback)
         else:
             operation.is_part = True
             made = MessagePart(operation, operation.plan(self._slot, self._allocate), str(part))
@@ -291,15 +293,20 @@ class _Composition:
         task, collective = self._task, part.collective
         channel = self._cluster.node if part.inside else self._cluster.lane
         assert channel is not None
-        means = select.means_of(channel)._replace(may_block=self._slot == 0)
-        means = means if part.inside and self._job is not None else means.without_memory()
+        by_messages = not part.inside or self._job is None
+        name = self._algorithm(channel, part, count * task.dtype.itemsize, by_messages=by_messages)
         if collective in select.ORDERED:
             facts.update(op_name=task.op_name, reducer=task.reducer)
-        name = select.choose(collective, count * task.dtype.itemsize, means, commutative=not task.ordered)
         if facts.get("compression") is not None:
             name = compressed.algorithms(facts["compression"])[0]
         title = f"{task.title}, step {collective}"
         return CheckedOperation(channel, collective, title, name, count, task.dtype, given, result, **facts)
+
+    def _algorithm(self, channel: Channel, part: Part, nbytes: int, *, by_messages: bool) -> str:
+        """Return the algorithm that suits the node or the lane."""
+        means = select.means_of(channel)._replace(may_block=self._slot == 0)
+        means = means.without_memory() if by_messages else means
+        return select.choose(part.collective, nbytes, means, commutative=not self._task.ordered)
 
     def _room(self, count: int) -> Buffer:
         """Return memory for `count` elements."""

@@ -8,7 +8,8 @@ The volume that a rank sends does not grow with the number of ranks::
                the ranks, then the numbers of elements that equal the threshold, of which the first ones are taken
     gather     the owners send the elements found to all ranks
 
-A rank sends about (P-1)/P k entries for the split and as many for the rest, if all regions hold equally many entries.
+A rank sends about (P-1)/P k entries for the split and as many for the rest, if all regions hold equally many entries,
+and the histograms, of 32 KB together, log2 P times: more than a dense allreduce of a short vector, on 8 ranks of 60 KB.
 With :class:`~mpicoll.compression.ErrorFeedback`, regions are divided anew every 64th time, at the mean over the ranks
 of the positions that divide a rank's entries evenly. Thresholds are found exactly every 32nd time; in between they are
 reused, and changed by about 1 % if too few or too many elements pass. An element leaves the residual of a rank if the

@@ -14,8 +14,10 @@ from mpicoll.progress.failed_ranks import is_failure
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
-_DRAIN_SECONDS, _DRAIN_BROKEN_SECONDS = 60.0, 2.0
-"""A rank may be late to free a communicator; after a failure it may never come."""
+_DRAIN_SECONDS = 60.0
+"""A rank may be late to free a communicator."""
+_LEFT = "left"
+"""Kind of the last message of a rank for which the communicator is broken."""
 _FLUSH_SECONDS = 0.1
 
 
@@ -35,6 +37,7 @@ class Mailbox:
         self._sent = np.zeros(comm.size, np.int64)
         self._received = 0
         self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
+        self._somebody_left = False
 
     def tell(self, peer: int, news: dict[str, Any]) -> None:
         """Send `news` to rank `peer`; a text that is too long is truncated."""
@@ -58,7 +61,7 @@ class Mailbox:
                 self.tell(peer, news)
 
     def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """Receive all messages that have arrived; return them with their senders."""
+        """Receive all messages that have arrived; return them with their senders, except those of :meth:`drain`."""
         self._sweep()
         status, found = MPI.Status(), []
         # Matched, so that no other receive can take the message between the look and the receive.
@@ -66,8 +69,12 @@ class Mailbox:
             data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             message.Recv([data, MPI.BYTE])
             news = json.loads(data.tobytes())
-            if news["session"] == self._session:
-                self._received += 1
+            if news["session"] != self._session:
+                continue
+            self._received += 1
+            if news["kind"] == _LEFT:
+                self._somebody_left = True
+            else:
                 found.append((status.Get_source(), news))
         return found
 
@@ -81,26 +88,28 @@ class Mailbox:
         """Receive and discard all messages that were sent to this rank; collective.
 
         Return whether no message is left in flight: False if some rank is `broken`, or if other ranks do not take part
-        within a minute, or 2 s once a rank is known to be broken. What is freed afterwards is freed by all ranks or by
-        none, so that a rank must not give up on one that is merely late. A message that arrived after the communicator
-        was freed would count as one on the next communicator with its context: Open MPI ends the job if that one is
-        smaller.
+        within a minute. What is freed afterwards is freed by all ranks or by none, so that a rank must not give up on
+        one that is merely late. A message that arrived after the communicator was freed would count as one on the next
+        communicator with its context: Open MPI ends the job if that one is smaller.
+
+        A broken rank tells the others and does not wait. It takes no part in the collective that counts messages: an
+        earlier one of the MPI library, which not all ranks have called, may be in flight, and then none completes.
         """
-        given, coming = np.column_stack([self._sent, np.full(self._sent.size, broken)]), np.zeros(2, np.int64)
+        if broken:
+            self.tell_all({"kind": _LEFT})
+            self.flush()
+            return False
+        given, coming, counted = self._sent.copy(), np.zeros(1, np.int64), False
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
-        until = time.monotonic() + (_DRAIN_BROKEN_SECONDS if broken else _DRAIN_SECONDS)
-        counted = False
+        until = time.monotonic() + _DRAIN_SECONDS
         while not counted or self._received < coming[0] or self._outbox:
             self.read()
-            if not counted and request.Test():
-                counted = True
-                if coming[1]:
-                    until = min(until, time.monotonic() + _DRAIN_BROKEN_SECONDS)
-            if time.monotonic() > until:
+            if self._somebody_left or time.monotonic() > until:
                 return False
+            counted = counted or bool(request.Test())
             os.sched_yield()
-        return not coming[1]
+        return True
 
     def _sweep(self) -> None:
         self._outbox = [entry for entry in self._outbox if not _is_over(entry[0])]

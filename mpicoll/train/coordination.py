@@ -144,7 +144,7 @@ class Coordination(Protocol):
         """Return samples per second of all ranks: of the steps since the last call, or of all steps."""
 
     def state(self, done: int) -> SavedState | None:
-        """Return the state for a checkpoint after `done` shares; None if the run has failed."""
+        """Return the state for a checkpoint after `done` shares; None if it has failed, or done nothing yet."""
 
     def settle(self) -> int:
         """Wait until the state is final, and return the number of shares taken; on ranks where `attends` is true."""

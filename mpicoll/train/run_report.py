@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mpicoll.errors import UsageError
 from mpicoll.train.config import NOOP, TrainConfig
+from mpicoll.train.output_destination import reaches_a_reader
 from mpicoll.train.strategies import strategy_name
 
 if TYPE_CHECKING:
@@ -48,26 +48,16 @@ def bar_below_table(total: int | None, done: int, unit: str) -> Any:
     return tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True, file=sys.stderr)
 
 
-def _reaches_a_reader() -> bool:
-    """Return True if standard error is a terminal, or a pipe of its own as under launchers; not for files."""
-    if sys.stderr.isatty():
-        return True
-    try:
-        error, output = os.fstat(sys.stderr.fileno()), os.fstat(sys.stdout.fileno())
-    except (OSError, ValueError):
-        return False
-    return not stat.S_ISREG(error.st_mode) and not os.path.samestat(error, output)
-
-
 class Progress:
     """Progress bar by tqdm; does nothing on ranks other than 0, if no bar is wanted, or without tqdm.
 
-    Nor is there one where standard error is a file, or goes where standard output goes and that is no terminal.
+    Nor is there one where standard error ends in a file, or goes where standard output goes and that is no terminal,
+    also behind a launcher's pipe.
     """
 
     def __init__(self, config: TrainConfig, total: int, rank: int, done: int = 0) -> None:
         self._bar: Any = None
-        if rank or config.quiet or not config.progress or not _reaches_a_reader():
+        if rank or config.quiet or not config.progress or not reaches_a_reader():
             return
         try:
             from tqdm import tqdm

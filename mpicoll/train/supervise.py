@@ -7,12 +7,14 @@ The command after ``--`` is the launcher's, with ``--checkpoint FOLDER`` among t
 your own has to understand ``--resume fallback``, which a restart adds. After SIGTERM or SIGINT a rank gets SIGTERM: the
 job saves a checkpoint and ends, and nothing is started again. A second signal kills the job.
 
-Exit status: 0 if a start ended well; 2 if options are wrong, which no restart mends; else that of the last start.
+Exit status: 0 if a start ended well; 2 if options are wrong, which no restart mends; else that of the last start, 1 if
+its launcher ended with 0 although training had not ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import sys
@@ -101,7 +103,8 @@ class Supervisor:
     def _start(self) -> Attempt:
         resumed_from, began = newest_step(self._folder), time.monotonic()
         extra = _RESUME if resumed_from is not None and not self._resumes else ()
-        self._job = Job([*self._command, *extra], self._folder)
+        command = [*self._command, *extra]
+        self._job = Job(command, self._folder, tells_its_end=_is_trainer(command))
         if self._stopped:  # a signal came before there was a job to pass it to
             self._job.ask_to_stop(again=False)
         status = self._job.wait(self._options.stall, self._options.grace)
@@ -145,6 +148,11 @@ def _folder_of(command: Sequence[str]) -> Path:
         if word == "--checkpoint" and place + 1 < len(command):
             return Path(command[place + 1]).expanduser()
     raise ValueError("the command has no --checkpoint FOLDER: a restart would begin anew")
+
+
+def _is_trainer(command: Sequence[str]) -> bool:
+    """Return True if a launcher's command starts the module ``mpicoll.train``."""
+    return any(pair == ("-m", "mpicoll.train") for pair in itertools.pairwise(command))
 
 
 def _place_of_ranks(command: Sequence[str]) -> int | None:

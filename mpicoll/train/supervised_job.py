@@ -1,4 +1,4 @@
-"""One start of a supervised job: its processes, its checkpoints, and what ended it."""
+"""One start of a supervised job: its processes, its checkpoints, its end, and the reason of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpicoll.train import run_status
 from mpicoll.train.launched_processes import LaunchedProcesses
 
 _MARK = "MPICOLL_SUPERVISED"
 """Environment variable by which a job's processes are found."""
 _POLL_SECONDS = 0.1
+_CUT_OFF_STATUS = 1
+"""Exit status of a job whose launcher ended with 0 although training had not ended."""
 
 
 def newest_step(folder: Path) -> int | None:
@@ -31,20 +34,25 @@ class Job:
         The launcher's command line.
     folder
         Where the job writes its checkpoints.
+    tells_its_end
+        True if the program writes the status of its run there at its end in any case, as ``mpicoll.train`` does. Of
+        others a launcher's exit status 0 is believed unless they were training.
 
     Attributes
     ----------
     reason
-        Why this process ended the job, "" if it did not.
+        Why this process ended the job, or why an exit status of 0 is not believed; else "".
     """
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
-        self._folder, self._launched = folder, LaunchedProcesses(command, _MARK)
+    def __init__(self, command: Sequence[str], folder: Path, *, tells_its_end: bool) -> None:
+        self._folder, self._tells_its_end = folder, tells_its_end
+        run_status.clear(folder)
+        self._launched = LaunchedProcesses(command, _MARK)
         self.reason = ""
         self._asked: float | None = None
 
     def wait(self, stall_seconds: float | None, grace_seconds: float) -> int:
-        """Wait for the end and return the exit status, as a shell gives it.
+        """Wait for the end and return the exit status, as a shell gives it; 1 if 0 is not believed.
 
         Parameters
         ----------
@@ -64,7 +72,15 @@ class Job:
             elif stall_seconds is not None and now - moved > stall_seconds:
                 self._kill(f"it wrote no checkpoint for {stall_seconds:g} s")
         self._launched.kill()
+        if status == 0 and not self._has_ended():
+            self.reason = self.reason or "it was cut off in training, though its launcher ended with status 0"
+            return _CUT_OFF_STATUS
         return 128 - status if status < 0 else status
+
+    def _has_ended(self) -> bool:
+        """Return True unless the processes were killed, as far as the status of the run tells."""
+        status = run_status.read(self._folder)
+        return status == run_status.ENDED if self._tells_its_end else status != run_status.RUNNING
 
     def _newest(self, before: int | None) -> int | None:
         """Return the newest step, or `before` while the file system does not answer."""

@@ -36,6 +36,7 @@ from mpicoll.train.model_choice import build_model
 from mpicoll.train.plot_run import check_drawable, draw
 from mpicoll.train.process_facts import process_age, threads
 from mpicoll.train.progress_reports import ProgressBar, ProgressReport, Scalars
+from mpicoll.train.run_status import RunStatus
 from mpicoll.train.saver import Saver
 from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.strategies import strategy_name
@@ -90,8 +91,15 @@ def run(
     TrainingError
         On every rank, with the same one-line message.
     """
-    clock, observer = Clock(), observer or Observer()
-    rank = comm.Get_rank()
+    with RunStatus(config.checkpoint, comm.Get_rank()) as status:
+        return _run(config, comm, source, observer or Observer(), status)
+
+
+def _run(
+    config: TrainConfig, comm: MPI.Intracomm, source: Source, observer: Observer, status: RunStatus
+) -> dict[str, Any]:
+    """See :func:`run`; the status begins when this run owns the folder of its checkpoints."""
+    clock, rank = Clock(), comm.Get_rank()
     check_ranks(config, comm.Get_size())
     _check_same_config(config, comm)
     rank_failures.check_possible(config)
@@ -111,6 +119,7 @@ def run(
         if mesh is not None:
             comm, parts = mesh.world, (mesh, dataset, model, clock)
             loop, outputs = _begin(config, comm, parts, events, stack)
+            status.begin()
         elif (joined := spares.wait(comm)) is not None:
             comm, loop = recovery.join(joined)
         else:
@@ -121,7 +130,8 @@ def run(
         observer.ended(loop)
         if outputs is not None and outputs.trace is not None:
             outputs.trace.write()
-    _publish(config, result, loop, comm.Get_rank())
+    status.rank = comm.Get_rank()
+    _publish(config, result, loop, status.rank)
     return result
 
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.communicator import channel as channels
-from mpicoll.errors import MismatchError
-from mpicoll.progress import progress_engine
+from mpicoll.consensus import wait_politely
+from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.progress import control_messages, progress_engine
 from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.control_messages import CONTROL_TAG
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.schedules import ALGORITHMS, find, register
+from tests.mpi.conftest import TIMEOUT
 from tests.mpi.test_communicators import in_thread, needs_threads
 
 HALF = 24
@@ -249,3 +252,28 @@ def test_a_rank_that_frees_late_is_waited_for(verdicts: MPI.Intracomm, monkeypat
     if comm.rank == 0:
         time.sleep(2.5)
     plain.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_communicator_that_is_broken_on_some_ranks_is_freed_without_a_wait(
+    verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No time passes: messages alone end the wait. The MPI library's collectives on it do not match any more."""
+    plain = MPI.COMM_WORLD.Dup()
+    comm, size = Intracomm(plain, timeout=TIMEOUT), plain.size
+    counts, give_up = [-1 if comm.rank == 1 else 1] * size, time.monotonic() + TIMEOUT
+    with pytest.raises((ValueError, RemoteError)):
+        comm.Ialltoallv([np.ones(size), [1] * size], [np.zeros(size), counts]).Wait()
+    wait_politely(verdicts)
+
+    given_up = []
+
+    def stopped() -> float:
+        if time.monotonic() < give_up:
+            return 0.0
+        given_up.append(True)
+        return np.inf
+
+    monkeypatch.setattr(control_messages, "time", SimpleNamespace(monotonic=stopped))
+    plain.Free()
+    assert not given_up, "no message has ended the wait"

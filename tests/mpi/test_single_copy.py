@@ -19,6 +19,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.select import Capabilities
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.shared_memory import peers
 from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -130,6 +131,56 @@ def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, a
     if algorithm:
         with pytest.raises(RemoteError, match="MPICOLL_TRANSFER=off"):
             Intracomm(WORLD.Dup(), timeout=TIMEOUT).Iallreduce(data, result, algorithm=algorithm).Wait()
+
+
+@pytest.mark.parametrize("nodes", ["2", "1,7"])
+def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segments(
+    verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, nodes: str
+) -> None:
+    """On the ranks of the node alone; each run asks anew, since another one may have other buffers.
+
+    Buffers that would travel between the pretended nodes as they are, those of a Bcast, are no secret here: on one host
+    the MPI library cannot send them either.
+    """
+    places = peers._places
+    monkeypatch.setattr(peers, "_places", lambda *memory: [*places(*memory)[:-1], False])  # as with a full segment
+    monkeypatch.setenv("MPICOLL_NODES", nodes)
+    comm = Intracomm(WORLD.Dup(), timeout=TIMEOUT)
+    node = None if comm.channel.cluster is None else comm.channel.cluster.node.node
+    count, size, rank = LENGTHS[0] // 8, comm.size, comm.rank
+    data = _secret(8 * count) if rank == 1 else np.zeros(count)
+    assert node is None or not node.segments
+    usable = np.array([data.size > 0 and (rank != 1 or (node is not None and node.reach))])
+    WORLD.Allreduce(MPI.IN_PLACE, usable, MPI.LAND)
+    if not usable[0]:
+        pytest.skip("no secret memory, no copies between processes, or no node of two ranks")
+    total, whole, part = np.zeros(count), np.zeros(count * size), np.zeros(count // size)
+    persistent = comm.Allreduce_init(data, total)
+    for turn in range(3):
+        base = size * turn + size * (size - 1) // 2
+
+        def filled(turn: int = turn) -> np.ndarray:
+            data[:] = rank + turn
+            return data
+
+        for call in (comm.Allreduce, lambda x, y: comm.Iallreduce(x, y).Wait()):
+            call(filled(), total)
+            assert (total == base).all()
+        filled()
+        persistent.Start()
+        persistent.Wait()
+        assert (total == base).all()
+        comm.Reduce(filled(), total, root=1)
+        assert rank != 1 or (total == base).all()
+        if comm.choice("allgather", whole.nbytes) == comm.choice("reduce_scatter", data.nbytes) == select.HIERARCHY:
+            comm.Reduce_scatter_block(filled()[: size * part.size], part)
+            assert (part == base).all()
+            comm.Allgather(filled(), whole)
+            assert (whole.reshape(size, count) == np.arange(size)[:, None] + turn).all()
+        other = np.full(count, float(rank))
+        comm.Allreduce(other, total)
+        assert (total == size * (size - 1) // 2).all()
+    persistent.Free()
 
 
 def _secret(nbytes: int) -> np.ndarray:

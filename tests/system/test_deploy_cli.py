@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from bench import launch as mpirun
 from tests.mpirun import Outcome, run
 
 LOAD = """
@@ -34,13 +36,23 @@ def succeeded(done: Outcome) -> str:
     return done.stdout
 
 
+def in_one_file(log: Path, size: int, *arguments: str) -> str:
+    """Return all output of a launcher, as in a shell with ``> log 2>&1``."""
+    command = mpirun.command(size, arguments)
+    with log.open("w") as both:
+        environment = mpirun.clean_environment()
+        subprocess.run(command, env=environment, stdout=both, stderr=subprocess.STDOUT, check=True, timeout=120)
+    return log.read_text()
+
+
 def test_a_chain_of_commands(tmp_path: Path) -> None:
     runs, half, small = (str(tmp_path / name) for name in ("runs", "half.safetensors", "small.safetensors"))
     train = ("-m", "mpicoll.train", "--epochs", "4", "--hidden", "64,32", "--checkpoint", runs, "--quiet")
     succeeded(launch(2, *train))
     deploy = ("-m", "mpicoll.deploy")
-    prune = ("--sparsity", "0.5", "--structured", "channels", "--epochs", "3", "--no-progress")
-    text = succeeded(launch(2, *deploy, "prune", runs, *prune, "-o", half))
+    prune = ("--sparsity", "0.5", "--structured", "channels", "--epochs", "3")
+    text = in_one_file(tmp_path / "log", 2, *deploy, "prune", runs, *prune, "-o", half)
+    assert "step/s" not in text, "a progress bar stands before the table"
     assert re.search(r"^half\.safetensors +9\d\.\d\d% ", text, re.MULTILINE)
     result = tmp_path / "r.json"
     text = succeeded(launch(1, *deploy, "quantize", half, "-o", small, "--json", str(result)))

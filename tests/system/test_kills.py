@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from bench import launch
+from mpicoll.train.launched_processes import processes_with
 from tests import extent
 from tests.kills.killed_run import Undisturbed, disturbed, undisturbed
 
@@ -45,3 +54,34 @@ def test_spare_ranks_take_the_place_of_dead_ones_and_the_bits_stay_the_same(tmp_
     assert [kill["victim"] for kill in run.kills] == ["rank 0", "worker", "spare"]
     assert run.starts == 1
     assert "1 of 6 ranks died; 5 are left, of which 3 train on after step " in output
+
+
+@pytest.mark.skipif(not extent.SECOND_LIBRARY, reason="other launchers do not end with status 0")
+def test_a_run_all_of_whose_ranks_die_is_started_again(tmp_path: Path) -> None:
+    folder, report, mark = tmp_path / "run", tmp_path / "report.json", ("TRAINING_UNDER_TEST", str(tmp_path))
+    steps = ("--steps", "150", "--step-seconds", "0.004", "--checkpoint-every", "20", "--quiet")
+    train = ("-m", "mpicoll.train", *steps, "--on-failure", "shrink", "--checkpoint", str(folder))
+    mpirun, *more = launch.command(2, train)
+    supervise = [sys.executable, "-m", "mpicoll.train.supervise", "--restarts", "1", "--json", str(report), "--"]
+    environment = {**launch.clean_environment(), mark[0]: mark[1]}
+    command = [*supervise, mpirun, "--with-ft", "ulfm", *more]
+    job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 100
+        while not list(folder.glob("step-*")):
+            assert job.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        _kill([process for process, rank in processes_with(*mark) if rank is not None])
+        text = job.communicate(timeout=100)[1]
+    finally:
+        _kill([process for process, _ in processes_with(*mark)])
+    assert job.returncode == 0, text
+    assert "it was cut off in training, though its launcher ended with status 0; restart 1 of 1 from step " in text
+    assert [attempt["status"] for attempt in json.loads(report.read_text())] == [1, 0]
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)

@@ -42,12 +42,12 @@ class Program:
         job = [str(self.path), "-n", str(ranks), "--checkpoint", str(self.folder), *more]
         return ["--backoff", "0.01", "--json", str(self.report), *options, "--", *job]
 
-    def begin(self, *options: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "mpicoll.train.supervise", *self.command(*options)]
+    def begin(self, *options: str, more: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "mpicoll.train.supervise", *self.command(*options, more=more)]
         return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
-    def run(self, *options: str) -> tuple[int, str]:
-        job = self.begin(*options)
+    def run(self, *options: str, more: tuple[str, ...] = ()) -> tuple[int, str]:
+        job = self.begin(*options, more=more)
         text = job.communicate(timeout=30)[1]
         return job.returncode, text
 
@@ -76,6 +76,31 @@ def test_a_job_that_saves_nothing_new_is_given_up(tmp_path: Path) -> None:
     assert status == 9
     assert len(program.starts()) == 3
     assert "given up with status 9: 3 starts in a row have failed without a new checkpoint" in text
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "mpicoll.train")])
+@pytest.mark.parametrize("said", ["running", "failed", "ended", None])
+def test_a_launcher_that_ends_well_though_its_ranks_were_killed_is_not_believed(
+    tmp_path: Path, said: str | None, more: tuple[str, ...]
+) -> None:
+    """As Open MPI's with ULFM. A program of the user's own may write no status, or catch a failure and end well."""
+    body = f"said = {said!r} if starts == 1 else 'ended'\nif said: (folder / '.run-status').write_text(said)\n"
+    program = Program(tmp_path, f"{body}save(starts)\n")
+    status, text = program.run(more=more)
+    assert status == 0, text
+    believed = said == "ended" or (said != "running" and not more)
+    assert len(program.starts()) == (1 if believed else 2), text
+    assert believed == ("though its launcher ended with status 0; restart 1 of 3 from step 1" not in text)
+    assert [attempt["status"] for attempt in program.attempts()] == ([0] if believed else [1, 0])
+
+
+def test_the_end_of_an_earlier_run_is_not_that_of_this_one(tmp_path: Path) -> None:
+    program = Program(tmp_path, "")
+    program.folder.mkdir()
+    (program.folder / ".run-status").write_text("ended\n")
+    status, text = program.run("--restarts", "1", more=("-m", "mpicoll.train"))
+    assert status == 1, text
+    assert "given up with status 1: 2 starts in a row have failed without a new checkpoint" in text
 
 
 def test_wrong_options_are_not_tried_again(tmp_path: Path) -> None:

@@ -131,11 +131,16 @@ class WorkSharing:
         return self.samples_per_second
 
     def state(self, done: int) -> SavedState | None:
-        """Return the exchange's state without stopping the other ranks; None if the run has failed."""
+        """Return the exchange's state without stopping the other ranks.
+
+        None if the run has failed, or if no gradient of it has been applied yet, as where the chief was slow to begin.
+        """
         if self._counter.is_failed():
             return None
         state, shares = self._strategy.exchange.state()
         number = done if shares is None else self.first + shares
+        if number == self.first:
+            return None
         facts = {
             "done": number,
             "vectors": {name: (vector.size, vector.dtype.str) for name, vector in state.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.checkpoint import open_checkpoint
+from mpicoll.checkpoint import CheckpointStore, open_checkpoint
 from mpicoll.checkpoint.durable_files import steps_in
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import NonFiniteLoss
 from mpicoll.models.micro_batches import SequentialMicroBatches
 from mpicoll.parallel import strategy as strategies
+from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.config import TrainConfig
+from mpicoll.train.coordination import Share
 from mpicoll.train.saver import FREE
 from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.training_run import run
@@ -272,12 +274,36 @@ def test_nothing_is_saved_once_a_rank_has_seen_nan(
     assert not list((shared_folder / "run").glob("step-*"))
 
 
-def wait_for_a_checkpoint(folder: Path) -> None:
-    """Return when a checkpoint of the run is complete, or after half of the run's timeout."""
+def wait_until(done: Callable[[], bool]) -> None:
+    """Return when `done` returns True, or after half of the run's timeout."""
     give_up = time.perf_counter() + CONFIG.timeout / 2
-    while not steps_in(folder) and time.perf_counter() < give_up:
+    while not done() and time.perf_counter() < give_up:
         MPI.COMM_WORLD.Iprobe()  # lets the library serve what others do in this rank's windows
         time.sleep(0.001)
+
+
+@pytest.mark.parametrize("options", ASYNCHRONOUS, ids=lambda each: name_of((each, {})))
+def test_a_chief_that_is_slow_to_begin_saves_no_checkpoint_without_a_step(
+    comm: Intracomm, shared_folder: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have taken a step, but nothing of it may have arrived."""
+    config = configured(shared_folder, {**options, "quiet": True, "checkpoint_every": 1}, comm.size)
+    shares, saved, save = WorkSharing.shares, [], CheckpointStore.save
+
+    def late(self: WorkSharing) -> Iterator[Share]:
+        if self.attends and comm.size - config.servers > 1 and config.staleness != 0:
+            wait_until(lambda: self._counter.draw(0) >= self.shares_per_step)
+        return shares(self)
+
+    def noting(self: CheckpointStore, step: int, *more: Any) -> None:
+        saved.append(step)
+        save(self, step, *more)
+
+    monkeypatch.setattr(WorkSharing, "shares", late)
+    monkeypatch.setattr(CheckpointStore, "save", noting)
+    run(config, comm)
+    assert 0 not in saved
+    assert bool(saved) == (comm.rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -287,12 +313,16 @@ def test_a_step_to_nan_is_not_saved(
     comm: Intracomm, shared_folder: Path, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss is known before the step is taken: only the parameters tell that the last one went too far."""
-    config = configured(shared_folder, {**options, "quiet": True, "checkpoint_every": 1}, comm.size)
+    more = {"quiet": True, "checkpoint_every": 1, "epochs": 9, "steps": 60}
+    config = configured(shared_folder, {**options, **more}, comm.size)
+
+    def saved() -> bool:
+        return bool(steps_in(shared_folder / "run"))
 
     def rate(self: StepPlan, step: int) -> float:
-        if step == 4 and comm.rank:  # without waiting, the others may take all steps before the chief takes its second
-            wait_for_a_checkpoint(shared_folder / "run")
-        return 1e300 if step == 5 else 0.05
+        if step >= 4 and comm.rank:  # without waiting, the others may take all steps before the chief takes its second
+            wait_until(saved)
+        return 1e300 if step >= 5 and saved() else 0.05  # a server that is slow to begin may not have applied a step
 
     monkeypatch.setattr(StepPlan, "rate", rate)
     with pytest.raises(NonFiniteLoss):
