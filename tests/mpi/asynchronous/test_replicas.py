@@ -14,6 +14,7 @@ from mpicoll import Intracomm, ParameterServer
 from mpicoll.errors import CorruptPayload, RemoteError
 from mpicoll.parameter_server import message_memory
 from mpicoll.parameter_server.remote_memory import word_at
+from mpicoll.parameter_server.serve import Server
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES
 from mpicoll.parameter_server.shard_replicas import ShardReplica
 from mpicoll.parameter_server.windows import remote_memory
@@ -42,6 +43,12 @@ def gradient(rank: int, step: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).standard_normal(COUNT).astype(np.float32)
 
 
+def copies(comm: Intracomm, ps: ParameterServer) -> list[dict[int, bytes]]:
+    """Return all state of all copies of each server, by shard."""
+    held = {} if ps._server is None else {shard: each.packed(None).tobytes() for shard, each in ps._server.held.items()}
+    return [each for each in comm.allgather(held) if each]
+
+
 @pytest.fixture(autouse=True)
 def _enough_ranks(comm: Intracomm) -> None:
     if comm.size < 3:
@@ -56,11 +63,11 @@ def test_replicas_have_the_bits_of_the_shards(comm: Intracomm, name: str) -> Non
     with serving(comm, **settings) as ps:
         if not ps.is_server:
             for step in range(steps):
-                ps.pull()
-                ps.push(gradient(ps.rank, step))
+                if step % 5 == 0:  # gradients become so stale that damping matters
+                    ps.pull()
+                ps.push(gradient(ps.rank, step), 0.01 + 0.002 * step)
             ps.result()
-    held = {} if ps._server is None else {shard: each.packed(None).tobytes() for shard, each in ps._server.held.items()}
-    found = [each for each in comm.allgather(held) if each]
+    found = copies(comm, ps)
     assert len(found) == 2
     assert found[0].keys() == found[1].keys() == {0, 1}
     assert found[0] == found[1]
@@ -73,8 +80,23 @@ def test_replicas_take_gradients_of_parts(comm: Intracomm) -> None:
         for step in range(0 if ps.is_server else 20):
             first = 37 * step % 400
             ps.push(gradient(ps.rank, step)[: 1 + 5 * step], first=first)
-    held = {} if ps._server is None else {shard: each.packed(None).tobytes() for shard, each in ps._server.held.items()}
-    found = [each for each in comm.allgather(held) if each]
+    found = copies(comm, ps)
+    assert found[0] == found[1]
+
+
+def test_a_server_that_has_ended_serves_its_replicas(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last server takes updates of its replica only when all pushes to its own shard are applied."""
+    take, end, ended = ShardReplica.take, Server._end_replicas, [comm.rank < comm.size - 1]
+
+    def end_later(server: Server) -> None:
+        ended.append(True)
+        end(server)
+
+    monkeypatch.setattr(ShardReplica, "take", lambda replica: any(ended) and take(replica))
+    monkeypatch.setattr(Server, "_end_replicas", end_later)
+    with serving(comm, read_own=False) as ps:
+        push_once(ps)
+    found = copies(comm, ps)
     assert found[0] == found[1]
 
 
