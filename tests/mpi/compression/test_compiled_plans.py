@@ -96,7 +96,9 @@ def results(comm: Intracomm, compression: Any) -> list[np.ndarray]:
 
 def kinds(comm: Intracomm, compression: Any) -> list[int]:
     """Return the instructions of a persistent operation."""
-    request: Any = comm.Allreduce_init(np.ones(5000, np.float32), np.ones(5000, np.float32), compression=compression)
+    count = 2000 * comm.size  # no rank's shard is empty
+    x, y = np.ones(count, np.float32), np.ones(count, np.float32)
+    request: Any = comm.Allreduce_init(x, y, compression=compression)
     rows = [row[instructions.OPERATION] for row in request._plan.table._rows[1:]]
     request.Free()
     return rows
