@@ -57,7 +57,12 @@ ALL, NONE = -1, -2
     # The rows of plans of plans, see `composition`, which have those above as well.
     START_PART,  # start another plan: its job, words of the operation or 0
     FINISH_PART,  # wait until it has ended, and let a third one progress meanwhile: its job, the third one's or 0
-) = range(1, 23)
+    # Rows of plans whose messages are compressed, see `messages`.
+    NEXT_KEYS,  # number the operation, and write the keys of its random choices: keys, stream, counter
+    ENCODE,  # payload out <- elements left: count, itemsize, function, words of the codec's call
+    DECODE,  # elements out <- payload left, or add them: the same
+    SEND,  # start messages whose lengths stand in memory: count, words of the messages, function, counter of bytes
+) = range(1, 27)
 
 # Operands of MEET, AT_WORK, WAIT_DONE (a rank) and ENTER, IF, AGAIN stand in FIRST; of IF and TILES also in ROWS.
 OPERATION, FIRST, ROWS = 0, 1, 2
@@ -70,6 +75,25 @@ FROM_FIRST, FROM_LAST = FROM_RANK, FROM_INDEX
 BOUND_COUNT, BOUND_REQUESTS, BOUND_FUNCTION, BOUND_FLAG, BOUND_STATUSES = range(1, 6)
 _, BOUND_OUT, _, BOUND_LEFT, BOUND_RIGHT, BOUND_ITEMSIZE = range(1, 7)
 _, BOUND_JOB, BOUND_WORDS, BOUND_ASIDE = range(1, 5)
+
+# Words of a codec's call, at the address in BOUND_RIGHT of ENCODE and DECODE: room for the payload in bytes; settings
+# and their number; the address of the payload's length if that varies, else 0; keys and first element of ENCODE; 1 if
+# DECODE adds.
+(
+    CODEC_NBYTES,
+    CODEC_SETTINGS,
+    CODEC_SETTINGS_LENGTH,
+    CODEC_LENGTH,
+    CODEC_KEYS,
+    CODEC_FIRST,
+    CODEC_ADD,
+) = range(7)
+CODEC_WORDS = 7
+# Words of a message of SEND: memory, which begins with its length without these 8 bytes; arguments of MPI_Isend.
+MESSAGE_MEMORY, MESSAGE_DATATYPE, MESSAGE_PEER, MESSAGE_TAG, MESSAGE_COMM, MESSAGE_REQUEST = range(6)
+MESSAGE_WORDS = 6
+MESSAGE_HEAD_NBYTES = 8
+"""Bytes at the begin of a message whose length varies, which say how many follow."""
 
 # Kinds of ranges
 SEGMENT, CHUNK, PART, TILE = range(4)

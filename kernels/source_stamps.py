@@ -16,6 +16,7 @@ _SHARED_FILES = (
 _CODEC_FILES = (
     "codecs/bit_packing.py",
     "codecs/block_norms.py",
+    "codecs/codec_kernels.py",
     "codecs/counter_random.py",
     "codecs/integer_codec.py",
     "codecs/sparse_vectors.py",
@@ -26,6 +27,7 @@ _PLAN_FILES = (
     "attached_parts.py",
     "call_cache.py",
     "call_records.py",
+    "codecs/counter_random.py",
     "composition.py",
     "dispatch.py",
     "dispatch_arguments.py",

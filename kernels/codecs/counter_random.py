@@ -19,14 +19,18 @@ _MID = np.float32(1.5)
 
 def key(seed: int, rank: int, step: int) -> np.ndarray:
     """Return a key of two uint32 words for `helper` functions below; any integers will do."""
-    state = 0
-    for part in (seed, rank, step):
-        state = _splitmix((state ^ (part & _MASK)) & _MASK)
+    state = splitmix(stream(seed, rank) ^ (step & _MASK))
     return np.array([state & 0xFFFFFFFF, state >> 32], np.uint32)
 
 
-def _splitmix(word: int) -> int:
-    """Return the output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of the next state."""
+def stream(seed: int, rank: int) -> int:
+    """Return what the keys of all steps of a rank begin with: `splitmix` of it XOR the step is a key, as 64 bits."""
+    return splitmix(splitmix(seed & _MASK) ^ (rank & _MASK))
+
+
+@helper
+def splitmix(word):
+    """Return the output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of the next state; uint64."""
     word = (word + _GOLDEN) & _MASK
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK

@@ -16,8 +16,9 @@ shorter.
 import numpy as np
 
 from ..bits import float32_bits
-from ..decorators import helper, kernel
+from ..decorators import helper
 from .bit_packing import UNIT, pack, unpack
+from .codec_kernels import decoder, encoder
 from .integer_codec import largest_bits
 
 RAW = 32
@@ -87,15 +88,11 @@ def _pack_wide(low, high, bits, out):
         pack(high, bits - 8, out[low.size :])
 
 
-@kernel
-def encode(x, out, block, step, limit):
-    """Encode float32 `x` of shape (count,) into uint8 `out` of `wire_nbytes`, aligned to 4 bytes; return the length.
-
-    Parameters
-    ----------
-    step, limit : float32
-        See `step_of` and `limit_of`.
-    """
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: block, and `step_of` and `limit_of` the bound, real numbers."""
+    block, reals = int(settings[0]), settings.view(np.float64)
+    step, limit = np.float32(reals[1]), np.float32(reals[2])
     count, patterns, inverse = x.size, x.view(np.uint32), np.float32(1) / step
     bases, raws = out.view(np.int32), out.view(np.float32)
     numbers, low, high = np.zeros(block, np.int32), np.zeros(block, np.uint8), np.zeros(block, np.uint8)
@@ -160,9 +157,40 @@ def _copy(raw, out, add):
         out[:] = raw
 
 
-@kernel
-def decode(packed, out, block, step, add):
-    """Decode uint8 `packed`, of which `is_right` holds, into float32 `out` of shape (count,), or add it there."""
+@helper
+def _is_right(packed, count, block):
+    """Say whether uint8 `packed`, a multiple of 4 long, can be the payload of `count` elements."""
+    blocks = (count + block - 1) // block
+    at, bases = _padded(blocks, 4), packed.view(np.int32)
+    if packed.size < at or packed[blocks:at].any():
+        return False
+    for number in range(blocks):
+        length, bits = min(count - number * block, block), np.int64(packed[number])
+        if bits != RAW and bits > MOST_BITS:
+            return False
+        nbytes = _body_nbytes(bits, length)
+        if at + nbytes > packed.size:
+            return False
+        if bits != RAW and not -_FARTHEST <= bases[at // 4] <= _FARTHEST:
+            return False
+        at += nbytes
+    return at == packed.size
+
+
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: those of `encode`.
+
+    Returns
+    -------
+    int
+        1 if its length is no multiple of 4, 2 if it cannot be the payload of so many elements.
+    """
+    block, step = int(settings[0]), np.float32(settings.view(np.float64)[1])
+    if packed.size % 4:
+        return 1
+    if not _is_right(packed, out.size, block):
+        return 2
     count, bases, raws = out.size, packed.view(np.int32), packed.view(np.float32)
     low, high = np.zeros(block, np.uint8), np.zeros(block, np.uint8)
     blocks = (count + block - 1) // block
@@ -180,24 +208,4 @@ def decode(packed, out, block, step, add):
             else:
                 _write(low[:length], high[:length], bases[at // 4], step, target)
         at += nbytes
-    return at
-
-
-@kernel
-def is_right(packed, count, block):
-    """Say whether uint8 `packed`, a multiple of 4 long, can be the payload of `count` elements."""
-    blocks = (count + block - 1) // block
-    at, bases = _padded(blocks, 4), packed.view(np.int32)
-    if packed.size < at or packed[blocks:at].any():
-        return False
-    for number in range(blocks):
-        length, bits = min(count - number * block, block), np.int64(packed[number])
-        if bits != RAW and bits > MOST_BITS:
-            return False
-        nbytes = _body_nbytes(bits, length)
-        if at + nbytes > packed.size:
-            return False
-        if bits != RAW and not -_FARTHEST <= bases[at // 4] <= _FARTHEST:
-            return False
-        at += nbytes
-    return at == packed.size
+    return 0

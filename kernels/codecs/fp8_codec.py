@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bits import bits_float32, float32_bits
-from ..decorators import helper, kernel
+from ..decorators import helper
+from .codec_kernels import decoder, encoder
 from .counter_random import block_key, unit, word
 
 _INF = 0x7F800000
@@ -37,15 +38,11 @@ class Format(NamedTuple):
     inf: int
     nan: int
 
-    @property
-    def highest(self) -> int:
-        """Return the exponent of the largest number."""
-        return ((self.inf - 1) >> self.mantissa) - self.bias
-
 
 FORMATS = {"e4m3": Format(3, 7, 0x7F, 0x7F), "e5m2": Format(2, 15, 0x7C, 0x7D)}
 
 
+@helper
 def record_nbytes(block: int) -> int:
     """Return the length of a block's record."""
     return 4 + block
@@ -114,19 +111,11 @@ def _stochastic(x, inverse, mantissa, bias, inf, codes, key):
         codes[i] = _code(magnitude, number, np.uint32(np.uint32(bits >> np.uint32(24)) & np.uint32(0x80)), inf)
 
 
-@kernel
-def encode(x, out, block, mantissa, bias, inf, keys, first, stochastic):
-    """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes.
-
-    Parameters
-    ----------
-    mantissa, bias, inf : int
-        See `Format`.
-    keys : uint32 array of shape (2,)
-        See `random.key`.
-    first : int
-        Number of the first element, which decides its random bits; a multiple of `block`.
-    """
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: block, 1 for stochastic rounding, those of `Format`."""
+    block, stochastic = int(settings[0]), settings[1] != 0
+    mantissa, bias, inf = int(settings[2]), int(settings[3]), int(settings[4])
     count, patterns, scales = x.size, x.view(np.uint32), out.view(np.uint32)
     record, last = 4 + block, np.uint32(inf)
     highest = ((inf - 1) >> mantissa) - bias
@@ -142,6 +131,7 @@ def encode(x, out, block, mantissa, bias, inf, keys, first, stochastic):
         else:
             _nearest(x[begin:end], inverse, mantissa, bias, last, codes)
         out[at + 4 + end - begin : at + record] = np.uint8(0)
+    return (count + block - 1) // block * record
 
 
 @helper
@@ -172,9 +162,25 @@ def _decode_add(codes, scale, mantissa, bias, inf, nan, out):
         out[i] += _number(codes[i], shift, offset, normal, step, inf, nan) * scale
 
 
-@kernel
-def decode(packed, out, block, mantissa, bias, inf, nan, add):
-    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there."""
+@helper
+def _scales_are_right(packed, record, highest):
+    """Say whether every scale is a power of two that `encode` may choose; `highest` is that of the format."""
+    patterns = packed.view(np.uint32)
+    for number in range(packed.size // record):
+        pattern = patterns[number * record // 4]
+        exponent = np.int64(pattern >> np.uint32(23)) - 127
+        if pattern & np.uint32(_FRACTION) or not _LOWEST <= exponent <= 127 - highest:
+            return False
+    return True
+
+
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: those of `encode`. Return 1 if a scale is wrong."""
+    block, mantissa, bias = int(settings[0]), int(settings[2]), int(settings[3])
+    inf, nan = int(settings[4]), int(settings[5])
+    if not _scales_are_right(packed, record_nbytes(block), ((inf - 1) >> mantissa) - bias):
+        return 1
     count, scales = out.size, packed.view(np.float32)
     record, first, least = 4 + block, np.uint32(inf), np.uint32(nan)
     for number in range((count + block - 1) // block):
@@ -184,15 +190,4 @@ def decode(packed, out, block, mantissa, bias, inf, nan, add):
             _decode_add(packed[at + 4 : at + record], scales[at // 4], mantissa, bias, first, least, target)
         else:
             _decode(packed[at + 4 : at + record], scales[at // 4], mantissa, bias, first, least, target)
-
-
-@kernel
-def scales_are_right(packed, record, highest):
-    """Say whether every scale is a power of two that `encode` may choose; `highest` is that of the format."""
-    patterns = packed.view(np.uint32)
-    for number in range(packed.size // record):
-        pattern = patterns[number * record // 4]
-        exponent = np.int64(pattern >> np.uint32(23)) - 127
-        if pattern & np.uint32(_FRACTION) or not _LOWEST <= exponent <= 127 - highest:
-            return False
-    return True
+    return 0

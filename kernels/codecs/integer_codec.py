@@ -15,8 +15,9 @@ scale`` with ``scale = max |x| / levels``, ``levels = 2**(bits - 1) - 1``. The l
 import numpy as np
 
 from ..bits import bits_float32, float32_bits, pointer, prefetch
-from ..decorators import BOOL, BYTES, FLOATS, INT, WORDS, helper, kernel, kernel_for
+from ..decorators import helper
 from .bit_packing import pack_at, unpack_at
+from .codec_kernels import decoder, encoder
 from .counter_random import block_key, high_noise, low_noise, word
 
 NOT_FINITE = 0x7FC00000
@@ -29,11 +30,13 @@ _MAGIC = 1.5 * 2**23
 """Added to a number, it is rounded to a whole one, which the lowest bits then are."""
 
 
+@helper
 def record_nbytes(block: int, bits: int) -> int:
     """Return the length of a block's record."""
     return 4 + block * bits // 8
 
 
+@helper
 def wire_nbytes(count: int, block: int, bits: int) -> int:
     """Return how many bytes `count` elements become."""
     return -(-count // block) * record_nbytes(block, bits)
@@ -192,19 +195,13 @@ def _quantize(x, out, scales, block, bits, keys, first, stochastic, codes, last)
     _encode(a, x.size, b, c, block, bits, d, first, stochastic, e, f)
 
 
-@kernel_for(FLOATS, BYTES, INT, INT, WORDS, INT, BOOL)
-def quantize(x, out, block, bits, keys, first, stochastic):
-    """Encode float32 `x` of shape (count,) into uint8 `out` of shape (`wire_nbytes`,), aligned to 4 bytes.
-
-    Parameters
-    ----------
-    keys : uint32 array of shape (2,)
-        See `random.key`.
-    first : int
-        Number of the first element, which decides its random bits; a multiple of `block`.
-    """
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: block, bits, 1 for stochastic rounding."""
+    block, bits, stochastic = int(settings[0]), int(settings[1]), settings[2] != 0
     codes, last = np.empty(block, np.uint8), np.zeros(2 * block, np.float32)
     _quantize(x, out, out.view(np.float32), block, bits, keys, first, stochastic, codes, last)
+    return wire_nbytes(x.size, block, bits)
 
 
 @helper
@@ -252,17 +249,18 @@ def _dequantize(packed, scales, out, block, bits, add, codes, last):
     return _decode(a, b, c, out.size, block, bits, add, d, e)
 
 
-@kernel_for(BYTES, FLOATS, INT, INT, BOOL)
-def dequantize(packed, out, block, bits, add):
-    """Decode uint8 `packed` of shape (`wire_nbytes`,) into float32 `out` of shape (count,), or add it there.
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: block, bits.
 
     Returns
     -------
-    bool
-        False as soon as a scale is no finite number that is not negative, nor NOT_FINITE; `out` is then undefined.
+    int
+        1 as soon as a scale is no finite number that is not negative, nor NOT_FINITE.
     """
+    block, bits = int(settings[0]), int(settings[1])
     codes, last = np.empty(block, np.uint8), np.empty(block, np.float32)
-    return _dequantize(packed, packed.view(np.uint32), out, block, bits, add, codes, last)
+    return 0 if _dequantize(packed, packed.view(np.uint32), out, block, bits, add, codes, last) else 1
 
 
 @helper
@@ -271,7 +269,7 @@ def is_scale(pattern):
     return pattern < np.uint32(_INF) or pattern == np.uint32(NOT_FINITE)
 
 
-@kernel
+@helper
 def scales_are_right(packed, record):
     """Say whether every scale is a finite number that is not negative, or NOT_FINITE."""
     patterns = packed.view(np.uint32)

@@ -14,8 +14,9 @@ packed as `bit_packing.py` says; and the exponents of float32, a byte each. The 
 import numpy as np
 
 from ..bits import bits_float32
-from ..decorators import helper, kernel
+from ..decorators import helper
 from .bit_packing import pack, unpack
+from .codec_kernels import decoder, encoder
 from .counter_random import block_key, word
 
 _INF = 0x7F800000
@@ -39,17 +40,10 @@ def _round(patterns, key, signs, exponents):
         signs[i] = np.uint8(patterns[i] >> np.uint32(31))
 
 
-@kernel
-def encode(x, out, block, keys, first):
-    """Encode float32 `x` of shape (count,) into uint8 `out`.
-
-    Parameters
-    ----------
-    keys : uint32 array of shape (2,)
-        See `random.key`.
-    first : int
-        Number of the first element, which decides its random bits; a multiple of `block`.
-    """
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: block."""
+    block = int(settings[0])
     count, patterns, record = x.size, x.view(np.uint32), block // 8 + block
     signs = np.zeros(block, np.uint8)
     for number in range((count + block - 1) // block):
@@ -61,6 +55,7 @@ def encode(x, out, block, keys, first):
         signs[length:] = np.uint8(0)
         exponents[length:] = np.uint8(0)
         pack(signs, 1, out[at : at + block // 8])
+    return (count + block - 1) // block * record
 
 
 @helper
@@ -83,9 +78,10 @@ def _decode_add(exponents, signs, out):
         out[i] += _power(exponents[i], signs[i])
 
 
-@kernel
-def decode(packed, out, block, add):
-    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there."""
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: block. Return 0, since all payloads are right."""
+    block = int(settings[0])
     count, record = out.size, block // 8 + block
     signs = np.empty(block, np.uint8)
     for number in range((count + block - 1) // block):
@@ -97,3 +93,4 @@ def decode(packed, out, block, add):
             _decode_add(exponents, signs, target)
         else:
             _decode(exponents, signs, target)
+    return 0

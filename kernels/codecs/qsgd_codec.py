@@ -1,6 +1,6 @@
 """QSGD: an element is rounded at random to a multiple of its bucket's L2 norm over the number of levels.
 
-The record is that of `integer_codec.py`, whose `dequantize` reads it: a scale, ``norm / levels``, and codes, here from
+The record is that of `integer_codec.py`, whose `decode` reads it: a scale, ``norm / levels``, and codes, here from
 ``middle - levels`` to ``middle + levels`` with ``middle = 2**(bits - 1)``.
 
 - Unbiased; the squared error is ``min(d / s^2, sqrt(d) / s) |x|^2`` on average at most (d elements, s levels).
@@ -14,9 +14,10 @@ The record is that of `integer_codec.py`, whose `dequantize` reads it: a scale, 
 import numpy as np
 
 from ..bits import bits_float32
-from ..decorators import helper, kernel
+from ..decorators import helper
 from .bit_packing import pack
 from .block_norms import sum_of_squares
+from .codec_kernels import encoder
 from .counter_random import block_key, uniform
 from .integer_codec import NOT_FINITE, largest_bits
 
@@ -45,19 +46,10 @@ def _round(x, inverse, levels, middle, codes, key):
         codes[i] = np.uint8(np.int32(level + middle))
 
 
-@kernel
-def encode(x, out, bucket, bits, levels, keys, first):
-    """Encode float32 `x` of shape (count,) into uint8 `out` of `quantize.wire_nbytes`, aligned to 4 bytes.
-
-    Parameters
-    ----------
-    levels : int
-        At most ``2**(bits - 1) - 1``.
-    keys : uint32 array of shape (2,)
-        See `random.key`.
-    first : int
-        Number of the first element, which decides its random bits; a multiple of `bucket`.
-    """
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: bucket, bits, levels, at most ``2**(bits - 1) - 1``."""
+    bucket, bits, levels = int(settings[0]), int(settings[1]), int(settings[2])
     count, scales, record = x.size, out.view(np.float32), 4 + bucket * bits // 8
     middle = np.float32(1 << (bits - 1))
     codes, room = np.zeros(bucket, np.uint8), np.empty(bucket, np.float64)
@@ -72,3 +64,4 @@ def encode(x, out, bucket, bits, levels, keys, first):
             key = block_key(keys, first + begin)
             _round(x[begin:end], np.float32(1) / step, np.float32(levels), middle, codes[: end - begin], key)
         pack(codes, bits, out[at + 4 : at + record])
+    return (count + bucket - 1) // bucket * record

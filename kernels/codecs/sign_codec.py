@@ -8,8 +8,9 @@ A block of ``block`` elements is a record of ``4 + block / 8`` bytes: its scale,
 import numpy as np
 
 from ..bits import bits_float32, float32_bits, pointer, prefetch
-from ..decorators import BOOL, BYTES, FLOATS, INT, helper, kernel_for
-from .integer_codec import NOT_FINITE, is_scale
+from ..decorators import helper
+from .codec_kernels import decoder, encoder
+from .integer_codec import NOT_FINITE, is_scale, wire_nbytes
 
 _SIGN, _ABSOLUTE = 0x80000000, 0x7FFFFFFF
 
@@ -85,10 +86,12 @@ def _encode_arrays(x, out, scales, block, sums, last):
     _encode(a, x.size, b, c, block, d, e)
 
 
-@kernel_for(FLOATS, BYTES, INT)
-def encode(x, out, block):
-    """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes."""
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`. Settings: block."""
+    block = int(settings[0])
     _encode_arrays(x, out, out.view(np.uint32), block, np.empty(block // 8, np.float32), np.zeros(block, np.float32))
+    return wire_nbytes(x.size, block, 1)
 
 
 @helper
@@ -127,13 +130,14 @@ def _decode_arrays(packed, scales, out, block, add, last):
     return _decode(a, b, c, out.size, block, add, d)
 
 
-@kernel_for(BYTES, FLOATS, INT, BOOL)
-def decode(packed, out, block, add):
-    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there.
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: block.
 
     Returns
     -------
-    bool
-        False as soon as a scale is no finite number that is not negative, nor NOT_FINITE; `out` is then undefined.
+    int
+        1 as soon as a scale is no finite number that is not negative, nor NOT_FINITE.
     """
-    return _decode_arrays(packed, packed.view(np.uint32), out, block, add, np.empty(block, np.float32))
+    block = int(settings[0])
+    return 0 if _decode_arrays(packed, packed.view(np.uint32), out, block, add, np.empty(block, np.float32)) else 1

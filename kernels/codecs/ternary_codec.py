@@ -16,10 +16,11 @@ block is filled with zeros.
 import numpy as np
 
 from ..bits import bits_float32
-from ..decorators import helper, kernel
+from ..decorators import helper
 from .block_norms import sum_of_squares
+from .codec_kernels import decoder, encoder
 from .counter_random import block_key, uniform
-from .integer_codec import NOT_FINITE, largest_bits
+from .integer_codec import NOT_FINITE, largest_bits, scales_are_right
 
 UNIT = 20
 """Block lengths are multiples of it: five elements in a byte, four bytes in a word."""
@@ -83,19 +84,13 @@ def _unpack(packed, rest, codes):
         _digit(rest, codes[place * run : (place + 1) * run])
 
 
-@kernel
-def encode(x, out, block, clip, keys, first):
-    """Encode float32 `x` of shape (count,) into uint8 `out`, aligned to 4 bytes.
+@encoder
+def encode(x, out, settings, keys, first):
+    """Encode a vector; see `codec_kernels`.
 
-    Parameters
-    ----------
-    clip : float
-        The scale is at most so many times the root mean square of the block; 0 for no limit.
-    keys : uint32 array of shape (2,)
-        See `random.key`.
-    first : int
-        Number of the first element, which decides its random bits; a multiple of `block`.
+    Settings: block; how many times the root mean square of a block its scale is at most, a real number, 0 for no limit.
     """
+    block, clip = int(settings[0]), settings.view(np.float64)[1]
     count, scales, record = x.size, out.view(np.float32), 4 + block // 5
     codes, room = np.zeros(block, np.uint8), np.empty(block, np.float64)
     for number in range((count + block - 1) // block):
@@ -108,6 +103,7 @@ def encode(x, out, block, clip, keys, first):
         if scale > 0:
             _choose(x[begin:end], scale, block_key(keys, first + begin), codes[: end - begin])
         _pack(codes, out[at + 4 : at + record])
+    return (count + block - 1) // block * record
 
 
 @helper
@@ -122,10 +118,32 @@ def _decode_add(codes, scale, out):
         out[i] += (np.float32(codes[i]) - np.float32(1)) * scale
 
 
-@kernel
-def decode(packed, out, block, add):
-    """Decode uint8 `packed` into float32 `out` of shape (count,), or add it there."""
+@helper
+def _digits_are_right(packed, record):
+    """Say whether every byte of codes is a number of five digits."""
+    largest = np.uint8(0)
+    for number in range(packed.size // record):
+        codes = packed[number * record + 4 : (number + 1) * record]
+        for j in range(codes.size):
+            largest = max(largest, codes[j])
+    return largest < _BYTES
+
+
+@decoder
+def decode(packed, out, settings, add):
+    """Decode a payload; see `codec_kernels`. Settings: block.
+
+    Returns
+    -------
+    int
+        1 if a scale is no finite number that is not negative, nor NOT_FINITE; 2 if a byte is not five digits.
+    """
+    block = int(settings[0])
     count, scales, record = out.size, packed.view(np.float32), 4 + block // 5
+    if not scales_are_right(packed, record):
+        return 1
+    if not _digits_are_right(packed, record):
+        return 2
     codes, rest = np.empty(block, np.uint8), np.empty(block // 5, np.uint8)
     for number in range((count + block - 1) // block):
         begin, at = number * block, number * record
@@ -135,14 +153,4 @@ def decode(packed, out, block, add):
             _decode_add(codes, scales[at // 4], target)
         else:
             _decode(codes, scales[at // 4], target)
-
-
-@kernel
-def digits_are_right(packed, record):
-    """Say whether every byte of codes is a number of five digits."""
-    largest = np.uint8(0)
-    for number in range(packed.size // record):
-        codes = packed[number * record + 4 : (number + 1) * record]
-        for j in range(codes.size):
-            largest = max(largest, codes[j])
-    return largest < _BYTES
+    return 0

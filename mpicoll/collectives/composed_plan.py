@@ -21,7 +21,7 @@ from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.composition import PART_WORDS
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.messages.bound_plan import Part, Table
-from mpicoll.messages.lowering import KernelCall
+from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.shared_memory.shared_operation import (

@@ -9,7 +9,8 @@ import numpy as np
 
 from mpicoll.buffers.reduction_ops import Reducer
 from mpicoll.collectives import select
-from mpicoll.messages.lowering import KernelCall, Message, Phase, Vector, lower
+from mpicoll.messages.calls import KernelCall
+from mpicoll.messages.lowering import Message, Phase, Vector, lower
 from mpicoll.schedules import chunk_bounds, find
 
 Allocate = Callable[[int, np.dtype[Any]], np.ndarray]

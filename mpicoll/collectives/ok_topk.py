@@ -79,6 +79,10 @@ class ThresholdState:
         self._array = array
         self.bounds = array[4:]
 
+    def is_in(self, feedback: ErrorFeedback) -> bool:
+        """Return whether this is the state of an error feedback."""
+        return feedback.memory.get(_NAME) is self._array
+
     def check(self, count: int, size: int) -> None:
         """Raise ValueError unless this is a valid state for vectors of `count` elements on `size` ranks."""
         bounds, limits = self.bounds, self._array[:3]
@@ -133,9 +137,7 @@ class _Sum:
     ) -> None:
         self.channel, self.sparsifier, self.feedback, self.y = channel, sparsifier, feedback, y
         self.k, self.allocate = sparsifier.capacity(y.size), allocate
-        fresh = np.array([0, 0, 0, 0, *chunk_bounds(y.size, channel.size)], np.int64)
-        self.memory = ThresholdState(fresh if feedback is None else feedback.memory.setdefault(_NAME, fresh))
-        self.memory.check(y.size, channel.size)
+        self.memory = self._state()
         self.most = min(_SPARE * self.k, y.size)
         self.selection = Selection(channel, feedback, x, self.most, allocate)
         self.regions = Regions(self.selection, self.memory.bounds, allocate, y.size)
@@ -143,8 +145,19 @@ class _Sum:
         self._indices = allocate(self.most, np.dtype(np.uint32))
         self._values = allocate(self.most, np.dtype(np.float32))
 
+    def _state(self) -> ThresholdState:
+        """Return the state that the error feedback holds, if need be a new one; without it the plan holds the state."""
+        count, size = self.y.size, self.channel.size
+        fresh = np.array([0, 0, 0, 0, *chunk_bounds(count, size)], np.int64)
+        found = ThresholdState(fresh if self.feedback is None else self.feedback.memory.setdefault(_NAME, fresh))
+        found.check(count, size)
+        return found
+
     def select(self, *, exactly: bool) -> None:
         """Select this rank's elements."""
+        if self.feedback is not None and not self.memory.is_in(self.feedback):
+            self.memory = self._state()  # which was reset, or loaded, since the plan was made
+            self.regions.bounds = self.memory.bounds
         self.vector = self.selection.compensated()
         self.selection.take(self.vector, self._select_exactly if exactly else self._select_again)
 

@@ -20,7 +20,8 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree
-from mpicoll.messages.lowering import KernelCall, Phase, lower
+from mpicoll.messages.calls import KernelCall
+from mpicoll.messages.lowering import Phase, lower
 from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun, call_blocking
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature

@@ -112,8 +112,8 @@ class Channel:
         The dispatch table of compiled calls. It also numbers the collectives, equally on all ranks.
     identity
         This rank's number in COMM_WORLD, for keys of random choices, which must differ between ranks.
-    compressed
-        Number of operations that have compressed their messages.
+    compression_counter
+        Number of operations that have compressed their messages, int64 of shape (1,), which compiled code counts too.
     sent_nbytes
         Bytes of all messages that this rank has sent by collectives from Python; not of data in shared memory.
     broken
@@ -159,7 +159,7 @@ class Channel:
         self.broken: str | None = None
         self.refusal: int | None = None
         self.identity = int(MPI.COMM_WORLD.rank)
-        self.compressed = 0
+        self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None
         self.paying_ranges: dict[tuple[Any, ...], Any] = {}
@@ -179,6 +179,15 @@ class Channel:
         if parent is None or parent.channel.is_alone:
             return node.make(self.comm, oversubscribed)
         return node.derive(self.comm, oversubscribed, parent.channel.node, parent.ranks)
+
+    @property
+    def compressed(self) -> int:
+        """Number of operations that have compressed their messages."""
+        return int(self.compression_counter[0])
+
+    @compressed.setter
+    def compressed(self, number: int) -> None:
+        self.compression_counter[0] = number
 
     @property
     def shared_nbytes(self) -> float:

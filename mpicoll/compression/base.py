@@ -8,7 +8,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from mpicoll.compression.payload_checks import require
 from mpicoll.kernels.codecs import counter_random
+from mpicoll.kernels.codecs.codec_kernels import Codec
 
 
 class Key(NamedTuple):
@@ -63,6 +65,11 @@ class Compressor(ABC):
         """See the class."""
         return 1
 
+    @property
+    def codec(self) -> Codec | None:
+        """Compiled functions that encode and decode, which plans call without the interpreter; None without them."""
+        return None
+
     def shaped(self, shapes: Sequence[tuple[int, ...]]) -> Compressor:
         """Return the compressor for a vector of arrays of these shapes, which more elements may follow."""
         return self
@@ -104,3 +111,40 @@ class Compressor(ABC):
         room = np.empty_like(out)
         self.decompress(payload, room)
         out += room
+
+
+class CodecCompressor(Compressor):
+    """Interface of compressors that encode and decode by compiled functions; a subclass has :attr:`codec`.
+
+    Attributes
+    ----------
+    problems
+        Error texts for the numbers that the codec's decoder returns, from 1 on.
+    """
+
+    problems: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abstractmethod
+    def codec(self) -> Codec:
+        """The compiled functions and their settings; see :mod:`mpicoll.kernels.codecs.codec_kernels`."""
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        """Encode a vector and return the length of the payload in bytes."""
+        codec = self.codec
+        return int(codec.encode(x, out[: self.wire_nbytes(x.size)], codec.settings, key.words(), key.first))
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Decode a payload."""
+        self._decode(payload, out, False)
+
+    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
+        """Decode a payload and add it to `out`, in one pass."""
+        self._decode(payload, out, True)
+
+    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        if self.fixed:
+            require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        codec = self.codec
+        problem = codec.decode(payload, out, codec.settings, add)
+        require(problem == 0, payload, out, self.problems[problem - 1] if problem else "")

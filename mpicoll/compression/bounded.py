@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, error_bounded_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
 @register("error")
 @dataclass(frozen=True)
-class ErrorBounded(Compressor):
+class ErrorBounded(CodecCompressor):
     """Quantised integers with an absolute error bound: each decoded element is within `bound` of the original.
 
     The length of the payload depends on the contents. A block of `block` elements takes 0 to 16 bits an element. It is
@@ -27,6 +26,10 @@ class ErrorBounded(Compressor):
     :mod:`mpicoll.kernels.codecs.error_bounded_codec`.
     """
 
+    problems: ClassVar[tuple[str, ...]] = (
+        "its length is no multiple of 4",
+        "its blocks do not fit its length, or begin too far from zero",
+    )
     bound: float = 1e-3
     block: int = 1024
 
@@ -48,25 +51,9 @@ class ErrorBounded(Compressor):
         """Return the bytes if no block can be compressed."""
         return error_bounded_codec.wire_nbytes(count, self.block)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write all blocks; the key is not used."""
-        room = out[: self.wire_nbytes(x.size)]
-        return int(
-            error_bounded_codec.encode(
-                x, room, self.block, error_bounded_codec.step_of(self.bound), error_bounded_codec.limit_of(self.bound)
-            )
-        )
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size % 4 == 0, payload, out, "its length is no multiple of 4")
-        right = error_bounded_codec.is_right(payload, out.size, self.block)
-        require(right, payload, out, "its blocks do not fit its length, or begin too far from zero")
-        error_bounded_codec.decode(payload, out, self.block, error_bounded_codec.step_of(self.bound), add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of all blocks."""
+        step, limit = error_bounded_codec.step_of(self.bound), error_bounded_codec.limit_of(self.bound)
+        settings = settings_of(self.block, float(step), float(limit))
+        return Codec(error_bounded_codec.encode, error_bounded_codec.decode, settings)

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require
 from mpicoll.kernels.codecs import cast_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -21,7 +21,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16"
 @register("fp16", kind="float16")
 @register("bf16", kind="bfloat16")
 @dataclass(frozen=True)
-class ShortFloats(Aggregatable, Compressor):
+class ShortFloats(Aggregatable, CodecCompressor):
     """float16 or bfloat16, rounded to nearest even.
 
     float16 keeps 11 bits of significand, and numbers beyond 65504 arrive as inf; bfloat16 keeps 8 bits and the range of
@@ -43,25 +43,10 @@ class ShortFloats(Aggregatable, Compressor):
         """Return two bytes for each element, padded to a multiple of 4."""
         return 2 * (count + count % 2)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the rounded elements."""
-        nbytes = self.wire_nbytes(x.size)
-        halves = out[:nbytes].view(np.uint16)
-        cast_codec.NARROW[self.kind](x, halves[: x.size])
-        halves[x.size :] = 0
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        cast_codec.WIDEN[self.kind](payload.view(np.uint16)[: out.size], out, add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of the elements."""
+        return Codec(cast_codec.ENCODE[self.kind], cast_codec.DECODE[self.kind], settings_of())
 
     def rounds(self, count: int, size: int) -> tuple[AggregationRound, ...]:
         """Return the elements."""

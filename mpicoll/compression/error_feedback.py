@@ -97,9 +97,16 @@ class ErrorFeedback:
 
     def begin(self, x: np.ndarray) -> np.ndarray:
         """:meth:`check`, then :meth:`compensate`; until :meth:`end` no other call may use this object."""
-        self.check(x.size)
+        residual = self.open(x.size)
+        kernels.add()(residual, residual, x)
+        return residual
+
+    def open(self, count: int) -> np.ndarray:
+        """Begin as :meth:`begin` does, but return the residual as it is; the caller adds the vector to it."""
+        self.check(count)
         self._busy = True
-        return self.compensate(x)
+        self.steps += 1
+        return self._memory("residual", count)
 
     def end(self) -> None:
         """Note that the call is complete."""
@@ -120,26 +127,20 @@ class ErrorFeedback:
                 f"error feedback: this object is for {self.residual.size} elements, not {x.size}; use one a vector"
             )
         residual = self._memory("residual", x.size)
-        kernels.add(x, residual)
+        kernels.add()(residual, residual, x)
         self.steps += 1
         return residual
 
     def update(self, sent: np.ndarray, start: int = 0) -> None:
         """Subtract the decoded vector `sent` from elements ``start`` to ``start + sent.size - 1`` of the residual."""
         assert self.residual is not None
-        kernels.subtract(sent, self.residual[start : start + sent.size])
+        part = self.residual[start : start + sent.size]
+        kernels.subtract()(part, part, sent)
 
-    def compensate_result(self, total: np.ndarray, start: int) -> np.ndarray:
-        """Add `total`, the sum from element `start` on, to the residual of the sum; return that part of it."""
+    def open_result(self) -> np.ndarray:
+        """Return the residual of the sum, of the shape of the residual; zeros at first."""
         assert self.residual is not None
-        part = self._memory("result_residual", self.residual.size)[start : start + total.size]
-        kernels.add(total, part)
-        return part
-
-    def update_result(self, sent: np.ndarray, start: int) -> None:
-        """Subtract the decoded sum `sent` from the residual of the sum, from element `start` on."""
-        assert self.result_residual is not None
-        kernels.subtract(sent, self.result_residual[start : start + sent.size])
+        return self._memory("result_residual", self.residual.size)
 
     def part(self, start: int, stop: int, count: int) -> ErrorFeedback:
         """Return the error feedback of elements ``start`` to ``stop - 1`` of a vector of `count` elements.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block, require_rounding
+from mpicoll.compression.payload_checks import require_block, require_rounding
 from mpicoll.kernels.codecs import bit_packing, fp8_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
 @register("fp8", kind="e4m3")
 @register("e4m3", kind="e4m3")
 @register("e5m2", kind="e5m2")
 @dataclass(frozen=True)
-class Fp8(Compressor):
+class Fp8(CodecCompressor):
     """E4M3 or E5M2, with a power-of-two scale for each block of `block` elements.
 
     With ``rounding="nearest"``, ties to even, the error of an element is at most 2^-4 (E4M3) or 2^-3 (E5M2) of itself;
@@ -27,6 +27,7 @@ class Fp8(Compressor):
     :mod:`mpicoll.kernels.codecs.fp8_codec`.)
     """
 
+    problems: ClassVar[tuple[str, ...]] = ("a scale is not a power of two in range",)
     block: int = 512
     rounding: str = "nearest"
     kind: str = "e4m3"
@@ -51,25 +52,9 @@ class Fp8(Compressor):
         """Return the bytes of all records."""
         return -(-count // self.block) * fp8_codec.record_nbytes(self.block)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the records of all blocks."""
-        nbytes, form = self.wire_nbytes(x.size), fp8_codec.FORMATS[self.kind]
-        stochastic = self.rounding == "stochastic"
-        settings = (self.block, form.mantissa, form.bias, form.inf)
-        fp8_codec.encode(x, out[:nbytes], *settings, key.words(), key.first, stochastic)
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        form, record = fp8_codec.FORMATS[self.kind], fp8_codec.record_nbytes(self.block)
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        right = fp8_codec.scales_are_right(payload, record, form.highest)
-        require(right, payload, out, "a scale is not a power of two in range")
-        fp8_codec.decode(payload, out, self.block, form.mantissa, form.bias, form.inf, form.nan, add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of all blocks."""
+        stochastic = int(self.rounding == "stochastic")
+        settings = settings_of(self.block, stochastic, *fp8_codec.FORMATS[self.kind])
+        return Codec(fp8_codec.encode, fp8_codec.decode, settings)

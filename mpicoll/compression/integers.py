@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block, require_rounding
+from mpicoll.compression.payload_checks import require_block, require_rounding
 from mpicoll.kernels.codecs import bit_packing, integer_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 _BLOCK, _PACKED_BLOCK = 512, 1024
 """Default block lengths for 8 bits and for fewer: packing is faster in longer blocks."""
@@ -23,7 +23,7 @@ _BLOCK, _PACKED_BLOCK = 512, 1024
 @register("int3", bits=3)
 @register("int2", bits=2)
 @dataclass(frozen=True)
-class QuantizedIntegers(Compressor):
+class QuantizedIntegers(CodecCompressor):
     """Integers of 2 to 8 bits, with a scale for each block of `block` elements.
 
     A step is the block's largest |x| divided by ``2**(bits - 1) - 1``. The error of an element is at most half a step
@@ -33,6 +33,7 @@ class QuantizedIntegers(Compressor):
     :mod:`mpicoll.kernels.codecs.integer_codec`.)
     """
 
+    problems: ClassVar[tuple[str, ...]] = ("a scale is not a finite number",)
     block: int = 0
     rounding: str = "nearest"
     bits: int = 8
@@ -59,23 +60,8 @@ class QuantizedIntegers(Compressor):
         """Return the bytes of all records."""
         return integer_codec.wire_nbytes(count, self.block, self.bits)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the records of all blocks."""
-        nbytes = self.wire_nbytes(x.size)
-        integer_codec.quantize(
-            x, out[:nbytes], self.block, self.bits, key.words(), key.first, self.rounding == "stochastic"
-        )
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        right = integer_codec.dequantize(payload, out, self.block, self.bits, add)
-        require(right, payload, out, "a scale is not a finite number")
+    @property
+    def codec(self) -> Codec:
+        """The codec of all blocks."""
+        settings = settings_of(self.block, self.bits, int(self.rounding == "stochastic"))
+        return Codec(integer_codec.encode, integer_codec.decode, settings)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, natural_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
 @register("natural")
 @dataclass(frozen=True)
-class Natural(Compressor):
+class Natural(CodecCompressor):
     """Random rounding of each element to the power of two below or above it, unbiased; 9 bits an element.
 
     The mean squared error of an element is at most an eighth of its square. A subnormal number becomes 0 or 2^-126. A
@@ -40,20 +39,7 @@ class Natural(Compressor):
         """Return the bytes of all records."""
         return -(-count // self.block) * natural_codec.record_nbytes(self.block)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the records of all blocks."""
-        nbytes = self.wire_nbytes(x.size)
-        natural_codec.encode(x, out[:nbytes], self.block, key.words(), key.first)
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        natural_codec.decode(payload, out, self.block, add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of all blocks."""
+        return Codec(natural_codec.encode, natural_codec.decode, settings_of(self.block))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block
+from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, integer_codec, qsgd_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
 @register("qsgd")
 @dataclass(frozen=True)
-class Qsgd(Compressor):
+class Qsgd(CodecCompressor):
     """Random rounding of each element to a multiple of its bucket's L2 norm over `levels`, unbiased.
 
     The mean squared error of a bucket of d elements is at most ``min(d / levels**2, sqrt(d) / levels) |x|^2``. A bucket
@@ -24,6 +23,7 @@ class Qsgd(Compressor):
     described in :mod:`mpicoll.kernels.codecs.qsgd_codec`.)
     """
 
+    problems: ClassVar[tuple[str, ...]] = ("a scale is not a finite number",)
     levels: int = 7
     bucket: int = 512
 
@@ -48,22 +48,8 @@ class Qsgd(Compressor):
         """Return the bytes of all records."""
         return integer_codec.wire_nbytes(count, self.bucket, self.bits)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the records of all buckets."""
-        nbytes = self.wire_nbytes(x.size)
-        qsgd_codec.encode(x, out[:nbytes], self.bucket, self.bits, self.levels, key.words(), key.first)
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = integer_codec.record_nbytes(self.bucket, self.bits)
-        require(integer_codec.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        integer_codec.dequantize(payload, out, self.bucket, self.bits, add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of all buckets."""
+        settings = settings_of(self.bucket, self.bits, self.levels)
+        return Codec(qsgd_codec.encode, integer_codec.decode, settings)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-
-from mpicoll.compression.base import Compressor, Key
+from mpicoll.compression.base import CodecCompressor
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require, require_block
-from mpicoll.kernels.codecs import integer_codec, ternary_codec
+from mpicoll.compression.payload_checks import require_block
+from mpicoll.kernels.codecs import ternary_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
 @register("ternary")
 @dataclass(frozen=True)
-class Ternary(Compressor):
+class Ternary(CodecCompressor):
     """Random rounding of each element to zero or its sign times its block's largest |x|, unbiased; 1.6 bits an element.
 
     The mean squared error of a block is ``largest * (sum of |x|) - |x|^2``. With ``clip=2.5``, for example, elements
@@ -25,6 +25,7 @@ class Ternary(Compressor):
     :mod:`mpicoll.kernels.codecs.ternary_codec`.)
     """
 
+    problems: ClassVar[tuple[str, ...]] = ("a scale is not a finite number", "a byte is not five digits to the base 3")
     block: int = 1280
     clip: float = 0.0
 
@@ -47,25 +48,7 @@ class Ternary(Compressor):
         """Return the bytes of all records."""
         return -(-count // self.block) * ternary_codec.record_nbytes(self.block)
 
-    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
-        """Write the records of all blocks."""
-        nbytes = self.wire_nbytes(x.size)
-        ternary_codec.encode(x, out[:nbytes], self.block, float(self.clip), key.words(), key.first)
-        return nbytes
-
-    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Write all elements."""
-        self._decode(payload, out, False)
-
-    def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
-        """Add all elements, in one pass."""
-        self._decode(payload, out, True)
-
-    def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-        require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
-        record = ternary_codec.record_nbytes(self.block)
-        require(integer_codec.scales_are_right(payload, record), payload, out, "a scale is not a finite number")
-        require(
-            ternary_codec.digits_are_right(payload, record), payload, out, "a byte is not five digits to the base 3"
-        )
-        ternary_codec.decode(payload, out, self.block, add)
+    @property
+    def codec(self) -> Codec:
+        """The codec of all blocks."""
+        return Codec(ternary_codec.encode, ternary_codec.decode, settings_of(self.block, float(self.clip)))

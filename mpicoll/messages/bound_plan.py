@@ -19,8 +19,8 @@ from mpi4py import MPI
 from mpicoll.errors import OperationError
 from mpicoll.kernels import composition, decorators, instructions
 from mpicoll.kernels import operation_words as words
-from mpicoll.kernels.reduce import native_address
-from mpicoll.messages.lowering import KernelCall
+from mpicoll.messages.calls import Call, MovablePart
+from mpicoll.messages.prefixed_sends import PrefixedSends
 
 _HANDLES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _testall = MPI.Request.Testall
@@ -81,13 +81,19 @@ class Functions(NamedTuple):
 
     startall: int
     testall: int
+    isend: int
 
 
 def _row(what: int, **operands: int) -> list[int]:
     row = [what] + [0] * (instructions.ROW_WORDS - 1)
     for name, value in operands.items():
-        row[getattr(instructions, f"BOUND_{name.upper()}")] = value
+        row[_place_of(name)] = value
     return row
+
+
+def _place_of(operand: str) -> int:
+    place: int = getattr(instructions, f"BOUND_{operand.upper()}")
+    return place
 
 
 class Table:
@@ -108,6 +114,7 @@ class Table:
         self._rows = [_row(0)]
         self._requests: dict[int, np.ndarray] = {}
         self._parts: list[Part] = []
+        self._movable: list[tuple[int, str, MovablePart]] = []
         self._flag = np.zeros(2, np.int32)
         self._statuses = np.empty(0, np.uint8)
         self._at = 1
@@ -135,17 +142,32 @@ class Table:
             row = self._message_row(instructions.STARTALL, requests, self._functions.startall)
         self._add(row, lambda: _startall(requests))
 
-    def call(self, call: KernelCall) -> None:
-        """Add a call of a kernel, or a copy."""
-        row, arguments = _row(instructions.CALL), call.arguments
-        address = native_address(call.function, arguments[0].dtype) if call.reduces else 0
-        if self._functions is not None and (address or _is_plain_copy(call)):
-            kind = instructions.REDUCE_BOUND if address else instructions.COPY_BOUND
-            places = zip(("out", "left", "right"), (each.ctypes.data for each in arguments), strict=False)
-            count, itemsize = arguments[0].size, arguments[0].itemsize
-            row = _row(kind, count=count, itemsize=itemsize, function=address, **dict(places))
-        function = call.function
-        self._add(row, lambda: function(*arguments))
+    def call(self, call: Call) -> None:
+        """Add a call of a kernel or of a codec, or a copy."""
+        found = None if self._functions is None else call.instruction()
+        if found is None:
+            self._add(_row(instructions.CALL), call)
+            return
+        places = {}
+        for name, memory in found.places.items():
+            if isinstance(memory, MovablePart):
+                self._movable.append((len(self._rows), name, memory))
+            else:
+                places[name] = memory.ctypes.data
+        self._add(_row(found.kind, **found.numbers, **places), call)
+
+    def send(self, send: PrefixedSends, requests: list[Any]) -> None:
+        """Add a start of messages whose lengths stand in memory; the last of `requests` are theirs."""
+        row = _row(instructions.CALL)
+        if self._functions is not None:
+            places = send.bind(self._handles(requests)[-len(send.messages) :])
+            row = _row(
+                instructions.SEND,
+                count=len(send.messages),
+                function=self._functions.isend,
+                **{name: memory.ctypes.data for name, memory in places.items()},
+            )
+        self._add(row, send)
 
     def start_part(self, part: Part) -> None:
         """Add a start of another plan."""
@@ -168,6 +190,9 @@ class Table:
             if row[0] == instructions.TESTALL:
                 self._table[place, instructions.BOUND_FLAG] = self._flag.ctypes.data
                 self._table[place, instructions.BOUND_STATUSES] = self._statuses.ctypes.data
+        for place, name, part in self._movable:
+            operand = _place_of(name)
+            part.vector.note(self._table[place, operand : operand + 1], part.start * part.vector.array.itemsize)
         self._job = np.zeros(words.JOB_WORDS, np.int64)
         self._first = self._table.ctypes.data + instructions.ROW_NBYTES
         self._job[words.PLAN] = self._table.ctypes.data
@@ -179,11 +204,16 @@ class Table:
         self.steps.append(step)
 
     def _message_row(self, what: int, requests: list[Any], function: int) -> list[int]:
+        handles = self._handles(requests)
+        return _row(what, count=handles.size, requests=handles.ctypes.data, function=function)
+
+    def _handles(self, requests: list[Any]) -> np.ndarray:
+        """Return the array of the MPI library's handles that stands for a list of requests."""
         handles = self._requests.get(id(requests))
         if handles is None:
             kind = _HANDLES[MPI._sizeof(MPI.Request)]
             handles = self._requests[id(requests)] = _handles_of(requests, kind)
-        return _row(what, count=handles.size, requests=handles.ctypes.data, function=function)
+        return handles
 
     # Running --------------------------------------------------------------------------------------------------------
 
@@ -279,18 +309,6 @@ def _handles_of(requests: Sequence[MPI.Request], kind: np.dtype[Any]) -> np.ndar
     return unsigned.astype(kind)
 
 
-def _is_plain_copy(call: KernelCall) -> bool:
-    if call.function is not np.copyto:
-        return False
-    to, source = call.arguments
-    return (
-        isinstance(source, np.ndarray)
-        and (to.dtype, to.size) == (source.dtype, source.size)
-        and to.flags.c_contiguous
-        and source.flags.c_contiguous
-    )
-
-
 @lru_cache(maxsize=1)
 def functions() -> Functions | None:
     """Return the addresses of the MPI library's functions; None if they cannot be called by address."""
@@ -298,9 +316,7 @@ def functions() -> Functions | None:
         return None
     try:
         library = ctypes.PyDLL(MPI.__file__)  # finds what mpi4py itself is linked to
-        startall, testall = (
-            ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("MPI_Startall", "MPI_Testall")
-        )
+        names = ("MPI_Startall", "MPI_Testall", "MPI_Isend")
+        return Functions(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names))
     except (OSError, AttributeError):
         return None
-    return Functions(startall, testall)

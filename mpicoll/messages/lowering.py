@@ -10,11 +10,12 @@ already, the message is received into scratch memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mpicoll.buffers.reduction_ops import Reducer
+from mpicoll.messages.calls import Call, KernelCall
 from mpicoll.schedules import COLLECTIVES
 from mpicoll.schedules.collective_table import Where
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
@@ -35,19 +36,11 @@ class Message(NamedTuple):
     data: np.ndarray | Callable[[], np.ndarray]
 
 
-class KernelCall(NamedTuple):
-    """A kernel with its arguments, or a copy; `reduces` is true for a reducer."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    reduces: bool = False
-
-
 class Phase(NamedTuple):
     """Wait for the messages of step `waits_for`, run the calls, post `messages` (None: post nothing)."""
 
     waits_for: int | None
-    calls: tuple[KernelCall, ...]
+    calls: tuple[Call, ...]
     messages: tuple[Message, ...] | None
 
 

@@ -16,7 +16,9 @@ from mpi4py import MPI
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import CorruptPayload, MpicollError, OperationError
 from mpicoll.messages.bound_plan import Table
-from mpicoll.messages.lowering import KernelCall, Message, Phase
+from mpicoll.messages.calls import KernelCall
+from mpicoll.messages.lowering import Message, Phase
+from mpicoll.messages.prefixed_sends import LateMessage, PrefixedMemory, PrefixedSends, send_late
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
 
@@ -111,6 +113,7 @@ class MessagePlan(Plan):
         self.peers: list[tuple[int, ...]] = []
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
+        self._from_python: set[int] = set()  # steps with requests that only the interpreter knows
         for stage in stages:
             self._add(channel, stage, tag)
             self._note(stage.waits_for)
@@ -124,8 +127,7 @@ class MessagePlan(Plan):
 
     def _add(self, channel: Channel, stage: Phase, tag: int) -> None:
         if stage.waits_for is not None:
-            wait, posted = self._waits[stage.waits_for], self.requests[stage.waits_for]
-            self.table.wait(wait, fixed=wait is posted)
+            self.table.wait(self._waits[stage.waits_for], fixed=stage.waits_for not in self._from_python)
         for call in stage.calls:
             self.table.call(call)
         if stage.messages is None:
@@ -139,9 +141,18 @@ class MessagePlan(Plan):
         self.peers.append(tuple({message.peer for message in stage.messages}))
         self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
         if late:
-            self.table.call(KernelCall(_send, (channel, late, tag, self._waits[-1])))
+            self._send_late(channel, late, tag)
         if post:
             self.table.post(post)
+
+    def _send_late(self, channel: Channel, late: Sequence[Message], tag: int) -> None:
+        """Add the start of messages whose lengths are known only then."""
+        prefixed = [LateMessage(each.peer, each.data) for each in late if isinstance(each.data, PrefixedMemory)]
+        if len(prefixed) == len(late):
+            self.table.send(PrefixedSends(channel, prefixed, tag, self._waits[-1]), self._waits[-1])
+            return
+        self._from_python.add(len(self._waits) - 1)
+        self.table.call(KernelCall(_send, (channel, late, tag, self._waits[-1])))
 
     def free(self) -> None:
         """Free the requests; none may be active."""
@@ -164,10 +175,7 @@ def _is_empty(message: Message) -> bool:
 
 def _send(channel: Channel, messages: Sequence[Message], tag: int, waits: list[MPI.Request]) -> None:
     """Send messages whose data are known only now; their requests are the last ones of `waits`."""
-    for place, message in enumerate(messages, len(waits) - len(messages)):
-        data = message.data()  # type: ignore[operator]
-        channel.sent_nbytes += data.nbytes
-        waits[place] = channel.comm.Isend(data, message.peer, tag)
+    send_late(channel, [(each.peer, each.data()) for each in messages], tag, waits)  # type: ignore[operator]
 
 
 def _request(comm: MPI.Intracomm, message: Message, tag: int) -> MPI.Prequest:

@@ -189,8 +189,13 @@ class FastDispatch:
 
     @property
     def sent_nbytes(self) -> int:
-        """Bytes of all messages of calls that compiled code has repeated."""
-        return int(self._words[dispatch_table.SENT_NBYTES])
+        """Bytes of all messages of calls that compiled code has repeated, and of those whose lengths it has read."""
+        return int(self.sent_nbytes_word[0])
+
+    @property
+    def sent_nbytes_word(self) -> np.ndarray:
+        """The word that counts them, int64 of shape (1,)."""
+        return self._words[dispatch_table.SENT_NBYTES : dispatch_table.SENT_NBYTES + 1]
 
     @property
     def remembered(self) -> int:

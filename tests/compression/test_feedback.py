@@ -107,7 +107,7 @@ def test_state_goes_through_a_checkpoint() -> None:
     first, second = ErrorFeedback("sign"), ErrorFeedback("sign")
     assert first.state() == {}
     send(first, vector(0))
-    first.compensate_result(vector(7, 10), 20)
+    first.open_result()[20:30] += vector(7, 10)
     state = first.state()
     second.load(state)
     state["residual"][:] = 7

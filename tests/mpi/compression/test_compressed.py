@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -9,7 +11,11 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import select, two_shot
 from mpicoll.compression import Key, Sparsifier, compressor, names
+from mpicoll.compression.bounded import ErrorBounded
+from mpicoll.compression.integers import QuantizedIntegers
 from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError
+from mpicoll.kernels.codecs import fp8_codec, sign_codec
+from mpicoll.kernels.codecs.codec_kernels import Codec
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi
@@ -28,6 +34,19 @@ def same_everywhere(comm: Intracomm, result: np.ndarray) -> bool:
     plain.Allreduce(result.view(np.uint32), ends[0], MPI.MIN)
     plain.Allreduce(result.view(np.uint32), ends[1], MPI.MAX)
     return bool((ends[0] == ends[1]).all())
+
+
+def make(comm: Intracomm, form: str, x: np.ndarray, y: np.ndarray, compression: Any) -> None:
+    """Make a call in one of its three forms."""
+    if form == "blocking":
+        comm.Allreduce(x, y, compression=compression)
+    elif form == "nonblocking":
+        comm.Iallreduce(x, y, compression=compression).Wait()
+    else:
+        request = comm.Allreduce_init(x, y, compression=compression)
+        request.Start()
+        request.Wait()
+        request.Free()
 
 
 def decoded(spec: str, x: np.ndarray) -> np.ndarray:
@@ -87,6 +106,7 @@ def test_a_length_that_cannot_be_is_refused(comm: Intracomm, monkeypatch: pytest
     if comm.rank == 0:
         monkeypatch.setattr(two_shot.CompressedChunk, "outgoing", lambda self: self.memory)
         monkeypatch.setattr(two_shot.CompressedChunk, "compress", too_long)
+        monkeypatch.setattr(two_shot.Encode, "instruction", lambda self: None)
     with pytest.raises(CorruptPayload, match="1099511627776"):
         comm.Allreduce(x, x.copy(), compression="error:1e-3")
 
@@ -152,16 +172,31 @@ def test_wrong_settings_are_refused(comm: Intracomm, settings: dict[str, object]
 
 
 @pytest.mark.mpi(min_size=2)
-def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    if comm.rank == comm.size - 1:
-        monkeypatch.setattr(
-            "mpicoll.kernels.codecs.integer_codec.dequantize", lambda packed, out, block, bits, add: False
-        )
+@pytest.mark.parametrize("form", ["blocking", "nonblocking", "persistent"])
+def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    codec = compressor("int8").codec
+    assert codec is not None
+    if comm.rank == comm.size - 1:  # its scales are no powers of two
+        settings = np.concatenate([codec.settings, np.zeros(3, np.int64)])
+        wrong = Codec(codec.encode, fp8_codec.decode, settings)
+        monkeypatch.setattr(QuantizedIntegers, "codec", property(lambda _: wrong))
     x = np.ones(5000, np.float32)
     with pytest.raises(CorruptPayload, match="a scale is not a finite number"):
-        comm.Allreduce(x, x.copy(), compression="int8")
+        make(comm, form, x, x.copy(), "int8")
     with pytest.raises(CommunicatorBroken):
         comm.Allreduce(x, x.copy())
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wrong_payload_of_another_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = compressor("error:1e-3").codec
+    assert codec is not None
+    if comm.rank == comm.size - 1:
+        wrong = Codec(sign_codec.encode, codec.decode, codec.settings)
+        monkeypatch.setattr(ErrorBounded, "codec", property(lambda _: wrong))
+    x = np.ones(5000, np.float32)
+    with pytest.raises(CorruptPayload, match="its blocks do not fit its length"):
+        comm.Allreduce(x, x.copy(), compression="error:1e-3")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -146,6 +146,27 @@ def test_ok_topk_keeps_what_the_result_lacks(comm: Intracomm) -> None:
     assert 3 <= exact < 30
 
 
+def test_ok_topk_goes_on_from_a_state_that_was_replaced(comm: Intracomm) -> None:
+    """A plan that was made before goes on from the state that is reset or loaded, and keeps it up to date."""
+    feedback, x, y = ErrorFeedback("oktopk:0.02"), given(comm.rank, 2000), np.zeros(2000, np.float32)
+    comm.Allreduce(x, y, compression=feedback)
+    first, state = y.copy(), feedback.state()
+    comm.Allreduce(x, y, compression=feedback)
+    second, after = y.copy(), feedback.state()
+    for step in range(2):
+        feedback.reset()
+        comm.Allreduce(x, y, compression=feedback)
+        np.testing.assert_array_equal(y, first)
+        for name, array in feedback.state().items():
+            np.testing.assert_array_equal(array, state[name], err_msg=f"{name}, step {step}")
+    feedback.load(state)
+    comm.Allreduce(x, y, compression=feedback)
+    np.testing.assert_array_equal(y, second)
+    assert feedback.state().keys() == after.keys()
+    for name, array in feedback.state().items():
+        np.testing.assert_array_equal(array, after[name], err_msg=name)
+
+
 def test_the_volume_of_ok_topk(comm: Intracomm) -> None:
     """Below six words an entry and rank, whatever the number of ranks; also if all entries lie in one region."""
     count, density = 200_000, 0.01

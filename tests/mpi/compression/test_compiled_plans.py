@@ -1,0 +1,182 @@
+"""Plans with codecs: the executor does every row, and does what the rows' Python functions do, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import ErrorFeedback, Intracomm
+from mpicoll.compression import Compressor, Key, compressor
+from mpicoll.errors import CorruptPayload
+from mpicoll.kernels import instructions
+from mpicoll.kernels.codecs import counter_random
+from mpicoll.messages import bound_plan
+from mpicoll.messages.bound_plan import Table
+from mpicoll.messages.codec_calls import CompressedChunk, Decode, NextKeys
+from tests.mpi.compression.test_compressed import given, make
+from tests.mpi.conftest import TIMEOUT, WORLD
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(bound_plan.functions() is None, reason="all rows are executed from Python here"),
+]
+SPECS = (
+    "int8",
+    "int5:64",
+    "int4:rounding=stochastic",
+    "fp8:rounding=stochastic",
+    "e5m2",
+    "sign",
+    "natural",
+    "qsgd",
+    "ternary:clip=2.5",
+    "bf16",
+    "fp16",
+    "error:1e-3",
+)
+COUNTS = (1, 513, 5000)
+FORMS = ("blocking", "nonblocking", "persistent")
+
+
+@dataclass(frozen=True)
+class FromPython(Compressor):
+    """A compressor of a user's: that of a specification, without its codec."""
+
+    spec: str
+
+    @property
+    def granularity(self) -> int:
+        return compressor(self.spec).granularity
+
+    @property
+    def fixed(self) -> bool:  # type: ignore[override]
+        return compressor(self.spec).fixed
+
+    def wire_nbytes(self, count: int) -> int:
+        return compressor(self.spec).wire_nbytes(count)
+
+    def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
+        return compressor(self.spec).compress(x, out, key)
+
+    def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
+        compressor(self.spec).decompress(payload, out)
+
+
+@pytest.fixture
+def another(verdicts: MPI.Intracomm) -> Iterator[Intracomm]:
+    """A second communicator, which numbers its operations as the first one does."""
+    plain = WORLD.Dup()
+    yield Intracomm(plain, timeout=TIMEOUT)
+    plain.Free()
+
+
+def results(comm: Intracomm, compression: Any) -> list[np.ndarray]:
+    """Make several calls in all forms; return their results, and the residuals of error feedback."""
+    found = []
+    for count in COUNTS:
+        made = ErrorFeedback(compression.compressor) if isinstance(compression, ErrorFeedback) else compression
+        for step, form in enumerate(FORMS * 2):
+            y = np.empty(count, np.float32)
+            make(comm, form, given(comm.rank + 100 * step, count), y, made)
+            found.append(y)
+            if isinstance(made, ErrorFeedback):
+                found += [
+                    made.residual.copy(),
+                    *([] if made.result_residual is None else [made.result_residual.copy()]),
+                ]
+                if step == 2:  # the residuals lie elsewhere afterwards
+                    made.load(made.state())
+    return found
+
+
+def kinds(comm: Intracomm, compression: Any) -> list[int]:
+    """Return the instructions of a persistent operation."""
+    count = 2000 * comm.size  # no rank's shard is empty
+    x, y = np.ones(count, np.float32), np.ones(count, np.float32)
+    request: Any = comm.Allreduce_init(x, y, compression=compression)
+    rows = [row[instructions.OPERATION] for row in request._plan.table._rows[1:]]
+    request.Free()
+    return rows
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_executor_does_every_row(comm: Intracomm, spec: str) -> None:
+    rows = kinds(comm, spec)
+    assert instructions.CALL not in rows
+    assert rows.count(instructions.ENCODE) == comm.size + 1
+    assert rows.count(instructions.DECODE) == 2 * comm.size
+    assert kinds(comm, ErrorFeedback(spec)).count(instructions.CALL) == 2  # its begin and its end
+    assert instructions.CALL in kinds(comm, FromPython(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("with_feedback", [False, True])
+def test_the_bits_are_those_of_python(
+    comm: Intracomm, another: Intracomm, monkeypatch: pytest.MonkeyPatch, spec: str, with_feedback: bool
+) -> None:
+    compiled = results(comm, ErrorFeedback(spec) if with_feedback else spec)
+    sent = comm._scope.channel.messages_nbytes
+    with monkeypatch.context() as patch:
+        patch.setattr(bound_plan, "functions", lambda: None)
+        expected = results(another, ErrorFeedback(spec) if with_feedback else spec)
+    assert all((one.view(np.uint32) == two.view(np.uint32)).all() for one, two in zip(compiled, expected, strict=True))
+    assert sent == another._scope.channel.messages_nbytes
+    assert (comm.size > 1) == (sent > 0)
+
+
+@pytest.mark.parametrize("spec", ["int4:rounding=stochastic", "error:1e-3"])
+@pytest.mark.parametrize("with_feedback", [False, True])
+def test_a_compressor_written_in_python_gives_the_same_bits(
+    comm: Intracomm, another: Intracomm, spec: str, with_feedback: bool
+) -> None:
+    own = FromPython(spec)
+    expected = results(comm, ErrorFeedback(spec) if with_feedback else spec)
+    found = results(another, ErrorFeedback(own) if with_feedback else own)
+    assert all((one.view(np.uint32) == two.view(np.uint32)).all() for one, two in zip(found, expected, strict=True))
+
+
+def run(*calls: Any) -> None:
+    table = Table()
+    for call in calls:
+        table.call(call)
+    table.close()
+    assert table.is_compiled
+    table.start()
+    assert table.advance()
+
+
+def test_keys_are_those_of_python(comm: Intracomm) -> None:
+    channel = comm._scope.channel
+    channel.compressed = 2**40
+    keys = NextKeys(channel, 2)
+    run(keys)
+    assert channel.compressed == 2**40 + 1
+    for shot in range(2):
+        expected = counter_random.key(0, channel.identity, 2 * (2**40 + 1) + shot)
+        assert (keys.key_words(shot) == expected).all()
+        assert (keys.key(shot, 64).words() == expected).all()
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1 << 40, -(1 << 62)])
+def test_a_length_beyond_the_payload_is_refused(verdicts: MPI.Intracomm, nbytes: int) -> None:
+    chunk, out = CompressedChunk(compressor("error:1e-3"), 100, np.empty), np.zeros(100, np.float32)
+    chunk.compress(np.ones(100, np.float32), Key())
+    run(Decode(chunk, out))
+    assert np.abs(out - 1).max() <= 1e-3
+    chunk.memory[:8].view(np.int64)[0] = nbytes
+    with pytest.raises(CorruptPayload, match=f"its head says {nbytes}"):
+        run(Decode(chunk, out))
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_payload_that_is_cut_is_refused(verdicts: MPI.Intracomm, cut: int) -> None:
+    chunk, out = CompressedChunk(compressor("error:1e-3"), 100, np.empty), np.zeros(100, np.float32)
+    chunk.compress(np.ones(100, np.float32), Key())
+    chunk.memory[:8].view(np.int64)[0] -= cut
+    with pytest.raises(CorruptPayload, match="no multiple of 4" if cut == 1 else "do not fit its length"):
+        run(Decode(chunk, out))
