@@ -16,7 +16,7 @@ from mpicoll.collectives import execute, select
 from mpicoll.collectives.composed_plan import ComposedPlan
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
 from mpicoll.shared_memory.domain import NONBLOCKING_LANES, PLAN_LANES
-from tests.mpi import exact
+from tests.mpi import call_forms, exact
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -340,24 +340,14 @@ def _picky(a: float, b: float) -> float:
 PICKY = mpicoll.op(_picky)
 
 
-@pytest.mark.parametrize("form", ["blocking", "nonblocking", "persistent"])
+@pytest.mark.parametrize("form", call_forms.FORMS)
 def test_all_ranks_hear_of_a_failed_operation(clustered: Intracomm, form: str) -> None:
     """A function that raises in the part on shared memory, or in that by messages, on some ranks."""
     x, y = np.zeros(5000), np.zeros(5000)
     x[-1] = 13.0 if clustered.rank == clustered.size - 1 else 0.0
 
-    def call() -> None:
-        if form == "blocking":
-            clustered.Allreduce(x, y, op=PICKY)
-        elif form == "nonblocking":
-            clustered.Iallreduce(x, y, op=PICKY).Wait()
-        else:
-            request = clustered.Allreduce_init(x, y, op=PICKY)
-            request.Start()
-            request.Wait()
-
     with pytest.raises((MpicollError, ArithmeticError)):
-        call()
+        call_forms.make(clustered, form, "allreduce", x, y, op=PICKY)
     with pytest.raises(MpicollError):
         clustered.Barrier()
 

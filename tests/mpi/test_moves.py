@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import Intracomm
 from mpicoll.schedules import ALGORITHMS
+from tests.mpi import call_forms
+from tests.mpi.call_forms import FORMS
 
 pytestmark = pytest.mark.mpi
 COUNTS = (0, 1, 3, 1000, 40_000, 300_000)
 """Of one part: by record, by slot, in one segment and in several."""
 COLLECTIVES = ("gather", "scatter", "alltoall", "scan", "exscan")
-WAYS = ("blocking", "nonblocking", "persistent")
+make = partial(call_forms.make, starts=2)
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +31,6 @@ def comm() -> Intracomm:
 
 def algorithms(comm: Intracomm, collective: str) -> list[str]:
     return ["auto", "native", *ALGORITHMS[collective]]
-
-
-def make(comm: Intracomm, way: str, name: str, *arguments: Any, **settings: Any) -> None:
-    """Make a call in one of the three forms; a persistent one twice."""
-    if way == "blocking":
-        getattr(comm, name.capitalize())(*arguments, **settings)
-    elif way == "nonblocking":
-        getattr(comm, f"I{name}")(*arguments, **settings).Wait()
-    else:
-        request = getattr(comm, f"{name.capitalize()}_init")(*arguments, **settings)
-        for _ in range(2):
-            request.Start()
-            request.Wait()
-        request.Free()
 
 
 def data(rank: int, count: int) -> np.ndarray:
@@ -61,7 +50,7 @@ def filled(comm: Intracomm, memory: str, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("memory", ["private", "shared", "mixed"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_element(comm: Intracomm, collective: str, way: str, memory: str) -> None:
     rank, size = comm.rank, comm.size
@@ -102,7 +91,7 @@ def case(
     return data(rank, count), count, total if ranks else np.full(count, -1.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_in_place(comm: Intracomm, collective: str, way: str) -> None:
     rank, size, root = comm.rank, comm.size, comm.size - 1
@@ -136,7 +125,7 @@ def uneven(size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("gaps", [0, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_gatherv_and_scatterv(comm: Intracomm, way: str, gaps: int) -> None:
     rank, size, root, counts = comm.rank, comm.size, comm.size // 2, uneven(comm.size)
     displs = [sum(counts[:peer]) + gaps * peer for peer in range(size)]
@@ -191,7 +180,7 @@ def test_scatterv_of_a_root_that_keeps_its_part(comm: Intracomm, length: int) ->
         assert inside or (own == whole[begin : begin + counts[rank]]).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_alltoallv(comm: Intracomm, way: str) -> None:
     rank, size = comm.rank, comm.size
 

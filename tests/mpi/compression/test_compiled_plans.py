@@ -18,7 +18,9 @@ from mpicoll.kernels.codecs import counter_random
 from mpicoll.messages import bound_plan
 from mpicoll.messages.bound_plan import Table
 from mpicoll.messages.codec_calls import CompressedChunk, Decode, NextKeys
-from tests.mpi.compression.test_compressed import given, make
+from tests.mpi import call_forms
+from tests.mpi.call_forms import FORMS
+from tests.mpi.compression.test_compressed import given
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = [
@@ -40,7 +42,6 @@ SPECS = (
     "error:1e-3",
 )
 COUNTS = (1, 513, 5000)
-FORMS = ("blocking", "nonblocking", "persistent")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def results(comm: Intracomm, compression: Any) -> list[np.ndarray]:
         made = ErrorFeedback(compression.compressor) if isinstance(compression, ErrorFeedback) else compression
         for step, form in enumerate(FORMS * 2):
             y = np.empty(count, np.float32)
-            make(comm, form, given(comm.rank + 100 * step, count), y, made)
+            call_forms.make(comm, form, "allreduce", given(comm.rank + 100 * step, count), y, compression=made)
             found.append(y)
             if isinstance(made, ErrorFeedback):
                 found += [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -16,6 +14,7 @@ from mpicoll.compression.integers import QuantizedIntegers
 from mpicoll.errors import CommunicatorBroken, CorruptPayload, MismatchError, MpicollError
 from mpicoll.kernels.codecs import fp8_codec, sign_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec
+from tests.mpi import call_forms
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi
@@ -34,19 +33,6 @@ def same_everywhere(comm: Intracomm, result: np.ndarray) -> bool:
     plain.Allreduce(result.view(np.uint32), ends[0], MPI.MIN)
     plain.Allreduce(result.view(np.uint32), ends[1], MPI.MAX)
     return bool((ends[0] == ends[1]).all())
-
-
-def make(comm: Intracomm, form: str, x: np.ndarray, y: np.ndarray, compression: Any) -> None:
-    """Make a call in one of its three forms."""
-    if form == "blocking":
-        comm.Allreduce(x, y, compression=compression)
-    elif form == "nonblocking":
-        comm.Iallreduce(x, y, compression=compression).Wait()
-    else:
-        request = comm.Allreduce_init(x, y, compression=compression)
-        request.Start()
-        request.Wait()
-        request.Free()
 
 
 def decoded(spec: str, x: np.ndarray) -> np.ndarray:
@@ -172,7 +158,7 @@ def test_wrong_settings_are_refused(comm: Intracomm, settings: dict[str, object]
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("form", ["blocking", "nonblocking", "persistent"])
+@pytest.mark.parametrize("form", call_forms.FORMS)
 def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     codec = compressor("int8").codec
     assert codec is not None
@@ -182,7 +168,7 @@ def test_damage_on_one_rank_ends_the_call_on_all(comm: Intracomm, monkeypatch: p
         monkeypatch.setattr(QuantizedIntegers, "codec", property(lambda _: wrong))
     x = np.ones(5000, np.float32)
     with pytest.raises(CorruptPayload, match="a scale is not a finite number"):
-        make(comm, form, x, x.copy(), "int8")
+        call_forms.make(comm, form, "allreduce", x, x.copy(), compression="int8")
     with pytest.raises(CommunicatorBroken):
         comm.Allreduce(x, x.copy())
 
