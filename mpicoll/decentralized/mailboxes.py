@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.parameter_server.control import Control, State
 from mpicoll.parameter_server.partition import Partition
-from mpicoll.parameter_server.remote_memory import Region, Window, word_at
+from mpicoll.parameter_server.remote_memory import Memory, WindowMemory, word_at
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, Places, ShardHeader, bits_of, opened
 
 _CODEC = 0
@@ -58,9 +58,10 @@ class PeerMailboxes:
         self._comm = comm.Dup()
         self.rank, size = self._comm.rank, self._comm.size
         sources = [[source for source in range(size) if rank in destinations(source)] for rank in range(size)]
-        self._control = Control(self._comm, Partition(size, 0, 1), timeout, owner=0)
+        memory = WindowMemory(self._comm)
+        self._control = Control(memory, Partition(size, 0, 1), timeout, owner=0)
         self._places = [Places(len(each), 0, 4, slots, payload_nbytes) for each in sources]
-        regions: list[Region] = [Window(self._comm, rank, places.nbytes) for rank, places in enumerate(self._places)]
+        regions = [memory.region(rank, places.nbytes) for rank, places in enumerate(self._places)]
         self._regions, self._sources = regions, sources[self.rank]
         self._ways = {rank: sources[rank].index(self.rank) for rank in destinations(self.rank)}
         self._sent = dict.fromkeys(self._ways, 0)
@@ -159,12 +160,24 @@ class PeerMailboxes:
 class Counter:
     """Shared counter, from which ranks draw numbers of work items, so that faster ranks get more; and a failure flag.
 
-    The constructor and :meth:`close` are collective over `comm`.
+    The constructor and :meth:`close` are collective over the ranks of `memory`.
+
+    Parameters
+    ----------
+    memory
+        Remote memory of the ranks.
+    owner
+        Rank that owns the counter.
+    start, failed
+        The first number, and whether the failure flag is set; equal on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, owner: int = 0) -> None:
-        self._region = Window(comm, owner, word_at(2))
-        comm.Barrier()
+    def __init__(self, memory: Memory, owner: int = 0, *, start: int = 0, failed: bool = False) -> None:
+        self._memory, self._region = memory, memory.region(owner, word_at(2))
+        if memory.comm.rank == owner:
+            self.draw(start)
+            self._region.fetch_add(word_at(1), int(failed))
+        memory.barrier()
 
     def draw(self, count: int = 1) -> int:
         """Draw `count` numbers, counted from 0, that no other rank gets; return the first."""
@@ -180,4 +193,5 @@ class Counter:
 
     def close(self) -> None:
         """Free the memory."""
+        self._memory.settle()
         self._region.close()

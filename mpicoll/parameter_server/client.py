@@ -10,7 +10,7 @@ from mpicoll.compression import Compressor
 from mpicoll.errors import MpicollError
 from mpicoll.parameter_server import partition as arguments
 from mpicoll.parameter_server.lifecycle import Lifecycle
-from mpicoll.parameter_server.windows import ServerWindows, agree_on, places_of
+from mpicoll.parameter_server.windows import ServerWindows, agree_on, places_of, with_replicas
 
 _TIMEOUT = 60.0
 
@@ -83,6 +83,12 @@ class ParameterServer(Lifecycle):
         it, for a step or at the end, the job ends with an error that names it. With ``"drop"``, the worker is dropped:
         no rank waits for it, and its next call raises CollectiveTimeout. In longer computations a worker calls
         :meth:`beat`. A server with a single worker waits for it without limit.
+    transport
+        ``"windows"``: one-sided MPI; ``"messages"``, which servers answer: for jobs that go on when a rank dies, as
+        windows do not. Calls raise :class:`~mpicoll.errors.RankFailed` or ``MPI.Exception`` then; see :meth:`rescue`.
+    replicas
+        Number of copies of each shard, on as many servers and, where possible, nodes. Servers publish updates when all
+        copies have them. Needs ``transport="messages"`` and ``push="mailbox"``.
     state
         A state of :meth:`state`, of the same optimizer and any number of servers, to continue from in place of
         `initial`.
@@ -138,6 +144,8 @@ class ParameterServer(Lifecycle):
         timeout: float = _TIMEOUT,
         lease: float | None = None,
         on_silence: str = "raise",
+        transport: str = "windows",
+        replicas: int = 1,
         state: dict[str, np.ndarray] | None = None,
         **hyper: float,
     ) -> None:
@@ -151,14 +159,16 @@ class ParameterServer(Lifecycle):
                 vector.dtype, layout.workers, optimizer=optimizer, lr=lr, hyper=hyper, staleness=staleness,
                 backup=backup, damping=damping, read_own=read_own, compression=compression,
                 error_feedback=error_feedback, pull_compression=pull_compression, push=push, slots=slots,
-                timeout=timeout, lease=lease, on_silence=on_silence,
+                timeout=timeout, lease=lease, on_silence=on_silence, transport=transport, replicas=replicas,
             )  # fmt: skip
+            arguments.check_replicas(settings.replicas, layout.servers, transport, push)
             before = arguments.checked_state(state, vector.size, settings)
             places = places_of(layout, settings, plain.rank)
             text, seconds = f"ParameterServer: {layout} {settings} {before is None}", settings.timeout
         except (TypeError, ValueError, MpicollError) as error:
             problem = error
         agree_on(channel_of(comm), text, seconds, problem)
+        layout = with_replicas(layout, plain, settings.replicas)
         super().__init__(ServerWindows(plain, layout, settings, places), layout, settings)
         self._parameters: np.ndarray | None = None
         self._version = 0

@@ -7,24 +7,21 @@ which workers are dropped; and the first rank that knows how the session ends wr
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag
 
 import numpy as np
-from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, RemoteError
 from mpicoll.parameter_server.partition import Partition
-from mpicoll.parameter_server.remote_memory import Window, word_at
+from mpicoll.parameter_server.polling import Pause
+from mpicoll.parameter_server.remote_memory import Memory, word_at
 
 NEVER = 1 << 62
 """The clock of a worker that has finished or was dropped, for which no rank waits."""
 BINS = 1024
 """Number of elements of the histogram of staleness; the last one also counts all larger values."""
-_YIELDS = 5
-_FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
 _LOOK_EVERY = 0.2
 _FREE, _KEEP = 1, 2
 
@@ -38,37 +35,17 @@ class State(IntFlag):
     FINISHED, FAILED, CLOSING, SETTLING = 1, 2, 4, 8
 
 
-class Pause:
-    """Polling back-off: yield the core first, then sleep with exponential delay."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again with yielding, since there was progress."""
-        self._yields, self._seconds = _YIELDS, _FIRST_SLEEP
-
-    def rest(self) -> None:
-        """Yield or sleep once."""
-        if self._yields:
-            self._yields -= 1
-            os.sched_yield()
-            return
-        time.sleep(self._seconds)
-        self._seconds = min(2 * self._seconds, _LONGEST_SLEEP)
-
-
 class Control:
     """One rank's view of the state of all ranks.
 
     Parameters
     ----------
-    comm
-        A communicator of these ranks.
+    memory
+        Remote memory of these ranks.
     timeout
         Seconds without a sign of life of a rank after which ranks that wait for it raise CollectiveTimeout.
     owner
-        The rank that owns the memory.
+        The rank that owns the region.
 
     Attributes
     ----------
@@ -77,16 +54,16 @@ class Control:
         dropped.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: Partition, timeout: float, owner: int) -> None:
-        self.comm, self._layout, self._timeout, self._rank = comm, layout, timeout, comm.rank
-        workers, size = layout.workers, comm.size
+    def __init__(self, memory: Memory, layout: Partition, timeout: float, owner: int) -> None:
+        self._memory, self.comm, self._layout, self._timeout = memory, memory.comm, layout, timeout
+        self._rank, workers, size = self.comm.rank, layout.workers, self.comm.size
         self._clock, self._beat, self._state = 0, workers, workers + size
         self._dropped = self._state + size
         self._waits = self._dropped + workers
         self._bins = self._waits + size
         self._late = self._bins + BINS
         self._end = self._late + 1
-        self._region = Window(comm, owner, word_at(self._end + 1))
+        self._region = memory.region(owner, word_at(self._end + 1))
         self._words = np.zeros(self._bins, np.int64)
         self.clocks = self._words[:workers]
         self._beats = self._words[workers : self._state]
@@ -97,6 +74,10 @@ class Control:
         self._heard = np.full(size, time.monotonic())
         self._beaten = 0.0
         self._own = self._waits_for = 0
+
+    def progress(self) -> bool:
+        """Let accesses of other ranks go on; return whether there were any; raises as remote memory does."""
+        return self._memory.progress()
 
     def look(self) -> None:
         """Read the state of all ranks, and give a sign of life."""
@@ -213,7 +194,10 @@ class Control:
                     self._tell_awaited(missing())
                     if now - started > self._timeout:
                         self._give_up(missing(), what)
-                pause.rest()
+                if self._memory.progress():
+                    pause.reset()
+                else:
+                    pause.rest()
         finally:
             self._tell_awaited([])
 

@@ -6,12 +6,15 @@ from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.parameter_server.control import State
 from mpicoll.parameter_server.partition import Partition, Settings
+from mpicoll.parameter_server.rescue import rescued
 from mpicoll.parameter_server.serve import Server
 from mpicoll.parameter_server.windows import ServerWindows
 from mpicoll.parameter_server.worker import Worker
+from mpicoll.progress.failed_ranks import is_failure
 
 _Self = TypeVar("_Self", bound="Lifecycle")
 
@@ -86,8 +89,9 @@ class Lifecycle:
         self._served = True
         try:
             self._server.serve()
-        except BaseException:
-            self._control.enter(State.FAILED)
+        except BaseException as error:
+            if not is_failure(error):
+                self._control.enter(State.FAILED)
             raise
 
     def _as_worker(self, what: str) -> Worker:
@@ -100,6 +104,37 @@ class Lifecycle:
         if self._closed:
             raise RuntimeError(f"{what}: the parameter server has been closed")
 
+    def rescue(self, comm: MPI.Intracomm) -> dict[str, np.ndarray]:
+        """Return the newest state that ranks hold which are left after others have died; the session has ended then.
+
+        Each shard comes from its server or from a server with a replica of it: the one that has applied more pushes. It
+        includes every push that a worker has pulled, and all pushes that were published. Those that a worker had pushed
+        and that were not published yet may be lost, at most one of each worker, or `slots` with ``read_own=False``.
+
+        Parameters
+        ----------
+        comm
+            A communicator of the ranks that are left, as of ``MPI.Comm.Shrink``. Collective over it.
+
+        Returns
+        -------
+        dict
+            As of :meth:`state`, without ``"published"``: published parameters are then the parameters.
+
+        Raises
+        ------
+        RemoteError
+            On every rank: all copies of a shard are lost. The message names its parameters.
+        RuntimeError
+            With direct pushes, whose servers know of no versions.
+        """
+        if self._settings.direct:
+            raise RuntimeError("rescue: servers hold no state of their own with push='direct'")
+        self._closed = True
+        self._session.abandon()
+        held = {} if self._server is None else self._server.held
+        return rescued(comm, held, self._session.layout, self._settings)
+
     def __enter__(self: _Self) -> _Self:
         return self
 
@@ -108,7 +143,7 @@ class Lifecycle:
     ) -> None:
         """Finish (workers) or serve to the end (servers), wait for all ranks, and free the windows; collective.
 
-        An exception raised in the block is re-raised.
+        An exception raised in the block is re-raised. After the death of a rank nothing is waited for or freed.
         """
         if self._closed:
             return
@@ -119,9 +154,14 @@ class Lifecycle:
             raise
         finally:
             self._closed = True
-            self._session.close(quiet=error is not None)
+            if error is not None and is_failure(error):
+                self._session.abandon()
+            else:
+                self._session.close(quiet=error is not None)
 
     def _leave(self, error: BaseException | None) -> None:
+        if error is not None and is_failure(error):
+            return
         if self._worker is not None:
             self._worker.finish()
         elif error is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ _OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if name != "adamw"
 """Servers know neither weight decay nor whole arrays."""
 _PUSHES = ("mailbox", "direct")
 _SILENCES = ("raise", "drop")
+_TRANSPORTS = ("windows", "messages")
 _DTYPES = ("float32", "float64")
 PUBLISHED = "published"
 """Name of the published parameters in a state with compressed pulls."""
@@ -27,11 +29,15 @@ PUBLISHED = "published"
 
 @dataclass(frozen=True)
 class Partition:
-    """Roles of `size` ranks: workers first, then servers, each with a shard of the `count` parameters."""
+    """Roles of `size` ranks: workers first, then servers, each with a shard of the `count` parameters.
+
+    The replicas of shard `s` are on the servers of the shards `s` plus each of `offsets`, counted in a circle.
+    """
 
     size: int
     servers: int
     count: int
+    offsets: tuple[int, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -47,6 +53,10 @@ class Partition:
         """Return the rank of a shard's server."""
         return self.workers + shard
 
+    def replica_ranks(self, shard: int) -> list[int]:
+        """Return the ranks that hold a shard's replicas, none of them its server."""
+        return [self.server_rank((shard + offset) % self.servers) for offset in self.offsets]
+
     def bounds(self, shard: int) -> tuple[int, int]:
         """Return the index of a shard's first element and of the one after its last."""
         return shard * self.count // self.servers, (shard + 1) * self.count // self.servers
@@ -54,6 +64,26 @@ class Partition:
     def role(self, rank: int) -> str:
         """Return ``"a worker"`` or ``"a server"``."""
         return "a worker" if rank < self.workers else "a server"
+
+
+def replica_offsets(nodes: Sequence[int], replicas: int) -> tuple[int, ...]:
+    """Return offsets for :class:`Partition`, so that few shards have two of their `replicas` copies on one node.
+
+    Every server holds as many copies. Among offsets that are equally good the lowest ones are taken.
+
+    Parameters
+    ----------
+    nodes
+        The node of each server.
+    replicas
+        Number of copies of a shard, the server's own included.
+    """
+    servers = len(nodes)
+
+    def together(offset: int) -> int:
+        return sum(nodes[shard] == nodes[(shard + offset) % servers] for shard in range(servers))
+
+    return tuple(sorted(sorted(range(1, servers), key=together)[: replicas - 1]))
 
 
 @dataclass(frozen=True)
@@ -76,6 +106,8 @@ class Settings:
     timeout: float
     lease: float
     on_silence: str
+    transport: str
+    replicas: int
 
     @property
     def direct(self) -> bool:
@@ -133,11 +165,14 @@ def checked(
     timeout: float,
     lease: float | None,
     on_silence: str,
+    transport: str,
+    replicas: int,
 ) -> Settings:
     """Return the settings; raise TypeError or ValueError if an argument is wrong; the message names it."""
     _one_of("optimizer", optimizer, _OPTIMIZERS)
     _one_of("push", push, _PUSHES)
     _one_of("on_silence", on_silence, _SILENCES)
+    _one_of("transport", transport, _TRANSPORTS)
     seconds = checked_number("timeout", timeout, positive=True)
     made, fed_back = _checked_compression(compression, error_feedback, dtype)
     if push == "direct" and optimizer != "sgd":
@@ -145,10 +180,8 @@ def checked(
     if push == "direct" and made is not None:
         raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
     pull_compressor = _checked_pull_compression(pull_compression, dtype, push)
-    if push == "direct" and staleness == 0:
-        raise ValueError("staleness: 0 needs push='mailbox'; push='direct' adds gradients in no fixed order")
-    if push == "direct" and damping:
-        raise ValueError("damping: True needs push='mailbox', where the server knows the staleness of a gradient")
+    if push == "direct":
+        _check_order(staleness, damping)
     if checked_whole("backup", backup, 0) and staleness != 0:
         raise ValueError(f"backup: {backup} needs staleness=0; other modes do not wait for all workers in each step")
     if backup >= workers:
@@ -170,7 +203,29 @@ def checked(
         timeout=seconds,
         lease=seconds if lease is None else checked_number("lease", lease, positive=True),
         on_silence=on_silence,
+        transport=transport,
+        replicas=checked_whole("replicas", replicas, 1),
     )
+
+
+def _check_order(staleness: int | None, damping: bool) -> None:
+    """Raise ValueError for what direct pushes cannot do, which come in no order that a server knows."""
+    if staleness == 0:
+        raise ValueError("staleness: 0 needs push='mailbox'; push='direct' adds gradients in no fixed order")
+    if damping:
+        raise ValueError("damping: True needs push='mailbox', where the server knows the staleness of a gradient")
+
+
+def check_replicas(replicas: int, servers: int, transport: str, push: str) -> None:
+    """Raise ValueError if shards cannot have so many copies."""
+    if replicas == 1:
+        return
+    if replicas > servers:
+        raise ValueError(f"replicas: {replicas} copies of a shard need as many servers, and servers is {servers}")
+    if transport != "messages":
+        raise ValueError(f"replicas: {replicas} needs transport='messages', since windows do not outlive a server")
+    if push == "direct":
+        raise ValueError(f"replicas: {replicas} needs push='mailbox', where servers know of each update")
 
 
 def _checked_compression(

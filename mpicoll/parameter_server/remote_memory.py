@@ -1,5 +1,7 @@
 """Remote memory: the interface of memory of one rank that others read and write, and its implementation by MPI windows.
 
+:mod:`mpicoll.parameter_server.message_memory` is an implementation by messages, for jobs that outlive dead ranks.
+
 Each 8-byte word and each vector is accessed in one way only, because MPI guarantees no more (MPI 4.1, section 12.7):
 either ranks add to it, or one rank replaces it, by accumulates; all ranks read it by accumulates with MPI_NO_OP. These
 are atomic for each element, not for a vector. Only `put` writes by MPI_Put, to memory that its owner reads only after a
@@ -77,6 +79,75 @@ class Region(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the memory; collective."""
+
+
+class Memory(ABC):
+    """Regions of the ranks of a communicator.
+
+    Attributes
+    ----------
+    comm
+        A communicator that nothing else uses.
+    """
+
+    comm: MPI.Intracomm
+
+    @abstractmethod
+    def region(self, owner: int, nbytes: int) -> Region:
+        """Return a new region of zeros; collective, and in the same order on all ranks."""
+
+    @abstractmethod
+    def progress(self) -> bool:
+        """Let accesses of other ranks to this rank's regions go on; return whether there were any. Local.
+
+        Raises
+        ------
+        RankFailed, MPI.Exception
+            If a rank is known to have died, where the MPI library goes on without it.
+        """
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all ranks, and let their accesses go on meanwhile; raises as :meth:`progress` does."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let accesses of other ranks go on until no rank makes any more. Collective, where ranks depend on it.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If ranks do not come within the timeout.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let no accesses go on any more, since a rank has died; what is in flight stays in memory. Local."""
+
+
+class WindowMemory(Memory):
+    """Regions by one-sided MPI; see :class:`Window`."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+
+    def region(self, owner: int, nbytes: int) -> Region:
+        """See the interface."""
+        return Window(self.comm, owner, nbytes)
+
+    def progress(self) -> bool:
+        """Return False: one-sided accesses go on inside of any MPI call."""
+        return False
+
+    def barrier(self) -> None:
+        """See the interface."""
+        self.comm.Barrier()
+
+    def settle(self) -> None:
+        """Do nothing: no rank depends on this one."""
+
+    def abandon(self) -> None:
+        """Do nothing: windows do not outlive a rank."""
 
 
 class Window(Region):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.topology import node_ids
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.messages.call_agreement import agree
 from mpicoll.parameter_server.connection import ShardConnection
 from mpicoll.parameter_server.control import Control, State
-from mpicoll.parameter_server.partition import Partition, Settings
-from mpicoll.parameter_server.remote_memory import SHARED_MEMORY, Region, Window, free_nbytes
+from mpicoll.parameter_server.message_memory import MessageMemory
+from mpicoll.parameter_server.partition import Partition, Settings, replica_offsets
+from mpicoll.parameter_server.remote_memory import SHARED_MEMORY, Memory, Region, WindowMemory, free_nbytes
 from mpicoll.parameter_server.serve import Server
 from mpicoll.parameter_server.server_state import published_of
 from mpicoll.parameter_server.shard_memory import Places, payload_nbytes
@@ -30,6 +33,8 @@ class ServerWindows:
 
     Attributes
     ----------
+    layout
+        Roles of the ranks.
     staleness, late
         The histogram of staleness, and the number of pushes that were left out, after all ranks have ended.
     missing
@@ -37,11 +42,12 @@ class ServerWindows:
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: Partition, settings: Settings, places: Sequence[Places]) -> None:
-        self._comm, self._layout, self._settings, self._places = comm.Dup(), layout, settings, places
+        self._memory = remote_memory(comm.Dup(), settings.transport, settings.timeout)
+        self._comm, self.layout, self._settings, self._places = self._memory.comm, layout, settings, places
         self.rank = int(comm.rank)
-        self.control = Control(self._comm, layout, settings.timeout, layout.server_rank(0))
+        self.control = Control(self._memory, layout, settings.timeout, layout.server_rank(0))
         self._regions: list[Region] = [
-            Window(self._comm, layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
+            self._memory.region(layout.server_rank(shard), place.nbytes) for shard, place in enumerate(places)
         ]
         self.staleness: np.ndarray | None = None
         self.late: int | None = None
@@ -50,9 +56,9 @@ class ServerWindows:
 
     def server(self, initial: np.ndarray, state: dict[str, np.ndarray] | None) -> Server:
         """Return the server of this rank's part of `initial`."""
-        shard = self.rank - self._layout.workers
+        shard = self.rank - self.layout.workers
         region, places = self._regions[shard], self._places[shard]
-        server = Server(region, places, self.control, self._layout, self._settings, self.rank)
+        server = Server(region, places, self.control, self.layout, self._settings, self.rank)
         server.begin(initial, state)
         return server
 
@@ -61,15 +67,15 @@ class ServerWindows:
         start = published_of(initial, state)
         links = []
         for shard, (region, places) in enumerate(zip(self._regions, self._places, strict=True)):
-            bounds = self._layout.bounds(shard)
+            bounds = self.layout.bounds(shard)
             part = start[slice(*bounds)]
             links.append(ShardConnection(region, places, self.rank, bounds, self._settings, part))
-        self._worker = Worker(links, self.control, self._layout, self._settings, self.rank)
+        self._worker = Worker(links, self.control, self.layout, self._settings, self.rank)
         return self._worker
 
     def begin(self) -> None:
         """Wait until the memory of all servers is initialised."""
-        self._comm.Barrier()
+        self._memory.barrier()
 
     def close(self, quiet: bool) -> None:
         """Free the windows collectively if every rank arrives and no server has failed; otherwise leak them on purpose.
@@ -92,12 +98,20 @@ class ServerWindows:
         free = self.control.all_free(late is None and self.control.failed_server() is None)
         if free or late is None or self._are_dropped(self.missing):
             self.staleness, self.late = self.control.counted()
+        if late is None:  # other ranks may still ask what this one has read
+            self._memory.settle()
         if free:
             self._free()
             return
+        self._memory.abandon()
         _kept.extend([self.control, self._regions, self._comm, self._worker])
         if late is not None and not quiet and not self._are_dropped(self.missing):
             raise late
+
+    def abandon(self) -> None:
+        """Take no more part in the session, since a rank has died. Local."""
+        self._memory.abandon()
+        _kept.append(self)
 
     def _meet(self) -> CollectiveTimeout | None:
         """Wait for all ranks to leave the block; return the exception to raise if some do not arrive."""
@@ -114,7 +128,7 @@ class ServerWindows:
         return None
 
     def _are_dropped(self, ranks: Sequence[int]) -> bool:
-        return all(rank < self._layout.workers and self.control.dropped[rank] for rank in ranks)
+        return all(rank < self.layout.workers and self.control.dropped[rank] for rank in ranks)
 
     def _free(self) -> None:
         if self._worker is not None:
@@ -123,6 +137,19 @@ class ServerWindows:
             region.close()
         self.control.close()
         self._comm.Free()
+
+
+def remote_memory(comm: MPI.Intracomm, transport: str, timeout: float) -> Memory:
+    """Return remote memory by ``"windows"`` or ``"messages"`` on a communicator that nothing else uses."""
+    return MessageMemory(comm, timeout) if transport == "messages" else WindowMemory(comm)
+
+
+def with_replicas(layout: Partition, comm: MPI.Intracomm, replicas: int) -> Partition:
+    """Return the roles of the ranks with places of so many copies of each shard. Collective over `comm`."""
+    if replicas == 1:
+        return layout
+    nodes = node_ids(comm)[layout.workers :].tolist()
+    return dataclasses.replace(layout, offsets=replica_offsets(nodes, replicas))
 
 
 def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
@@ -136,7 +163,7 @@ def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
         pulls = None if settings.pull_compressor is None else settings.pull_compressor.part(start, stop)
         deltas = 0 if pulls is None else pulls.wire_nbytes(stop - start)
         found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes, deltas))
-    if rank >= layout.workers:
+    if rank >= layout.workers and settings.transport == "windows":
         needed, free = found[rank - layout.workers].nbytes, free_nbytes()
         if free is not None and needed > free:
             raise ValueError(

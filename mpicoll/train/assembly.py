@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from mpi4py import MPI
@@ -24,7 +25,7 @@ from mpicoll.parallel.pipeline import PipelineStage
 from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.strategy import Replicated, Strategy, SynchronousStrategy
 from mpicoll.train.asynchronous.artificial_stragglers import delayed
-from mpicoll.train.asynchronous.asynchronous_state import read_state
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState, read_state
 from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrategy
 from mpicoll.train.asynchronous.decentralized_exchange import AllToAllExchange, GossipExchange
 from mpicoll.train.asynchronous.gradient_exchange import Exchange
@@ -48,6 +49,10 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
 }
 
 
+Found = Checkpoint | ResumedState | None
+"""What a run goes on from; None for a new run."""
+
+
 def check_ranks(config: TrainConfig, size: int) -> None:
     """Raise if the options do not fit the number of ranks.
 
@@ -68,20 +73,23 @@ def check_ranks(config: TrainConfig, size: int) -> None:
 
 
 def make_loop(
-    config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock, found: Checkpoint | None = None
+    config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, clock: Clock, found: Found = None
 ) -> Loop:
     """Return this rank's loop. Collective over the mesh.
 
     Parameters
     ----------
     found
-        Checkpoint from which the run resumes, None for a new run; in asynchronous training on rank 0 alone.
+        Checkpoint from which the run resumes, None for a new run; in asynchronous training on rank 0 alone. Or the
+        state from which an asynchronous run goes on without dead ranks, on all.
 
     Raises
     ------
     CheckpointFailed
         On every rank: the checkpoint is damaged, or of another model.
     """
+    if isinstance(found, ResumedState) and found.servers is not None:
+        config = replace(config, servers=found.servers)
     portion = ModelShard(model, mesh, (dataset.feature_count,))
     check_memory(config, portion.model, mesh)
     return assemble_loop(config, mesh, dataset, model, portion, clock, found)
@@ -89,7 +97,7 @@ def make_loop(
 
 def assemble_loop(
     config: TrainConfig, mesh: Mesh, dataset: Dataset, model: Model, portion: ModelShard, clock: Clock,
-    found: Checkpoint | None = None,
+    found: Found = None,
 ) -> Loop:  # fmt: skip
     """Return this rank's loop, as :func:`make_loop` does, without a check of the memory that is left.
 
@@ -105,7 +113,7 @@ def assemble_loop(
         mesh.world.Bcast(initial.vector)
     make = _asynchronous if config.is_asynchronous else _synchronous
     strategy, coordination = make(config, mesh, portion, portion.initial(initial), plan, clock, found)
-    epochs = [EpochRecord(**record) for record in found.facts["epochs"]] if found is not None else []
+    epochs = [EpochRecord(**record) for record in found.facts["epochs"]] if isinstance(found, Checkpoint) else []
     # An epoch that --steps cut short is reported again when it is complete.
     whole_epochs = coordination.first // coordination.shares_per_step // plan.steps_per_epoch
     epochs = [epoch for epoch in epochs if epoch.epoch < whole_epochs]
@@ -128,23 +136,23 @@ def _check_batch_norms(config: TrainConfig, model: Model) -> None:
 
 def _synchronous(
     config: TrainConfig, mesh: Mesh, portion: ModelShard, initial: InitialParameters, plan: StepPlan, clock: Clock,
-    found: Checkpoint | None,
+    found: Found,
 ) -> tuple[Strategy, Coordination]:  # fmt: skip
     strategy = _make_strategy(config, mesh, portion, initial)
     places = mesh.world.Get_size() // mesh.replicas
     balance = LoadBalance(mesh.replicas, places, config.step_batch) if config.balance == "auto" else None
     lockstep = Lockstep(mesh, plan, strategy, clock, balance)
-    if found is not None:
+    if isinstance(found, Checkpoint):
         lockstep.go_on(found)
     return strategy, lockstep
 
 
 def _asynchronous(
     config: TrainConfig, mesh: Mesh, portion: ModelShard, initial: InitialParameters, plan: StepPlan, clock: Clock,
-    found: Checkpoint | None,
+    found: Found,
 ) -> tuple[Strategy, Coordination]:  # fmt: skip
     whole = _all_of(initial, portion.model)
-    resumed = read_state(config, mesh.world, found)
+    resumed = found if isinstance(found, ResumedState) else read_state(config, mesh.world, found)
     if resumed.state is not None:
         whole[:] = resumed.state["parameters"]
     exchange = EXCHANGES[config.mode](config, mesh.world, whole, resumed.state)

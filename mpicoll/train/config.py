@@ -36,6 +36,7 @@ AVERAGINGS = ("periodic", "elastic", "final")
 GRAPHS = ("exponential", "ring", "complete")
 PUSHES = ("mailbox", "direct")
 SILENCES = ("raise", "drop")
+FAILURES = END, SHRINK = "end", "shrink"
 BALANCES = ("equal", "auto")
 SHARDINGS = ("none", "optimizer", "gradients", "parameters")
 
@@ -124,7 +125,7 @@ class TrainConfig:
         For ``"local"``: steps between two averages, and ``"periodic"``, ``"elastic"`` or ``"final"``.
     graph
         For ``"gossip"``: ranks to which a rank sends, one of `GRAPHS`.
-    servers, staleness, backup, damping, push, pull_compression, on_silence
+    servers, replicas, staleness, backup, damping, push, pull_compression, on_silence
         For ``"ps"``: see :class:`mpicoll.ParameterServer`.
     on_failure
         ``"end"``: a dead rank ends the run; ``"shrink"``: the others go on without it.
@@ -205,13 +206,14 @@ class TrainConfig:
     averaging: str = "periodic"
     graph: str = "exponential"
     servers: int = 0
+    replicas: int = 1
     staleness: int | None = None
     backup: int = 0
     damping: bool = False
     push: str = "mailbox"
     pull_compression: str | None = None
     on_silence: str = "raise"
-    on_failure: str = "end"
+    on_failure: str = END
     spares: int = 0
     balance: str = "equal"
     slow: tuple[tuple[int, float], ...] = ()
@@ -251,6 +253,11 @@ class TrainConfig:
     def counts_hits(self) -> bool:
         """True if predictions are correct or not, so that there is an accuracy."""
         return self.task == "classification"
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the other ranks go on when one dies."""
+        return self.on_failure == SHRINK
 
     @property
     def is_asynchronous(self) -> bool:

@@ -12,6 +12,7 @@ from mpicoll.train.config import (
     LEARNING_RATES,
     NOOP,
     PIPELINE_SCHEDULES,
+    SHRINK,
     TrainConfig,
 )
 from mpicoll.train.model_checks import check_data, check_model, check_tensor_and_pipeline
@@ -27,6 +28,7 @@ _OF_MODES = {
     "averaging": "local",
     "graph": "gossip",
     "servers": "ps",
+    "replicas": "ps",
     "staleness": "ps",
     "backup": "ps",
     "damping": "ps",
@@ -195,24 +197,29 @@ def _check_checkpoints(options: dict[str, Any]) -> None:
         if options[name] not in (None, False) and options["checkpoint"] is None:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --checkpoint FOLDER")
     options["resume"] = options["resume"] or "no"
-    if options["on_failure"] == "shrink":
+    if options["on_failure"] == SHRINK:
         _check_shrinking(options)
-    elif options["spares"]:
-        raise UsageError(f"--spares {options['spares']} has no meaning without --on-failure shrink")
+        return
+    for name in ("spares", "replicas"):
+        if options[name] != DEFAULTS[name]:
+            raise UsageError(f"--{name} {options[name]} has no meaning without --on-failure shrink")
 
 
 def _check_shrinking(options: dict[str, Any]) -> None:
     """Refuse what a run that goes on without dead ranks could not keep: state that one rank alone holds."""
-    name = strategy_name(options["mode"], options["shard"])
-    if name != "replicated":
+    name, served = strategy_name(options["mode"], options["shard"]), options["mode"] == "ps"
+    if name not in ("replicated", "parameter_server"):
         raise UsageError(
-            f"--on-failure shrink is for --strategy replicated, not {name}: a dead rank's part of the state is lost; "
-            "use python -m mpicoll.train.supervise, which starts the job again from a checkpoint"
+            f"--on-failure shrink is for --strategy replicated or parameter_server, not {name}: a dead rank's part of "
+            "the state is lost; use python -m mpicoll.train.supervise, which starts the job again from a checkpoint"
         )
     kept = {
         "--tensor": options["tensor"] > 1,
         "--pipeline": options["pipeline"] > 1,
-        f"--compression {options['compression']}": options["compression"] is not None,
+        f"--compression {options['compression']}": options["compression"] is not None and not served,
+        "--push direct": options["push"] == "direct",
+        "--on-silence drop": options["on_silence"] == "drop",
+        f"--spares {options['spares']} with --strategy parameter_server": served and options["spares"] > 0,
         f"--precision {options['precision']}": options["precision"] != "full",
         f"--batch-norm {options['batch_norm']}": options["batch_norm"] != "none",
         "--balance auto": options["balance"] == "auto",
@@ -295,6 +302,9 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
 
 
 def _check_served(options: dict[str, Any]) -> None:
+    if options["replicas"] > options["servers"]:
+        count, servers = options["replicas"], options["servers"]
+        raise UsageError(f"--replicas {count} needs as many servers, and --servers is {servers}")
     if options["backup"] and options["staleness"] != 0:
         raise UsageError("--backup needs --staleness 0: only synchronous steps leave out late gradients")
     _check_pull_compression(options)

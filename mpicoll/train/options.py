@@ -13,6 +13,8 @@ from mpicoll.train.config import (
     AVERAGINGS,
     BALANCES,
     BASE_BATCH,
+    END,
+    FAILURES,
     FEEDBACK,
     GRAPHS,
     MODES,
@@ -168,6 +170,8 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy parameter_server")
     group.add_argument("--servers", type=integer(1), metavar="N", help="the last N ranks are servers, each of a "
                        "part of the parameters (default: 1)")  # fmt: skip
+    group.add_argument("--replicas", type=integer(1), metavar="N", help="with --on-failure shrink: number of copies of "
+                       "each part, on N servers, so that N - 1 servers may die (default: 1)")  # fmt: skip
     group.add_argument("--staleness", type=integer(0), metavar="STEPS", help="largest number of steps that a worker "
                        "may be ahead of the slowest one; 0: synchronous steps (default: no limit)")  # fmt: skip
     group.add_argument("--backup", type=integer(1), metavar="N", help="with --staleness 0: number of backup workers; "
@@ -209,9 +213,9 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
                        "damaged")  # fmt: skip
-    group.add_argument("--on-failure", choices=("end", "shrink"), default="end", help="a rank that dies ends the run "
-                       "(end), or the others take the step again without it and go on (shrink): replicated, under Open "
-                       "MPI's mpirun --with-ft ulfm (default: %(default)s)")  # fmt: skip
+    group.add_argument("--on-failure", choices=FAILURES, default=END, help="a rank that dies ends the run (end), or "
+                       "the others take the step again without it and go on (shrink): replicated or parameter_server, "
+                       "under Open MPI's mpirun --with-ft ulfm (default: %(default)s)")  # fmt: skip
     group.add_argument("--spares", type=integer(0), metavar="N", help="with --on-failure shrink: number of ranks, the "
                        "last ones, that wait outside of training and take the place of dead ones "
                        "(default: %(default)s)")  # fmt: skip

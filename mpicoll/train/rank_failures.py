@@ -3,6 +3,9 @@
 The replicas of the replicated strategy are equal up to the last step that all have applied. A rank may have applied one
 step more: an Allreduce may end on one rank, and on another with an error. The state of such a rank is taken over by the
 others, so that no step is applied twice, and at most one is taken again.
+
+With parameter servers the ranks go on from the newest copy of each server's shard, as from a checkpoint
+(:meth:`~mpicoll.train.asynchronous.work_sharing.WorkSharing.rescued`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from mpicoll.consensus import share
 from mpicoll.errors import MpicollError, NonFiniteLoss, TrainingError, UsageError
 from mpicoll.progress.failed_ranks import failed_ranks, is_failure, raise_if_failed, survives_failures
 from mpicoll.train.assembly import make_communicator
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState
+from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
 from mpicoll.train.loop import Loop, RunStart
@@ -26,15 +31,14 @@ from mpicoll.train.metrics import EpochRecord, StepRecord
 from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.synchronous_state import load_from_memory, state_in_memory
 
-SHRINK = "shrink"
 _NOTICE_SECONDS = 5.0
 """Longest time between an error that a death has caused and the library's notice of the death."""
 _POLL_SECONDS = 0.01
 _RECORDS = 1000
 """Largest number of records that travel together."""
 
-MakeLoop = Callable[[Intracomm], Loop]
-"""Makes a new loop on a communicator; collective."""
+MakeLoop = Callable[[Intracomm, ResumedState | None], Loop]
+"""Makes a new loop on a communicator, an asynchronous one with the state from which it goes on; collective."""
 
 
 def check_possible(config: TrainConfig) -> None:
@@ -45,9 +49,10 @@ def check_possible(config: TrainConfig) -> None:
     UsageError
         On every rank.
     """
-    if config.on_failure == SHRINK and not survives_failures():
+    if config.goes_on and not survives_failures():
+        option = f"--replicas {config.replicas}" if config.replicas > 1 else "--on-failure shrink"
         raise UsageError(
-            "--on-failure shrink: the MPI library must go on without dead ranks (ULFM), as Open MPI 5 does when the "
+            f"{option}: the MPI library must go on without dead ranks (ULFM), as Open MPI 5 does when the "
             f"job is started by mpirun --with-ft ulfm; this is {_library()}"
         )
 
@@ -62,7 +67,7 @@ def can_go_on(config: TrainConfig, comm: MPI.Intracomm, error: BaseException) ->
 
     Ranks learn of a death at different times, so that the library's notice is waited for.
     """
-    if config.on_failure != SHRINK or isinstance(error, TrainingError):
+    if not config.goes_on or isinstance(error, TrainingError):
         return False
     assert isinstance(comm, Intracomm)
     until = time.monotonic() + _NOTICE_SECONDS
@@ -130,9 +135,21 @@ class Recovery(NamedTuple):
 
 def _made_whole(comm: Intracomm, before: Loop | None, make_loop: MakeLoop) -> Loop:
     """Return a new loop with the newest state of a rank; `before` is this rank's loop so far, None if it was spare."""
-    made = make_loop(comm)
-    _take_over(comm, before or made, made)
+    if before is not None and isinstance(before.coordination, WorkSharing):
+        made = _go_on_serving(comm, before, before.coordination, make_loop)
+    else:
+        made = make_loop(comm, None)
+        _take_over(comm, before or made, made)
     wait_for_all(comm)
+    return made
+
+
+def _go_on_serving(comm: Intracomm, before: Loop, sharing: WorkSharing, make_loop: MakeLoop) -> Loop:
+    """Return a new loop of a run with parameter servers, from the newest copies of their shards. Collective."""
+    made = make_loop(comm, sharing.rescued(comm))
+    assert isinstance(made.coordination, WorkSharing)
+    made.coordination.take_over(sharing)
+    made.take_over(before.start, before.epochs)
     return made
 
 

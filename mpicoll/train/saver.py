@@ -21,7 +21,7 @@ from mpicoll.train.option_checks import DEFAULTS
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "offload", "recompute",
          "prefetch", "share_data", "pipeline_schedule", "evaluate_every", "tensorboard", "run", "plot", "trace",
-         "trace_steps", "servers", "staleness", "backup", "damping", "pull_compression",
+         "trace_steps", "servers", "replicas", "staleness", "backup", "damping", "pull_compression",
          "on_silence", "on_failure", "spares", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
 

@@ -44,6 +44,8 @@ class ParameterServer(Strategy):
     ----------
     servers
         Number of servers: the last ranks, which hold the parameters and take no steps.
+    replicas
+        Number of copies of each server's part, on as many servers; more than 1 needs ``on_failure="shrink"``.
     staleness
         Largest number of steps that a worker may be ahead of the slowest one; None for no limit, 0 for synchronous
         training.
@@ -61,6 +63,7 @@ class ParameterServer(Strategy):
 
     name = "parameter_server"
     servers: int = 1
+    replicas: int = 1
     staleness: int | None = None
     backup: int = 0
     damping: bool = False

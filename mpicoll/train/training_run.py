@@ -27,6 +27,7 @@ from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.train import rank_failures, run_report
 from mpicoll.train.assembly import check_ranks, make_loop
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState
 from mpicoll.train.chrome_trace import Trace
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -112,8 +113,8 @@ def _run(
         dataset, model = source(config, comm)
         compile_kernels(model, dataset, comm, config)
 
-        def anew(others: MPI.Intracomm) -> Loop:
-            return make_loop(config, make_mesh(others, config), dataset, model, clock)
+        def anew(others: MPI.Intracomm, found: ResumedState | None) -> Loop:
+            return make_loop(config, make_mesh(others, config), dataset, model, clock, found)
 
         recovery, outputs = rank_failures.Recovery(config, anew, spares), None
         if mesh is not None:
@@ -178,7 +179,7 @@ def _train_on(
                 told = _reports(config, comm, loop, opened.events, observer, reports)
                 result = _train(config, comm, loop, [*told, opened.saver])
                 result["lost_ranks"] = recovery.spares.all_lost(comm)
-                if config.on_failure == rank_failures.SHRINK:
+                if config.goes_on:
                     rank_failures.wait_for_all(comm)
             return result, comm, loop
         except (MPI.Exception, MpicollError) as error:

@@ -2,7 +2,7 @@
 
 ``python -m tests.kills --kills 50`` trains a small model again and again under ``python -m mpicoll.train.supervise``,
 in synchronous, sharded and parameter-server training in turn, and under Open MPI with ``--on-failure shrink``, with
-spare ranks and without, too. A
+spare ranks and without, and with replicated servers, too. A
 worker, a server and rank 0 get SIGKILL, in turn, at random moments: mostly between or within steps, some at the start
 and at the end. Of every run these statements are checked:
 
@@ -51,7 +51,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=positive, default=50, metavar="N", help="number of kills (default: 50)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=_default_modes(),
-                        help="modes (default: all; shrink and spares only under Open MPI)")  # fmt: skip
+                        help="modes (default: all; shrink, spares and replicas only under Open MPI)")  # fmt: skip
     parser.add_argument("--seed", type=int, help="decides victims and moments (default: another one each time)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs to a file")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep folders and outputs of failed runs there")

@@ -52,6 +52,9 @@ class Mode:
         True where the other ranks go on in the same job.
     size
         Number of ranks that the launcher starts.
+    in_flight
+        Largest number of steps whose shares workers have drawn and not finished. Where they draw their own shares, that
+        is one share each in computation and one whose update is not published.
     """
 
     options: tuple[str, ...]
@@ -59,11 +62,12 @@ class Mode:
     same_bits: bool
     in_one_job: bool = False
     size: int = 3
+    in_flight: int = 1
 
     @property
     def interval(self) -> int:
         """Largest number of steps that a kill may cost."""
-        return 1 if self.in_one_job else INTERVAL
+        return self.in_flight if self.in_one_job else INTERVAL
 
 
 MODES = {
@@ -77,6 +81,14 @@ MODES = {
         True,
         in_one_job=True,
         size=6,
+    ),
+    "replicas": Mode(
+        ("--strategy", "parameter_server", "--servers", "2", "--replicas", "2", "--on-failure", "shrink"),
+        {"server": 3, "worker": 1, "rank 0": 0},
+        False,
+        in_one_job=True,
+        size=5,
+        in_flight=2,
     ),
 }
 

@@ -85,3 +85,14 @@ def _kill(processes: list[int]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not extent.SECOND_LIBRARY, reason="only Open MPI goes on without dead ranks")
+def test_training_goes_on_without_a_server_a_worker_and_rank_0(tmp_path: Path) -> None:
+    """Three workers and two servers with replicas; a worker and a server are left."""
+    run = disturbed("replicas", ["server", "worker", "rank 0"], tmp_path, 7, KNOWN)
+    output = (tmp_path / "output").read_text()
+    assert run.problems == [], output
+    assert sorted(kill["victim"] for kill in run.kills) == ["rank 0", "server", "worker"]
+    assert run.starts == 1
+    assert "1 of 5 ranks died; the others go on after step " in output

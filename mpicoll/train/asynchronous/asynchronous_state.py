@@ -32,12 +32,19 @@ class ResumedState(NamedTuple):
         Number of the checkpoint less `done`, which is added to the shares to number the next checkpoints.
     anew
         State that could not be restored; None if all was.
+    servers
+        With parameter servers, their number from now on where ranks have died; else None.
+    is_stopped, has_failed
+        Whether a rank had asked to stop before others died, and whether one had failed.
     """
 
     state: State | None = None
     done: int = 0
     offset: int = 0
     anew: str | None = None
+    servers: int | None = None
+    is_stopped: bool = False
+    has_failed: bool = False
 
 
 def read_state(config: TrainConfig, comm: MPI.Intracomm, found: Checkpoint | None) -> ResumedState:
@@ -55,7 +62,7 @@ def read_state(config: TrainConfig, comm: MPI.Intracomm, found: Checkpoint | Non
     state = state or {name: np.empty(count, kind) for name, (count, kind) in told["vectors"].items()}
     for vector in state.values():
         comm.Bcast(vector)
-    done = _shares(config, comm.Get_size() - config.servers, told["done"], told["workers"])
+    done = whole_shares(config, comm.Get_size() - config.servers, told["done"], told["workers"])
     anew = "residuals, which each worker keeps for itself" if is_fed_back(config) else None
     return ResumedState(state, done, told["step"] - done, anew)
 
@@ -70,11 +77,11 @@ def _facts(found: Checkpoint | None) -> dict[str, Any]:
     if found is None:
         return {"vectors": {}}
     facts = found.facts
-    workers = facts["ranks"] - facts["config"]["servers"]
+    workers = facts.get("workers", facts["ranks"] - facts["config"]["servers"])
     return {"vectors": facts["vectors"], "done": facts["done"], "workers": workers, "step": found.step}
 
 
-def _shares(config: TrainConfig, workers: int, done: int, workers_before: int) -> int:
+def whole_shares(config: TrainConfig, workers: int, done: int, workers_before: int) -> int:
     """Return the shares of the complete steps among `done` shares of `workers_before` workers, for `workers` workers.
 
     All of `done` counts if the number of workers is the same and steps are not synchronous.

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import ParameterServer
-from mpicoll.errors import CollectiveTimeout
+from mpicoll.errors import CollectiveTimeout, RemoteError, TrainingError
 from mpicoll.train.asynchronous.gradient_exchange import Sent, State
 from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
 from mpicoll.train.config import FEEDBACK, TrainConfig
@@ -51,6 +51,8 @@ class ServerExchange:
             push=config.push,
             timeout=config.timeout,
             on_silence=config.on_silence,
+            transport=transport(config),
+            replicas=min(config.replicas, config.servers),
             state=state,
             **self._momentum.hyper,
         )
@@ -98,6 +100,26 @@ class ServerExchange:
         shares = int(state["version"].min()) - self._before if self._counts else None
         return self._momentum.saved(state), shares
 
+    def rescue(self, comm: MPI.Intracomm) -> tuple[State, int | None]:
+        """Return what :meth:`state` does on all ranks of `comm`, those that are left after others have died.
+
+        Velocities of workers are replaced with that of the lowest rank, as by a checkpoint. Collective over `comm`.
+
+        Raises
+        ------
+        TrainingError
+            On every rank: all copies of a part of the parameters are lost.
+        """
+        try:
+            state = self.ps.rescue(comm)
+        except RemoteError as error:
+            raise TrainingError(str(error)) from None
+        shares = int(state["version"].min()) - self._before if self._counts else None
+        state = self._momentum.saved(state)
+        for vector in state.values():
+            comm.Bcast(vector)
+        return state, shares
+
     def settle(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
         self.ps.settle()
@@ -140,6 +162,11 @@ class ServerExchange:
         """Return the staleness of gradients, in updates of the parameters, and the number of gradients left out."""
         histogram = self.ps.staleness
         return {"staleness": spread_of(histogram), "left_out": self.ps.late}
+
+
+def transport(config: TrainConfig) -> str:
+    """Return the transport of remote memory in a run: messages where ranks go on when others die."""
+    return "messages" if config.goes_on else "windows"
 
 
 def spread_of(histogram: np.ndarray) -> dict[str, float] | None:

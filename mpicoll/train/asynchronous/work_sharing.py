@@ -13,9 +13,12 @@ from mpi4py import MPI
 from mpicoll.checkpoint import Whole
 from mpicoll.consensus import all_succeed, share, wait_politely
 from mpicoll.decentralized.mailboxes import Counter
-from mpicoll.errors import NonFiniteLoss
-from mpicoll.train.asynchronous.asynchronous_state import ResumedState
+from mpicoll.errors import NonFiniteLoss, TrainingError
+from mpicoll.parameter_server.message_memory import abandon_all
+from mpicoll.parameter_server.windows import remote_memory
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState, whole_shares
 from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrategy
+from mpicoll.train.asynchronous.server_exchange import ServerExchange, transport
 from mpicoll.train.asynchronous.share_records import ShareRecord, ShareRecords
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.coordination import SavedState, Share, ShareResult
@@ -48,13 +51,14 @@ class WorkSharing:
         self.shares_per_step, self._total = workers, step_plan.total_steps * workers
         self._samples_per_share = config.step_batch / workers
         self._takes_own = config.staleness == 0 and not config.backup
-        self._counter = Counter(MPI.Intracomm(comm), owner=comm.Get_size() - 1)
         self.first = self.done = resumed.done
         self._offset, self.anew = resumed.offset, resumed.anew
-        if self.attends:
-            self._counter.draw(self.done)
+        plain = MPI.Intracomm(comm)
+        memory = remote_memory(plain.Dup() if config.goes_on else plain, transport(config), config.timeout)
+        start = self.done + (_STOP if resumed.is_stopped else 0)
+        self._counter = Counter(memory, comm.Get_size() - 1, start=start, failed=resumed.has_failed)
         self._shares = ShareRecords(step_plan, workers)
-        self._stop, self.stopped = False, False
+        self._stop, self.stopped, self._was_cut_short = False, False, False
         self._failure: Exception | None = None
         self._began, self._wall_seconds = time.perf_counter(), 0.0
 
@@ -86,7 +90,7 @@ class WorkSharing:
         while self._is_worker:
             if self._stop:
                 self._counter.draw(_STOP)
-            number = self._counter.draw(0 if self._takes_own else 1)
+            number = self._draw(0 if self._takes_own else 1)
             if self._takes_own:
                 number, own = max(number, own) if number >= _STOP else own, own + self.shares_per_step
             if number >= self._total:
@@ -143,6 +147,7 @@ class WorkSharing:
             return None
         facts = {
             "done": number,
+            "workers": self.shares_per_step,
             "vectors": {name: (vector.size, vector.dtype.str) for name, vector in state.items()},
         }
         return SavedState(number + self._offset, {name: Whole(vector) for name, vector in state.items()}, facts)
@@ -153,7 +158,12 @@ class WorkSharing:
         return self.done if self._is_cut_short() else self._total
 
     def _is_cut_short(self) -> bool:
-        return self._counter.draw(0) >= _STOP
+        return self._draw(0) >= _STOP
+
+    def _draw(self, count: int) -> int:
+        number = self._counter.draw(count)
+        self._was_cut_short |= number >= _STOP
+        return number
 
     def fail(self, error: Exception) -> None:
         """End the run on all ranks without saving a checkpoint; `finish` raises the error."""
@@ -166,9 +176,10 @@ class WorkSharing:
         exchange, comm = self._strategy.exchange, self._comm
         exchange.finish()
         self._wall_seconds, self._strategy.is_left = time.perf_counter() - self._began, True
+        is_cut_short = self._is_cut_short()
         exchange.close()
         all_succeed(comm, self._raise)
-        facts = np.array([self._is_cut_short(), self.done, self._wall_seconds], np.float64)
+        facts = np.array([is_cut_short, self.done, self._wall_seconds], np.float64)
         comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
         self.stopped, self._wall_seconds = bool(facts[0]), float(facts[2])
         self.done = int(facts[1]) if self.stopped else self._total
@@ -177,6 +188,38 @@ class WorkSharing:
         self._shares.share(comm)
         self.together = True
         return self._shared_epochs(epochs)
+
+    def rescued(self, comm: MPI.Intracomm) -> ResumedState:
+        """Return the state from which the ranks of `comm` go on, those that are left after others have died.
+
+        Shares that were in flight are taken again or left out, as after a checkpoint; on another number of workers, or
+        with synchronous steps, those of the last step that is not complete are taken again. Collective over `comm`.
+
+        Raises
+        ------
+        TrainingError
+            On every rank: all workers have died, or all copies of a part of the parameters are lost.
+        """
+        exchange = self._strategy.exchange
+        assert isinstance(exchange, ServerExchange)
+        abandon_all()
+        facts = np.array([self.done, self._stop or self._was_cut_short, self._failure is not None, self._is_worker])
+        table = np.empty((comm.Get_size(), facts.size), np.int64)
+        comm.Allgather(facts.astype(np.int64), table)
+        workers = int(table[:, 3].sum())
+        if workers == 0:
+            raise TrainingError(f"all {self.shares_per_step} workers died")
+        state, shares = exchange.rescue(comm)
+        number = int(table[:, 0].max()) if shares is None else self.first + shares
+        done = whole_shares(self.step_plan.config, workers, number, self.shares_per_step)
+        is_stopped, has_failed = bool(table[:, 1].any()), bool(table[:, 2].any())
+        servers = comm.Get_size() - workers
+        return ResumedState(state, done, number + self._offset - done, self.anew, servers, is_stopped, has_failed)
+
+    def take_over(self, before: WorkSharing) -> None:
+        """Take over the records and the failure of this rank's part before others died."""
+        self._failure = before._failure
+        self._shares.take_over(before._shares, before.first)
 
     def _raise(self) -> None:
         if self._failure is not None:

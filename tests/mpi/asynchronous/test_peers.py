@@ -12,6 +12,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.decentralized.mailboxes import Counter, PeerMailboxes
 from mpicoll.errors import CollectiveTimeout
+from mpicoll.parameter_server.windows import remote_memory
 from mpicoll.train.asynchronous.decentralized_exchange import AllToAllExchange, GossipExchange
 from mpicoll.train.config import TrainConfig
 
@@ -48,15 +49,28 @@ def test_messages_come_once_and_in_order(comm: Intracomm) -> None:
     peers.close()
 
 
-def test_every_number_is_drawn_once(comm: Intracomm) -> None:
-    counter, most = Counter(MPI.Intracomm(comm), owner=comm.size - 1), 500
+@pytest.mark.parametrize("transport", ["windows", "messages"])
+def test_every_number_is_drawn_once(comm: Intracomm, transport: str) -> None:
+    memory, most = remote_memory(MPI.Intracomm(comm).Dup(), transport, 20.0), 500
+    counter = Counter(memory, owner=comm.size - 1)
     mine = np.zeros(most, np.int64)
     while (number := counter.draw()) < most:
         mine[number] += 1
-    comm.Allreduce(MPI.IN_PLACE, mine)
-    assert (mine == 1).all()
     assert counter.draw(0) >= most
     counter.close()
+    comm.Allreduce(MPI.IN_PLACE, mine)
+    assert (mine == 1).all()
+    memory.comm.Free()
+
+
+@pytest.mark.parametrize("transport", ["windows", "messages"])
+def test_a_counter_may_begin_where_another_ended(comm: Intracomm, transport: str) -> None:
+    memory = remote_memory(MPI.Intracomm(comm).Dup(), transport, 20.0)
+    counter = Counter(memory, owner=0, start=7, failed=True)
+    assert counter.draw() >= 7
+    assert counter.is_failed()
+    counter.close()
+    memory.comm.Free()
 
 
 def test_a_silent_peer_is_named(comm: Intracomm) -> None:

@@ -10,10 +10,14 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.errors import NonFiniteLoss, UsageError
+from mpicoll.errors import NonFiniteLoss, RankFailed, TrainingError, UsageError
 from mpicoll.parallel.mesh import make_mesh
+from mpicoll.parameter_server.message_memory import abandon_all
+from mpicoll.parameter_server.serve import Server
 from mpicoll.train import rank_failures
 from mpicoll.train.assembly import check_ranks, make_loop
+from mpicoll.train.asynchronous.asynchronous_state import ResumedState
+from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
@@ -180,3 +184,134 @@ def test_without_spare_ranks_all_train(comm: Intracomm) -> None:
     spares.dismiss()
     with pytest.raises(UsageError, match=rf"--spares {comm.Get_size()}: {comm.Get_size()} ranks leave none"):
         check_ranks(replace(CONFIG, spares=comm.Get_size()), comm.Get_size())
+
+
+# ---- parameter servers -----------------------------------------------------------------------------------------------
+
+SERVED = replace(CONFIG, mode="ps", servers=2, replicas=2, on_failure="shrink")
+SHARES = 5
+"""Shares that each worker has taken before a rank dies."""
+
+
+def serving(comm: Intracomm, config: TrainConfig, found: ResumedState | None = None) -> Loop:
+    dataset, model = named(config, comm)
+    return make_loop(config, make_mesh(comm, config), dataset, model, Clock(), found)
+
+
+def sharing(loop: Loop) -> WorkSharing:
+    assert isinstance(loop.coordination, WorkSharing)
+    return loop.coordination
+
+
+def begun_serving(comm: Intracomm, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """Let all workers take shares, whose effect they have pulled; then a rank seems to have died, for all servers."""
+    told, look, loop = MPI.Intracomm(comm).Dup(), Server._look, serving(comm, config)
+    is_worker, coordination = comm.rank < comm.size - config.servers, sharing(loop)
+    together = told.Split(int(is_worker), comm.rank)
+
+    def failing(server: Server) -> None:
+        if told.Iprobe(0, 9):
+            told.Recv(np.empty(0), 0, 9)
+            raise RankFailed("a rank died")
+        look(server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "_look", failing)
+        if is_worker:
+            for number, share in enumerate(coordination.shares(), 1):
+                loop.take_step(share)
+                if number == SHARES:
+                    break
+            loop.strategy.fetch()
+            together.Barrier()
+            for server in range(comm.size - config.servers, comm.size) if comm.rank == 0 else ():
+                told.Send(np.empty(0), server, 9)
+        else:
+            with pytest.raises(RankFailed):
+                coordination.finish(())
+    loop.close()
+    told.Barrier()
+    abandon_all()
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("more", "victim"),
+    [
+        ({}, -1),
+        ({}, -2),
+        ({}, 0),
+        ({}, 1),
+        ({"staleness": 0, "optimizer": "adam", "lr": 0.01}, -1),
+        ({"staleness": 0}, 0),
+        ({"pull_compression": "int8", "compression": "topk:0.2"}, -2),
+    ],
+)
+def test_a_run_with_servers_goes_on_from_copies(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, more: dict[str, object], victim: int
+) -> None:
+    if comm.size < 4:
+        pytest.skip("two workers and two servers are four ranks")
+    config, dead, workers = replace(SERVED, **more), victim % comm.size, comm.size - 2  # type: ignore[arg-type]
+    loop = begun_serving(comm, config, monkeypatch)
+    left = comm.Split(int(comm.rank == dead), comm.rank)
+    if comm.rank != dead:
+        known = len(loop.records)
+        before = [] if loop.strategy.exchange.ps._server is None else held_parameters(loop)  # type: ignore[attr-defined]
+        after = rank_failures._go_on_serving(
+            left, loop, sharing(loop), lambda team, found: serving(team, config, found)
+        )
+        now, left_workers = sharing(after), workers - (dead < workers)
+        complete, unpublished = SHARES * left_workers, 2 * workers * ("pull_compression" in more)
+        assert complete - unpublished <= now.first == now.done <= complete
+        assert now.shares_per_step == left_workers
+        assert len(after.records) == known
+        vector = after.strategy.vector  # type: ignore[attr-defined]
+        assert len({each.tobytes() for each in left.allgather(vector)}) == 1
+        for first, part in before:
+            assert np.array_equal(vector[first : first + part.size], part)
+        after.train(())
+        assert now.done == after.step_plan.total_steps * left_workers
+        assert [record.step for record in after.records] == list(range(after.step_plan.total_steps))
+        assert len(set(left.allgather(after.check_replicas()))) == 1
+        assert after.facts()["mode"]["steps_by_rank"][left_workers:] == [0] * (left.size - left_workers)
+    left.Free()
+
+
+def held_parameters(loop: Loop) -> list[tuple[int, np.ndarray]]:
+    """Return first element and parameters of each copy that this server holds."""
+    ps = loop.strategy.exchange.ps  # type: ignore[attr-defined]
+    return [(ps._session.layout.bounds(shard)[0], each.parameters) for shard, each in ps._server.held.items()]
+
+
+def test_requests_to_stop_and_failures_outlive_a_death(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if comm.size < 4:
+        pytest.skip("two workers and two servers are four ranks")
+    loop = begun_serving(comm, SERVED, monkeypatch)
+    if comm.rank == 1:
+        sharing(loop)._stop = True
+        sharing(loop)._failure = NonFiniteLoss("the loss became nan")
+    found = sharing(loop).rescued(comm)
+    assert (found.is_stopped, found.has_failed, found.servers) == (True, True, 2)
+    after = serving(comm, SERVED, found)
+    sharing(after).take_over(sharing(loop))
+    with pytest.raises(NonFiniteLoss, match="the loss became nan"):
+        after.train(())
+    assert sharing(after).taken == 0
+
+
+def test_it_ends_where_all_workers_or_copies_are_dead(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if comm.size < 4:
+        pytest.skip("two workers and two servers are four ranks")
+    loop = begun_serving(comm, replace(SERVED, replicas=1), monkeypatch)
+    is_server = comm.rank >= comm.size - 2
+    left = comm.Split(int(is_server), comm.rank)
+    text = rf"all {comm.size - 2} workers died" if is_server else "are lost: .* died, and there was no replica"
+    with pytest.raises(TrainingError, match=text):
+        sharing(loop).rescued(left)
+    left.Free()
+
+
+def test_replicas_are_refused_where_a_death_ends_the_job() -> None:
+    with pytest.raises(UsageError, match=r"--replicas 2: .* \(ULFM\).*--with-ft ulfm; this is "):
+        rank_failures.check_possible(SERVED)
