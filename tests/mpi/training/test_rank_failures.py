@@ -12,8 +12,8 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.errors import NonFiniteLoss, RankFailed, TrainingError, UsageError
 from mpicoll.parallel.mesh import make_mesh
+from mpicoll.parameter_server import message_memory
 from mpicoll.parameter_server.message_memory import abandon_all
-from mpicoll.parameter_server.serve import Server
 from mpicoll.train import rank_failures
 from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.asynchronous.asynchronous_state import ResumedState
@@ -191,6 +191,7 @@ def test_without_spare_ranks_all_train(comm: Intracomm) -> None:
 SERVED = replace(CONFIG, mode="ps", servers=2, replicas=2, on_failure="shrink")
 SHARES = 5
 """Shares that each worker has taken before a rank dies."""
+DEATH_TAG = 9
 
 
 def serving(comm: Intracomm, config: TrainConfig, found: ResumedState | None = None) -> Loop:
@@ -205,34 +206,53 @@ def sharing(loop: Loop) -> WorkSharing:
 
 def begun_serving(comm: Intracomm, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> Loop:
     """Let all workers take shares, whose effect they have pulled; then a rank seems to have died, for all servers."""
-    told, look, loop = MPI.Intracomm(comm).Dup(), Server._look, serving(comm, config)
-    is_worker, coordination = comm.rank < comm.size - config.servers, sharing(loop)
-    together = told.Split(int(is_worker), comm.rank)
-
-    def failing(server: Server) -> None:
-        if told.Iprobe(0, 9):
-            told.Recv(np.empty(0), 0, 9)
-            raise RankFailed("a rank died")
-        look(server)
-
+    told, loop = MPI.Intracomm(comm).Dup(), serving(comm, config)
+    servers = range(comm.size - config.servers, comm.size)
+    together = comm.Split(int(comm.rank in servers), comm.rank)
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "_look", failing)
-        if is_worker:
-            for number, share in enumerate(coordination.shares(), 1):
-                loop.take_step(share)
-                if number == SHARES:
-                    break
-            loop.strategy.fetch()
-            together.Barrier()
-            for server in range(comm.size - config.servers, comm.size) if comm.rank == 0 else ():
-                told.Send(np.empty(0), server, 9)
-        else:
+        plant_a_death(told, patch)
+        if comm.rank in servers:
             with pytest.raises(RankFailed):
-                coordination.finish(())
+                sharing(loop).finish(())
+        else:
+            try:
+                take_shares(loop)
+                together.Barrier()
+            finally:  # a failure of this test must not let the servers wait
+                for server in servers if comm.rank == 0 else ():
+                    told.Send(np.empty(0), server, DEATH_TAG)
     loop.close()
-    told.Barrier()
+    comm.Barrier()
     abandon_all()
+    together.Free()
+    told.Free()
     return loop
+
+
+def plant_a_death(told: MPI.Intracomm, patch: pytest.MonkeyPatch) -> None:
+    """Let ranks find a death when a message from rank 0 has come, in all waits in which they look for one.
+
+    A server that has found it answers no requests any more. So one that waits for its answer has to find it there.
+    """
+    found: list[bool] = []
+
+    def look(_comm: MPI.Intracomm) -> None:
+        if not found and told.Iprobe(0, DEATH_TAG):
+            told.Recv(np.empty(0), 0, DEATH_TAG)
+            found.append(True)
+        if found:
+            raise RankFailed("a rank died")
+
+    patch.setattr(message_memory, "raise_if_failed", look)
+
+
+def take_shares(loop: Loop) -> None:
+    """Take shares as a worker, and pull their effect."""
+    for number, share in enumerate(sharing(loop).shares(), 1):
+        loop.take_step(share)
+        if number == SHARES:
+            break
+    loop.strategy.fetch()
 
 
 @pytest.mark.parametrize(
