@@ -6,10 +6,13 @@ communicator, so that what a failed one leaves in flight cannot disturb the next
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +26,8 @@ from mpicoll.consensus import share, wait_politely
 
 WORLD = MPI.COMM_WORLD
 TIMEOUT = 20.0
+PATIENCE = 5.0
+"""Seconds that a rank which has failed a test waits for the others before it says why, in case they never come."""
 
 
 def pytest_report_header() -> str:
@@ -62,7 +67,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
         result = yield
     except (Exception, pytest.fail.Exception) as caught:
         error = caught
-    failed = _failed_ranks(comm, error is not None)
+    failed = _failed_ranks(comm, error, pyfuncitem)
     if error is not None:
         raise error
     if failed:
@@ -70,12 +75,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     return result
 
 
-def _failed_ranks(comm: MPI.Intracomm, failed: bool) -> list[int]:
-    flags = np.empty(comm.size, np.int8)
-    request = comm.Iallgather(np.array([failed], np.int8), flags)
+def _failed_ranks(comm: MPI.Intracomm, error: BaseException | None, item: pytest.Item) -> list[int]:
+    flags, told_at = np.empty(comm.size, np.int8), time.monotonic() + PATIENCE
+    request = comm.Iallgather(np.array([error is not None], np.int8), flags)
     while not request.Test():
         time.sleep(0.0005)
+        if error is not None and time.monotonic() > told_at:
+            _say_at_once(error, item)
+            told_at = math.inf
     return np.flatnonzero(flags).tolist()
+
+
+def _say_at_once(error: BaseException, item: pytest.Item) -> None:
+    """Write why this rank has failed: if the others hang, the job is killed before pytest reports it."""
+    with item.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        sys.stderr.write(f"rank {WORLD.rank} failed {item.nodeid}, and others are still in it:\n")
+        traceback.print_exception(error)
+        sys.stderr.flush()
 
 
 @pytest.fixture
