@@ -21,6 +21,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
+from mpicoll.errors import CommunicatorBroken
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
@@ -63,6 +64,7 @@ class Intracomm(ObjectCollectives):
     """
 
     _kind: type[MPI.Intracomm] = MPI.Intracomm
+    _is_freed = False
 
     def __new__(cls, comm: MPI.Comm | None = None, **settings: Any) -> Intracomm:
         """Make a second handle of `comm`; without one, mpi4py makes an object that it fills later."""
@@ -82,24 +84,20 @@ class Intracomm(ObjectCollectives):
             if mismatch is not None:
                 raise RuntimeError(mismatch)
             abort.install()
-        channel = channel_of(MPI.Intracomm(self), parent)
-        means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
-        try:
-            _check_settings(*settings)
-        except (TypeError, ValueError) as error:
-            channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
-            raise
-        self._settings = Settings(settings.algorithm, float(settings.timeout))
-        self._scope = CallContext(channel, means, *self._settings)
-        self._size = channel.size
-        self._uncompressed = channel.uncompressed
-        self._auto_table = select.fill_dispatch(channel, means)
-        self._table = self._auto_table if settings.algorithm == select.AUTO else 0
-        self._vector_calls = VectorCalls(self._scope, self._table)
-        self._block_exchange = BlockExchange(self._scope, self._table)
-        self._objects = Reductions(Exchange(self._scope, self._table))
-        self._nonblocking_vector_calls = NonblockingVectorCalls(self._scope, self._table)
-        self._nonblocking_table = self._table if channel.node is not None else 0
+        channel = channel_of(MPI.Intracomm(self), parent, settings)
+        if parent is None or not channel.state:
+            self.__dict__.update(_state_of(channel, settings))
+        else:  # a communicator that was freed has left it
+            self.__dict__.update(channel.state, _settings=settings)
+        if channel.origin is not None:
+            channel.handles[id(self)] = self
+            channel.state = channel.state or {name: self.__dict__[name] for name in _SET_UP}
+
+    def forget_channel(self) -> None:
+        """Forget what is private to the communicator, which has been freed; for mpicoll's own use."""
+        for name in _SET_UP:
+            del self.__dict__[name]
+        self._is_freed = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as mpi4py does: what wraps COMM_WORLD or COMM_SELF does so again, others raise ValueError."""
@@ -115,6 +113,8 @@ class Intracomm(ObjectCollectives):
         """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""
         if name not in _SET_UP:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self._is_freed:
+            raise CommunicatorBroken("communicator: it cannot be used any more: it was freed")
         if self == MPI.COMM_NULL:
             raise ValueError("comm: it is MPI.COMM_NULL")
         self._set_up(self._settings)
@@ -123,7 +123,9 @@ class Intracomm(ObjectCollectives):
     @property
     def channel(self) -> Channel:
         """The private state of the communicator; for mpicoll's own tools."""
-        return self._scope.channel
+        channel = self._scope.channel
+        channel.is_lent = True
+        return channel
 
     @property
     def algorithm(self) -> str:
@@ -223,11 +225,44 @@ class Intracomm(ObjectCollectives):
         return known_channel(MPI.Intracomm(self))
 
 
+def _state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
+    """Return the attributes of a communicator object with these settings.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a setting is wrong.
+    """
+    means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
+    try:
+        _check_settings(*settings)
+    except (TypeError, ValueError) as error:
+        channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
+        raise
+    settings = Settings(settings.algorithm, float(settings.timeout))
+    scope = CallContext(channel, means, *settings)
+    auto_table = select.fill_dispatch(channel, means)
+    table = auto_table if settings.algorithm == select.AUTO else 0
+    return {
+        "_settings": settings,
+        "_scope": scope,
+        "_size": channel.size,
+        "_uncompressed": channel.uncompressed,
+        "_auto_table": auto_table,
+        "_table": table,
+        "_vector_calls": VectorCalls(scope, table),
+        "_block_exchange": BlockExchange(scope, table),
+        "_objects": Reductions(Exchange(scope, table)),
+        "_nonblocking_vector_calls": NonblockingVectorCalls(scope, table),
+        "_nonblocking_table": table if channel.node is not None else 0,
+    }
+
+
 _SET_UP = (
     "_scope", "_size", "_uncompressed", "_auto_table", "_table", "_vector_calls", "_block_exchange", "_objects",
     "_nonblocking_table", "_nonblocking_vector_calls",
 )  # fmt: skip
-"""Attributes that :meth:`Intracomm._set_up` makes."""
+"""Attributes that :meth:`Intracomm._set_up` makes, besides `_settings`."""
 
 
 class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):

@@ -26,7 +26,7 @@ from mpicoll.collectives import select
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.library_alltoallw import operation
-from mpicoll.communicator.channel import BUSY
+from mpicoll.communicator.call_lock import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.decorators import DISABLED

@@ -13,7 +13,8 @@ from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import MessageRequest, PersistentRequest, Request
-from mpicoll.communicator.channel import BUSY, Channel
+from mpicoll.communicator.call_lock import BUSY
+from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER
 from mpicoll.messages.call_agreement import settle
@@ -128,6 +129,7 @@ def start(scope: CallContext, *what: Any) -> Request:
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
     scope = scope._replace(means=scope.means._replace(may_block=False))
+    scope.channel.is_lent = True
     with scope.channel.alone:
         refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)

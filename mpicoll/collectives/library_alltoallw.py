@@ -30,5 +30,6 @@ def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
 
 def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
     """Set up a persistent Alltoallw, which the MPI library does."""
+    scope.channel.is_lent = True
     with scope.channel.alone:
         return NativeRequest(operation(scope, sendbuf, recvbuf, chosen=False), scope.timeout)

@@ -16,7 +16,7 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, PersistentRequest, Request
-from mpicoll.communicator.channel import BUSY
+from mpicoll.communicator.call_lock import BUSY
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
 
@@ -94,6 +94,7 @@ def start(scope: CallContext, collective: str, around: Neighborhood, sendbuf: An
 
 def keep(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
     """Set up a persistent call."""
+    scope.channel.is_lent = True
     with scope.channel.alone:
         operation = _operation(scope, collective, around, sendbuf, recvbuf)
         return PersistentNeighborhoodRequest(operation, scope.timeout)

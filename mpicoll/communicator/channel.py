@@ -7,17 +7,17 @@ no message of mpicoll's, so that no receive of the program can match one.
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator.call_lock import Alone
 from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
+from mpicoll.communicator.spare_channels import Origin, SpareChannels
 from mpicoll.communicator.tags import Tags
 from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
@@ -30,44 +30,6 @@ from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
 
 MAX_PLANS = 256
 """The largest number of plans kept for repeated calls; each holds its requests."""
-
-
-BUSY = "another collective is being called on this communicator, from a thread or a callback"
-
-
-class Alone:
-    """A lock without waiting: `with` raises RuntimeError if a collective is being called, by any thread.
-
-    Parameters
-    ----------
-    busy
-        A word that is 1 while the lock is held, for compiled code to see.
-    """
-
-    __slots__ = ("_busy", "_lock")
-
-    def __init__(self, busy: memoryview) -> None:
-        self._lock = threading.Lock()
-        self._busy = busy
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(BUSY)
-        self._busy[0] = 1
-
-    @contextmanager
-    def after_others(self) -> Iterator[None]:
-        """Wait for the lock, for a call that compiled code has started; its present holder will be refused."""
-        with self._lock:
-            self._busy[0] = 1
-            try:
-                yield
-            finally:
-                self._busy[0] = 0
-
-    def __exit__(self, *error: object) -> None:
-        self._busy[0] = 0
-        self._lock.release()
 
 
 class Topology(Protocol):
@@ -136,15 +98,30 @@ class Channel:
     slots
         Tag slots for the next persistent operations, free on all ranks; see
         :func:`mpicoll.messages.call_agreement.take_slot`.
+    session
+        A random number that identifies the channel, the same on all its ranks.
+    is_lent
+        Whether an object that may outlive the communicator refers to the channel: a persistent request, or a tool.
+    origin, spares
+        Where it is kept as a spare, None if it never is; spares of channels derived from it. See
+        :mod:`mpicoll.communicator.spare_channels`.
+    handles, state
+        The communicator objects that use it, if it has an origin; what the first of them has set up.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, *, alone: bool = False, apart: bool = False, parent: Ancestor | None = None
+        self,
+        comm: MPI.Intracomm,
+        *,
+        alone: bool = False,
+        apart: bool = False,
+        parent: Ancestor | None = None,
+        session: int | None = None,
     ) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
-        session = agree_on_session(self.comm)
+        self.session = agree_on_session(self.comm) if session is None else session
         self.check: str = agree_on_check_mode(self.comm) if parent is None else parent.channel.check
         self.polls: int = polls_before_yield(self.comm) if parent is None else parent.channel.polls
         self.is_alone, self.apart = alone, apart
@@ -153,7 +130,7 @@ class Channel:
         self.cluster: Topology | None = None
         job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
         self.dispatch = FastDispatch(self.size, None if self.check == "full" else job, checked=self.check == "default")
-        self.watchdog = Watchdog(self.comm, session, self.dispatch.recall)
+        self.watchdog = Watchdog(self.comm, self.session, self.dispatch.recall)
         self.working_memory = WorkingMemory()
         self.agreed: set[int] = set()
         self.broken: str | None = None
@@ -172,6 +149,11 @@ class Channel:
         self.slots = deque(self.tags.persistent_slots)
         self._plans: dict[Hashable, Any] = {}
         self._read_news_at = NEWS_EVERY
+        self.is_lent = False
+        self.origin: Origin | None = None
+        self.spares = SpareChannels()
+        self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.state: dict[str, Any] = {}
         _channels.add(self)
 
     def _domain(self, parent: Ancestor | None) -> node.SharedMemoryDomain | None:
@@ -299,22 +281,59 @@ class Channel:
         for request in [*self.occupants.values(), *(self.node.last_operations if self.node is not None else ())]:
             request.complete()
 
-    def close(self) -> None:
-        """Free everything; collective."""
-        _channels.discard(self)
+    @property
+    def is_reusable(self) -> bool:
+        """Whether nothing has gone wrong on this rank, and nothing is in use."""
+        node, untroubled = self.node, self.refusal is None and self.watchdog.is_untroubled
+        in_memory = node is None or (node.segments and not node.busy_lanes)
+        at_rest = not self.dispatch.running and not self.is_lent
+        return self.broken is None and untroubled and in_memory and at_rest and self.cluster is None
+
+    def close(self, *, spare: bool = False) -> bool:
+        """Free everything; collective.
+
+        If all ranks say `spare`, only what belongs to single calls is freed, and True is returned: the channel can
+        serve another communicator.
+        """
         if self.broken is None:
             self._complete_requests()
         self.release()
-        self.dispatch.shut()
         if self.cluster is not None:
             self.cluster.close()
-        if self.watchdog.drain(self.broken is not None):
+        is_drained, is_spare = self.watchdog.drain(self.broken is not None, spare)
+        if is_spare:
+            self._start_anew()
+            return True
+        _channels.discard(self)
+        self.dispatch.shut()
+        self.state = {}
+        if self.broken is None:
+            self.spares.close()
+        if is_drained:
             if self.node is not None:
                 self.node.free()
             self.comm.Free()
         else:
             _kept.extend([self.comm, self.watchdog, self.node])
         self.broken = "it was freed"
+        return False
+
+    def _start_anew(self) -> None:
+        """Give the counters the values that they have on a new channel; calls go on being numbered."""
+        self.working_memory = WorkingMemory()
+        self.compression_counter[0] = self.sent_nbytes = 0
+        self.dispatch.sent_nbytes_word[0] = 0
+
+    def abandon(self) -> None:
+        """Give up a spare that some of its ranks do not use now, and tell them; not collective."""
+        self.break_off("other ranks do not use it", self.comm, self.watchdog)
+        self.watchdog.drain(broken=True, willing=False)
+
+    def leave_handles(self) -> None:
+        """Make all communicator objects forget the channel, which serves no communicator now."""
+        for handle in list(self.handles.values()):
+            handle.forget_channel()
+        self.handles.clear()
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()

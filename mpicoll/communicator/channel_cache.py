@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import weakref
 import zlib
+from collections.abc import Hashable
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.settings import check_mode
+from mpicoll.communicator.spare_channels import Origin, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
@@ -28,10 +31,10 @@ def _keyval() -> int:
 
 def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     if not (sys.is_finalizing() or MPI.Is_finalized()):
-        channel.close()
+        retire(channel)
 
 
-def channel_of(comm: MPI.Intracomm, parent: Channel | None = None) -> Channel:
+def channel_of(comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None) -> Channel:
     """Return the channel of a communicator; the first call for it makes the channel and is collective.
 
     Parameters
@@ -39,10 +42,13 @@ def channel_of(comm: MPI.Intracomm, parent: Channel | None = None) -> Channel:
     parent
         Channel of a communicator with all these ranks, equally given on all of them. What its ranks have agreed on
         holds for the new one too: nodes, check mode, how processes reach each other's memory.
+    settings
+        Settings of the new communicator, if there is a `parent`: a spare channel of one with the same settings may
+        serve it.
     """
     channel = known_channel(comm)
     if channel is None:
-        channel = _make(comm) if parent is None else _derive(comm, parent)
+        channel = _make(comm) if parent is None else _derive(comm, parent, settings)
         comm.Set_attr(_keyval(), channel)
     return channel
 
@@ -69,24 +75,30 @@ def _make(comm: MPI.Intracomm) -> Channel:
     if comm.size > 1:
         _load_kernels()
     _check_environments(comm)
-    return _on_nodes(comm, node_ids(comm), None)
+    return _on_nodes(comm, node_ids(comm), None, None)
 
 
-def _derive(comm: MPI.Intracomm, parent: Channel) -> Channel:
+def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable) -> Channel:
     group, known = comm.Get_group(), parent.comm.Get_group()
     ranks = np.array(MPI.Group.Translate_ranks(group, range(comm.size), known))
     group.Free()
     known.Free()
     if parent.node_ids is None or (ranks < 0).any():
         return _make(comm)
+    key = ranks.tobytes(), settings
+    spare, session = parent.spares.find(comm, key)
+    if spare is not None:
+        return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
-    return _on_nodes(comm, np.array(ids), Ancestor(parent, ranks))
+    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, ranks), session)
+    channel.origin = Origin(weakref.ref(parent), key)
+    return channel
 
 
-def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None) -> Channel:
+def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, session: int | None) -> Channel:
     nodes = len(set(ids.tolist()))
-    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent)
+    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent, session=session)
     channel.node_ids = ids
     if 1 < nodes < comm.size:
         channel.cluster = NodeTopology(channel, ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -19,6 +19,13 @@ _DRAIN_SECONDS = 60.0
 _LEFT = "left"
 """Kind of the last message of a rank for which the communicator is broken."""
 _FLUSH_SECONDS = 0.1
+
+
+class Drained(NamedTuple):
+    """Whether no message is left in flight, and if so, whether all ranks were willing."""
+
+    everything: bool
+    all_willing: bool
 
 
 class Mailbox:
@@ -84,13 +91,14 @@ class Mailbox:
         while self._outbox and time.monotonic() < until:
             self._sweep()
 
-    def drain(self, broken: bool) -> bool:
+    def drain(self, broken: bool, willing: bool) -> Drained:
         """Receive and discard all messages that were sent to this rank; collective.
 
-        Return whether no message is left in flight: False if some rank is `broken`, or if other ranks do not take part
-        within a minute. What is freed afterwards is freed by all ranks or by none, so that a rank must not give up on
-        one that is merely late. A message that arrived after the communicator was freed would count as one on the next
-        communicator with its context: Open MPI ends the job if that one is smaller.
+        Return whether no message is left in flight, and whether all ranks are `willing`. Messages are left if some rank
+        is `broken`, or if other ranks do not take part within a minute. What is freed afterwards is freed by all ranks
+        or by none, so that a rank must not give up on one that is merely late. A message that arrived after the
+        communicator was freed would count as one on the next communicator with its context: Open MPI ends the job if
+        that one is smaller.
 
         A broken rank tells the others and does not wait. It takes no part in the collective that counts messages: an
         earlier one of the MPI library, which not all ranks have called, may be in flight, and then none completes.
@@ -98,18 +106,19 @@ class Mailbox:
         if broken:
             self.tell_all({"kind": _LEFT})
             self.flush()
-            return False
-        given, coming, counted = self._sent.copy(), np.zeros(1, np.int64), False
+            return Drained(False, False)
+        given, coming, counted = np.empty((self._sent.size, 2), np.int64), np.zeros(2, np.int64), False
+        given[:, 0], given[:, 1] = self._sent, willing
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
         until = time.monotonic() + _DRAIN_SECONDS
         while not counted or self._received < coming[0] or self._outbox:
             self.read()
             if self._somebody_left or time.monotonic() > until:
-                return False
+                return Drained(False, False)
             counted = counted or bool(request.Test())
             os.sched_yield()
-        return True
+        return Drained(True, int(coming[1]) == self._sent.size)
 
     def _sweep(self) -> None:
         self._outbox = [entry for entry in self._outbox if not _is_over(entry[0])]

@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
-from mpicoll.progress.control_messages import Mailbox
+from mpicoll.progress.control_messages import Drained, Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
 
 _HISTORY = 1024
@@ -181,10 +181,15 @@ class Watchdog:
             if self._alarm is not None:
                 raise self._alarm()
 
-    def drain(self, broken: bool) -> bool:
+    @property
+    def is_untroubled(self) -> bool:
+        """Whether this rank knows of no call that was refused or has failed."""
+        return not (self.refused or self._refusals or self._failures or self._alarm)
+
+    def drain(self, broken: bool, willing: bool) -> Drained:
         """Receive all control messages that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
         with self._lock:
-            return self._mailbox.drain(broken)
+            return self._mailbox.drain(broken, willing)
 
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])

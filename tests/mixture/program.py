@@ -43,6 +43,7 @@ class Call:
 
     def __init__(self, comm: Intracomm, operation: Operation, own: random.Random, *, contiguous: bool = False) -> None:
         self.comm, self.operation = comm, operation
+        self.rank, self.size = comm.rank, comm.size  # known after the communicator was freed, too
         kinds = ["own" if contiguous else draw_kind(own) for _ in range(2)]
         result = operation.result(comm.rank, comm.size)
         self._send = self._recv = None
@@ -63,7 +64,7 @@ class Call:
             return Memory(self.comm, kind, count, dtype)
         if not 0 < count <= MOST_SCATTERED or dtype == np.float16:  # of which MPI has no datatype
             return Memory(self.comm, "own", count, dtype)
-        return DatatypeMemory(own, count, dtype, (*operation.counts, *operation.sent_counts(self.comm.rank)))
+        return DatatypeMemory(own, count, dtype, (*operation.counts, *operation.sent_counts(self.rank)))
 
     def free(self) -> None:
         """Free the datatypes."""
@@ -78,11 +79,11 @@ class Call:
     @property
     def _gives(self) -> bool:
         scatters = self.operation.collective in ("scatter", "scatterv")
-        return not scatters or self.comm.rank == self.operation.root
+        return not scatters or self.rank == self.operation.root
 
     def load(self, operation: Operation) -> None:
         """Write this rank's data to its buffers."""
-        self.operation, rank = operation, self.comm.rank
+        self.operation, rank = operation, self.rank
         given = operation.given(rank)
         if self._recv is not None:
             self._recv.write(77)
@@ -102,20 +103,20 @@ class Call:
         if operation.collective == "alltoallv" and operation.number % 2 and not (prefix or suffix or settings):
             assert self._send is not None
             assert self._recv is not None
-            sent = operation.sent_counts(self.comm.rank)
+            sent = operation.sent_counts(self.rank)
             self.comm.Alltoallw(self._send.spec_of_typed_parts(sent), self._recv.spec_of_typed_parts(sent))
             return None
         name = operation.collective if prefix else operation.collective.capitalize()
         return getattr(self.comm, prefix + name + suffix)(*self._arguments(), **settings)
 
     def _arguments(self) -> Sequence[Any]:
-        operation, size = self.operation, self.comm.size
+        operation, size = self.operation, self.size
         given, got = self._send, self._recv
         collective, root = operation.collective, operation.root
         send = MPI.IN_PLACE if self._in_place else given.spec() if given else None
         each = MPI.IN_PLACE if self._in_place else given.spec(size) if given else None  # a block for each rank
         recv, every = (got.spec(), got.spec(size)) if got else (None, None)
-        counts, sent = operation.counts, operation.sent_counts(self.comm.rank)
+        counts, sent = operation.counts, operation.sent_counts(self.rank)
         if collective == "reduce_scatter":
             assert got is not None
             counts = tuple(count // got.unit for count in counts)
@@ -150,7 +151,7 @@ class Call:
         for memory in (self._send, self._recv):
             if memory is not None and not memory.is_intact():
                 raise WrongResult(f"something was written beside a buffer ({memory.kind}) of {self.operation}")
-        expected = self.operation.result(self.comm.rank, self.comm.size)
+        expected = self.operation.result(self.rank, self.size)
         if expected is None or self._recv is None:
             return
         got = self._recv.read()[: expected.size]
@@ -165,11 +166,11 @@ class Call:
     def check_compressed(self) -> None:
         """Do so within the error of compressors that are not exact here, and compare the bits of all ranks."""
         assert self._recv is not None
-        expected = self.operation.result(self.comm.rank, self.comm.size)
+        expected = self.operation.result(self.rank, self.size)
         assert expected is not None
         got = self._recv.read()
         if self.operation.compression.startswith("int8"):
-            bound = (self.comm.size + 2) * float(np.abs(expected).max()) / 127
+            bound = (self.size + 2) * float(np.abs(expected).max()) / 127
             if not (np.abs(got - expected) <= bound).all():
                 raise WrongResult(f"{self.operation}: the error is larger than {bound}")
         if self.operation.compression.startswith("topk"):
@@ -178,7 +179,7 @@ class Call:
             if not ((got >= 0) & (got <= expected) & (got == np.rint(got))).all() or sent < -(-got.size // 10):
                 raise WrongResult(f"{self.operation}: {sent} sums, from {got.min()} to {got.max()}")
         sums = np.array([zlib.crc32(np.ascontiguousarray(got).tobytes())], np.int64)
-        others = np.empty(self.comm.size, np.int64)
+        others = np.empty(self.size, np.int64)
         self.comm.Allgather(sums, others)
         if (others != sums).any():
             raise WrongResult(f"{self.operation}: the ranks have got different bits")
@@ -252,6 +253,8 @@ class Stream:
             self._blocking(comm, numbers)
         elif way < 0.63:
             self._neighbors(numbers)
+        elif way < 0.65:
+            self._on_a_passing_communicator(numbers)
         elif way < 0.70:
             self._objects(comm, numbers)
         elif way < 0.82:
@@ -340,6 +343,31 @@ class Stream:
             call, request, _ = self._persistent.pop(numbers.randrange(_PERSISTENT))
             request.Free()
             call.free()
+
+    def _on_a_passing_communicator(self, numbers: random.Random) -> None:
+        """Make some calls on a new communicator, and free it; the last one may be complete only then."""
+        world = self.comms[0]
+        ways = (
+            lambda: world.Split(0, world.rank),
+            lambda: world.Split(world.rank % 2, -world.rank),
+            lambda: self.grid.Sub([False, True]),
+            world.Dup,
+        )
+        comm = numbers.choice(ways)()
+        for _ in range(numbers.randrange(4)):
+            self._blocking(comm, _child(numbers))
+        operation = draw.draw(_child(numbers), self._turn, comm.size)
+        call = Call(comm, operation, self._own)
+        call.load(operation)
+        self._note("nonblocking", comm, operation)
+        request = call.make("I")
+        if numbers.random() < 0.5:
+            request.Wait()
+        comm.Free()
+        request.Wait()
+        call.check()
+        call.free()
+        self.done["communicators made and freed"] += 1
 
     def _neighbors(self, numbers: random.Random) -> None:
         grid, count = self.grid, numbers.randrange(1, 3000)

@@ -1,0 +1,102 @@
+"""Spare channels: those of freed communicators, kept for the next communicators of the same ranks.
+
+A program that makes a communicator for every step of its work makes the same ones again and again: the rows and columns
+of a grid. A channel with all that belongs to it takes some hundred microseconds to make, as long as many collectives.
+
+A channel becomes a spare if all its ranks say so when its communicator is freed, and serves a new communicator if all
+ranks of that one find the same spare; neither depends on what one rank knows alone. No object but communicators refers
+to a spare: see :attr:`mpicoll.communicator.channel.Channel.is_lent`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from mpicoll.communicator.channel import Channel
+
+MAX_SPARES = 16
+"""The largest number of spares of several ranks in a process; they hold shared memory, and a communicator of MPI."""
+MAX_ALIKE = 4
+"""The largest number of spares for the same ranks, of one communicator."""
+
+_several = 0
+"""Number of spares of several ranks in this process."""
+
+
+class Found(NamedTuple):
+    """A spare, or None; and if there is none, a random number that identifies the new channel on all its ranks."""
+
+    channel: Channel | None
+    session: int
+
+
+class SpareChannels:
+    """Spares of the channels that were derived from one channel, by their ranks and their settings."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, list[Channel]] = {}
+
+    def has_room(self, key: Hashable, size: int) -> bool:
+        """Return whether this rank can keep another spare of `size` ranks under `key`."""
+        return len(self._kept.get(key, ())) < MAX_ALIKE and (size == 1 or _several < MAX_SPARES)
+
+    def keep(self, key: Hashable, channel: Channel) -> None:
+        """Keep a spare; on all its ranks."""
+        global _several
+        _several += channel.size > 1
+        self._kept.setdefault(key, []).append(channel)
+
+    def find(self, comm: MPI.Intracomm, key: Hashable) -> Found:
+        """Take the spare that all ranks of the new communicator `comm` find under their keys; collective."""
+        global _several
+        kept = self._kept.get(key)
+        spare = kept.pop() if kept else None
+        session = 0 if spare is None else spare.session
+        if comm.size == 1:
+            return Found(spare, secrets.randbits(62))
+        _several -= spare is not None
+        agreed = np.array([session, -session, secrets.randbits(62) if comm.rank == 0 else 0], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+        highest, lowest, fresh = agreed.tolist()
+        if spare is not None and highest != -lowest:  # the others have lost it, or ask with other settings
+            spare.abandon()
+            spare = None
+        return Found(spare, fresh)
+
+    def close(self) -> None:
+        """Free all spares; collective, in the order in which they were kept."""
+        global _several
+        for channels in self._kept.values():
+            for channel in channels:
+                _several -= channel.size > 1
+                channel.close()
+        self._kept.clear()
+
+
+class Origin(NamedTuple):
+    """The channel from which another one was derived, and the key of the latter's spares there."""
+
+    parent: weakref.ref[Channel]
+    key: Hashable
+
+    def home(self) -> SpareChannels | None:
+        """Return where spares are kept, None if the channel has been freed, or is broken."""
+        channel = self.parent()
+        return None if channel is None or channel.broken is not None else channel.spares
+
+
+def retire(channel: Channel) -> None:
+    """Keep the channel of a communicator that is being freed as a spare if all ranks can, else free it; collective."""
+    home = None if channel.origin is None else channel.origin.home()
+    key: Any = None if channel.origin is None else channel.origin.key
+    may_keep = home is not None and channel.is_reusable and home.has_room(key, channel.size)
+    if channel.close(spare=may_keep) and home is not None:
+        channel.leave_handles()
+        home.keep(key, channel)

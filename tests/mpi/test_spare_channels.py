@@ -1,0 +1,203 @@
+"""Channels of freed communicators, which serve the next communicators of the same ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.communicator import spare_channels
+from mpicoll.errors import CommunicatorBroken
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def comm():
+    """A communicator whose channel has no spares yet."""
+    plain = MPI.COMM_WORLD.Dup()
+    yield mpicoll.Intracomm(plain)
+    plain.Free()
+
+
+def _channel(comm):
+    return comm._scope.channel  # not comm.channel, which lends it
+
+
+def _check(comm):
+    """Make calls of several kinds, and check the results."""
+    ranks = np.arange(comm.size)
+    total = np.full(100, float(comm.rank))
+    comm.Allreduce(MPI.IN_PLACE, total)
+    assert (total == ranks.sum()).all()
+    parts = np.empty(comm.size, np.int64)
+    comm.Iallgather(np.array([comm.rank]), parts).Wait()
+    assert parts.tolist() == ranks.tolist()
+    assert comm.allreduce({comm.rank}, lambda a, b: a | b) == set(ranks.tolist())
+    block, got = np.full((comm.size, 3), comm.rank), np.empty((comm.size, 3), np.int64)
+    types = [MPI.INT64_T.Create_contiguous(3).Commit() for _ in ranks]
+    places = (ranks * 24).tolist()
+    comm.Alltoallw([block, [1] * comm.size, places, types], [got, [1] * comm.size, places, types])
+    assert (got == ranks[:, None]).all()
+    for each in types:
+        each.Free()
+
+
+def _together(comm):
+    return comm.Split(0, comm.rank)
+
+
+def test_communicators_of_the_same_ranks_share_a_channel_in_turn(comm):
+    known = set()
+    for _ in range(20):
+        made = _together(comm)
+        known.add(id(_channel(made)))
+        _check(made)
+        made.Free()
+    assert len(known) == 1
+
+
+def test_two_that_live_at_the_same_time_have_two_channels(comm):
+    for _ in range(3):
+        first, second = _together(comm), _together(comm)
+        assert _channel(first) is not _channel(second)
+        assert _channel(first).comm != _channel(second).comm
+        _check(second)
+        _check(first)
+        first.Free()
+        second.Free()
+
+
+def test_parts_of_a_grid_of_a_grid(comm):
+    channels = set()
+    for _ in range(4):
+        grid = comm.Create_cart(MPI.Compute_dims(comm.size, 2))
+        parts = [grid.Sub([True, False]), grid.Sub([False, True])]
+        grid.Free()
+        channels |= {id(_channel(part)) for part in parts}
+        for part in parts:
+            assert isinstance(part, mpicoll.Cartcomm)
+            _check(part)
+            part.Free()
+    assert len(channels) == 2
+
+
+def test_ranks_in_another_order_get_a_channel_of_their_own(comm):
+    made = comm.Split(0, comm.rank)
+    channel = _channel(made)
+    made.Free()
+    turned = comm.Split(0, -comm.rank)
+    assert (_channel(turned) is channel) == (comm.size == 1)
+    _check(turned)
+    turned.Free()
+
+
+def test_a_freed_communicator_cannot_be_used_while_another_one_has_its_channel(comm):
+    made = _together(comm)
+    second = mpicoll.Intracomm(MPI.Intracomm(made))
+    made.Free()
+    other = _together(comm)
+    for handle in (made, second):
+        for call in (handle.Barrier, handle.Ibarrier, handle.barrier, lambda handle=handle: handle.algorithms("bcast")):
+            with pytest.raises(CommunicatorBroken, match="it was freed"):
+                call()
+    _check(other)
+    other.Free()
+
+
+def test_what_a_persistent_request_holds_is_not_given_away(comm):
+    made = _together(comm)
+    channel, values = _channel(made), np.ones(4)
+    request = made.Allreduce_init(MPI.IN_PLACE, values)
+    made.Free()
+    other = _together(comm)
+    assert _channel(other) is not channel
+    with pytest.raises(CommunicatorBroken, match="it was freed"):
+        request.Start()
+    _check(other)
+    other.Free()
+
+
+def test_a_channel_that_a_tool_refers_to_on_one_rank_is_freed_on_all(comm):
+    made = _together(comm)
+    channel = _channel(made)
+    if comm.rank == comm.size - 1:
+        assert made.channel is channel
+    made.Free()
+    assert channel.broken == "it was freed"
+
+
+def test_a_channel_with_a_refused_call_is_freed(comm):
+    made = _together(comm)
+    channel = _channel(made)
+    with pytest.raises(TypeError, match="op"):
+        made.Allreduce(MPI.IN_PLACE, np.ones(3), "sum")
+    made.Free()
+    assert channel.broken == "it was freed"
+    made = _together(comm)
+    _check(made)
+    made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_has_lost_its_spare_gets_a_new_channel_with_the_others(comm):
+    made = _together(comm)
+    channel = _channel(made)
+    made.Free()
+    if comm.rank == 0:
+        _channel(comm).spares._kept.clear()
+    for _ in range(3):
+        made = _together(comm)
+        assert _channel(made) is not channel
+        _check(made)
+        made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_settings_of_each_rank_are_kept(comm):
+    made = _together(comm)
+    made.Free()
+    again = mpicoll.Intracomm(MPI.Intracomm(comm), timeout=50.0 + comm.rank)
+    for _ in range(3):
+        made = _together(again)
+        assert made.timeout == 50.0 + comm.rank
+        _check(made)
+        made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_spare_that_one_rank_would_use_with_other_settings_is_given_up(comm):
+    made = _together(comm)
+    channel = _channel(made)
+    made.Free()
+    again = mpicoll.Intracomm(MPI.Intracomm(comm), timeout=50.0 if comm.rank == 0 else comm.timeout)
+    for _ in range(2):
+        made = _together(again)
+        assert _channel(made) is not channel
+        _check(made)
+        made.Free()
+
+
+def test_random_choices_begin_anew(comm):
+    values = np.linspace(-1, 1, 1000, dtype=np.float32)
+    seen = set()
+    for _ in range(3):
+        made, out = _together(comm), np.empty(1000, np.float32)
+        made.Allreduce(values, out, compression="int4")
+        seen.add(out.tobytes())
+        made.Free()
+    assert len(seen) == 1
+
+
+def test_number_of_spares_is_bounded(comm):
+    made = [_together(comm) for _ in range(spare_channels.MAX_ALIKE + 3)]
+    channels = [_channel(each) for each in made]
+    for each in made:
+        each.Free()
+    kept = sum(channel.broken is None for channel in channels)
+    assert kept == spare_channels.MAX_ALIKE
+    made = _together(comm)
+    assert _channel(made) in channels
+    _check(made)
+    made.Free()
