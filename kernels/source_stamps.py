@@ -19,8 +19,11 @@ _CODEC_FILES = (
     "codecs/codec_kernels.py",
     "codecs/counter_random.py",
     "codecs/integer_codec.py",
+    "codecs/sampling.py",
+    "codecs/sparse_encoding.py",
     "codecs/sparse_vectors.py",
     "codecs/threshold_masks.py",
+    "codecs/topk.py",
 )
 """Used by the kernels of codecs."""
 _PLAN_FILES = (

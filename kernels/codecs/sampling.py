@@ -29,8 +29,8 @@ def _cut(run, count, runs):
     return run * whole + np.int64(np.uint64(run) * np.uint64(rest) // np.uint64(runs))
 
 
-@kernel
-def positions(count, keys, first, indices):
+@helper
+def draw_positions(count, keys, first, indices):
     """Draw one position of each of ``indices.size`` runs of ``range(count)`` into uint32 `indices`; they increase.
 
     1 <= indices.size <= count < 2^32. `keys` and `first`: see `counter_random.py`.
@@ -44,6 +44,12 @@ def positions(count, keys, first, indices):
         carry = (np.uint64(word(low, run)) * length) >> np.uint64(32)
         place = (np.uint64(word(high, run)) * length + carry) >> np.uint64(32)
         indices[run] = np.uint32(np.uint64(begin) + place)
+
+
+@kernel
+def positions(count, keys, first, indices):
+    """See `draw_positions`."""
+    draw_positions(count, keys, first, indices)
 
 
 @kernel
@@ -74,8 +80,12 @@ def _sum_below(x, rate):
 
 
 @helper
-def _rate_for_count(x, wanted):
-    """See `best_rate`."""
+def rate_for_count(x, wanted):
+    """Return the rate with which about `wanted` elements of float32 `x` are kept, never more on average.
+
+    NaN and inf are always kept and count. The rate is 0 if nothing is left for the others, or all of them are zero.
+    (Wangni et al., section 3.2, the greedy algorithm: those that are certain are left out and the rest amplified.)
+    """
     total, finite = _sum_below(x, 0.0)
     left = wanted - (x.size - finite)
     if left <= 0 or total <= 0:
@@ -94,12 +104,8 @@ def _rate_for_count(x, wanted):
 
 @kernel
 def best_rate(x, wanted):
-    """Return the rate with which about `wanted` elements of float32 `x` are kept, never more on average.
-
-    NaN and inf are always kept and count. The rate is 0 if nothing is left for the others, or all of them are zero.
-    (Wangni et al., section 3.2, the greedy algorithm: those that are certain are left out and the rest amplified.)
-    """
-    return _rate_for_count(x, wanted)
+    """See `rate_for_count`."""
+    return rate_for_count(x, wanted)
 
 
 @helper
@@ -124,8 +130,8 @@ def _moments_below(x, rate):
     return sums.sum(), squares.sum(), numbers.sum()
 
 
-@kernel
-def rate_of_variance(x, variance, wanted):
+@helper
+def rate_for_variance(x, variance, wanted):
     """Return the least rate with which the second moment of what is sent is at most `variance` times that of `x`.
 
     Elements of float32 `x` with ``rate |x| >= 1`` are certain; for a set T of certain elements the rate is the sum of
@@ -148,8 +154,14 @@ def rate_of_variance(x, variance, wanted):
         others = number
         rate = below / (limit - (square - square_below))
     if finite < x.size:
-        rate = min(rate, _rate_for_count(x, wanted))
+        rate = min(rate, rate_for_count(x, wanted))
     return rate
+
+
+@kernel
+def rate_of_variance(x, variance, wanted):
+    """See `rate_for_variance`."""
+    return rate_for_variance(x, variance, wanted)
 
 
 @helper
@@ -171,8 +183,8 @@ def _drawn(chances, key, drawn):
     return some > 0
 
 
-@kernel
-def keep(x, rate, keys, first, indices, values):
+@helper
+def draw_kept(x, rate, keys, first, indices, values):
     """Draw which elements of float32 `x` of shape (count,) are kept and write them, amplified.
 
     Probabilities are rounded up to multiples of 2^-32, and what is kept is divided by those, which makes it right
@@ -198,3 +210,9 @@ def keep(x, rate, keys, first, indices, values):
                         values[number] = np.float32(np.float64(x[begin + j]) * factor)
                     number += 1
     return number
+
+
+@kernel
+def keep(x, rate, keys, first, indices, values):
+    """See `draw_kept`."""
+    return draw_kept(x, rate, keys, first, indices, values)

@@ -12,7 +12,7 @@ to dense: Renggli et al., "SparCML", SC19, section 5.1.)
 
 import numpy as np
 
-from ..decorators import kernel
+from ..decorators import helper, kernel
 
 DENSE = 0xFFFFFFFF
 """What stands in place of the number of entries."""
@@ -26,8 +26,8 @@ def wire_nbytes(entries: int, length: int) -> int:
     return min(4 + 4 * blocks + 2 * (entries + entries % 2) + 4 * entries, 4 + 4 * length)
 
 
-@kernel
-def encode(indices, values, first, length, out):
+@helper
+def encode_entries(indices, values, first, length, out):
     """Write the payload of sorted entries for elements ``first`` to ``first + length - 1``; return its length in bytes.
 
     Parameters
@@ -65,10 +65,16 @@ def encode(indices, values, first, length, out):
 
 
 @kernel
-def length_of(payload, length):
+def encode(indices, values, first, length, out):
+    """See `encode_entries`."""
+    return encode_entries(indices, values, first, length, out)
+
+
+@helper
+def checked_length(payload, length):
     """Return how many bytes the payload at the beginning of `payload` has, or -1 if it cannot be one.
 
-    `payload` is uint8, aligned to 4 bytes, and may go on beyond the end; everything that `decode` relies on is checked.
+    `payload` is uint8, aligned to 4 bytes, and may go on beyond the end; what `decode_entries` relies on is checked.
     """
     if payload.size < 4:
         return -1
@@ -99,8 +105,14 @@ def length_of(payload, length):
 
 
 @kernel
-def decode(payload, out, add):
-    """Write what a payload that `length_of` has accepted says to float32 `out` of shape (length,), or add it there.
+def length_of(payload, length):
+    """See `checked_length`."""
+    return checked_length(payload, length)
+
+
+@helper
+def decode_entries(payload, out, add):
+    """Write what a payload that `checked_length` accepts says to float32 `out` of shape (length,), or add it there.
 
     Return the number of entries; of a dense one that of all elements.
     """
@@ -130,6 +142,12 @@ def decode(payload, out, add):
             target[halves[j]] += values[j]
         at = end
     return count
+
+
+@kernel
+def decode(payload, out, add):
+    """See `decode_entries`."""
+    return decode_entries(payload, out, add)
 
 
 @kernel

@@ -193,8 +193,8 @@ def _take(x, chosen, found, limit, ties, indices, values):
                 number += 1
 
 
-@kernel
-def threshold(x, k):
+@helper
+def find_threshold(x, k):
     """Return the pattern of the k-th largest |x| of float32 `x` of shape (count,), and how many are larger.
 
     0 <= k <= count. With k = 0 it is NONE. The k largest are those that are larger, and the first
@@ -208,7 +208,13 @@ def threshold(x, k):
 
 
 @kernel
-def largest(x, k, indices, values):
+def threshold(x, k):
+    """See `find_threshold`."""
+    return find_threshold(x, k)
+
+
+@helper
+def select_largest(x, k, indices, values):
     """Write indices, increasing, and values of the k largest |x|; 0 <= k <= count.
 
     Parameters
@@ -228,3 +234,9 @@ def largest(x, k, indices, values):
     else:
         limit, larger = _search(patterns, k)
         select_entries(x, limit, k - larger, indices, values)
+
+
+@kernel
+def largest(x, k, indices, values):
+    """See `select_largest`."""
+    select_largest(x, k, indices, values)

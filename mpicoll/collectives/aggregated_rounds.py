@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.collectives import select
-from mpicoll.collectives.composite import Allocate, CompositePlan
+from mpicoll.collectives.composite import CompositePlan
 from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Key
 from mpicoll.compression.aggregatable import AggregationRound
 from mpicoll.kernels.reduce import reducer
+from mpicoll.messages.calls import Allocate
 
 if TYPE_CHECKING:
     from mpicoll.communicator.channel import Channel

@@ -9,12 +9,9 @@ import numpy as np
 
 from mpicoll.buffers.reduction_ops import Reducer
 from mpicoll.collectives import select
-from mpicoll.messages.calls import KernelCall
+from mpicoll.messages.calls import Allocate, KernelCall
 from mpicoll.messages.lowering import Message, Phase, Vector, lower
 from mpicoll.schedules import chunk_bounds, find
-
-Allocate = Callable[[int, np.dtype[Any]], np.ndarray]
-"""``allocate(count, dtype)`` returns working memory that lives as long as the plan."""
 
 
 class CompositePlan:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpicoll.buffers import reduction_ops
-from mpicoll.collectives import ok_topk, select, sparse_allreduce
+from mpicoll.collectives import ok_topk, select
 from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_numbers
 from mpicoll.collectives.checked_arguments import CheckedArguments
+from mpicoll.collectives.sparse_allreduce import SparseAllreduce
 from mpicoll.collectives.two_shot import TwoShot
 from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Sparsifier, compressor
 from mpicoll.compression.sparsifiers import OkTopk
 from mpicoll.schedules import ALGORITHMS
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.composite import Allocate
+    from mpicoll.messages.calls import Allocate
     from mpicoll.messages.lowering import Phase
 
 Compression = Compressor | ErrorFeedback
@@ -86,7 +87,7 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
     if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
         if isinstance(made, OkTopk):
             return ok_topk.stages(channel, made, feedback, x, y, allocate)
-        return sparse_allreduce.stages(channel, made, feedback, x, y, allocate)
+        return SparseAllreduce(channel, made, feedback, x, y, allocate).stages()
     numbers = task.numbers or operation_numbers(channel, task.persistent)
     summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, numbers=numbers)
     return summed.stages()

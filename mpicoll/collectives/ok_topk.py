@@ -26,16 +26,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.collectives.composite import CompositePlan
-from mpicoll.collectives.sparse_allreduce import Regions, Selection, SparsePayload, to_all
+from mpicoll.collectives.ok_topk_regions import Regions, Selection
+from mpicoll.collectives.sparse_allreduce import to_all
 from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.compression.sparsifiers import OkTopk
 from mpicoll.kernels import reducer
 from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors, topk
+from mpicoll.messages.calls import Allocate
 from mpicoll.messages.lowering import Phase
+from mpicoll.messages.sparse_memory import SparsePayload
 from mpicoll.schedules import chunk_bounds
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.composite import Allocate
     from mpicoll.communicator.channel import Channel
 
 _LOCAL_STEP, _GLOBAL_STEP = 1.012, 1.008
@@ -192,13 +194,15 @@ class _Sum:
         if found > self.most:  # what does not fit stays in the residuals of those who have sent it
             found = self.most
             topk.largest(region, found, self._indices, self._values)
-        self.results[self.channel.rank].encode(self._indices[:found], self._values[:found], 0, own.stop - own.start)
+        self.results[self.channel.rank].write(self._indices[:found], self._values[:found], 0, own.stop - own.start)
 
     def finish(self) -> int:
         """Write the result, subtract it from the residual, and return its number of entries."""
         total = 0
         for rank, result in enumerate(self.results):
-            total += result.decode(self.y[self.regions.of(rank)], add=False)
+            region = self.y[self.regions.of(rank)]
+            result.decompress(region, add=False)
+            total += result.entries(region.size)
         if self.feedback is not None:
             sparse_encoding.clear_common(self.selection.indices, self.y, self.vector)
         self.selection.end()
@@ -230,13 +234,12 @@ def _again(work: _Sum) -> tuple[Phase, ...]:
     """Return the phases with the thresholds of the last operation."""
     program = CompositePlan()
     program.exchange(work.regions.messages(), partial(work.select, exactly=False), work.regions.encode)
-    own = work.results[work.channel.rank]
 
     def give() -> None:
         work.add_up()
         work.give(max(work.memory.common, 1) - 1, 0)
 
-    program.exchange(to_all(work.channel, own, work.results), give)
+    program.exchange(to_all(work.channel, work.results), give)
     program.call(lambda: work.remember(work.finish()))
     return program.stages()
 
@@ -312,6 +315,6 @@ def _exact(work: _Sum, *, cut: bool) -> tuple[Phase, ...]:
         total(bins)
     program.call(search.count_ties)
     total(search.ties)
-    program.exchange(to_all(channel, work.results[rank], work.results), search.give)
+    program.exchange(to_all(channel, work.results), search.give)
     program.call(lambda: work.remember(work.finish()))
     return program.stages()

@@ -28,12 +28,11 @@ import numpy as np
 
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.kernels.codecs import residuals
-from mpicoll.messages.calls import Call, CallSequence, KernelCall, Memory, MovableVector
+from mpicoll.messages.calls import Allocate, Call, CallSequence, KernelCall, Memory, MovableVector
 from mpicoll.messages.codec_calls import CompressedChunk, Decode, Encode, NextKeys
 from mpicoll.messages.lowering import Message, Phase
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.composite import Allocate
     from mpicoll.communicator.channel import Channel
 
 _VALUES = np.dtype(np.float32)

@@ -12,8 +12,10 @@ import numpy as np
 from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
 from mpicoll.compression.base import Key
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.sparsifiers import Sparsifier, check_density, entries_for
-from mpicoll.kernels.codecs import counter_random, sampling, sparse_vectors
+from mpicoll.compression.sparsifiers import CompiledSparsifier, Sparsifier, check_density, entries_for
+from mpicoll.kernels.codecs import sampling, sparse_codec, sparse_vectors
+from mpicoll.kernels.codecs.codec_kernels import settings_of
+from mpicoll.kernels.codecs.sparse_codec import Selector
 
 _UNLIKELY = math.log(1e18)
 _DENSITY = 0.01
@@ -105,7 +107,7 @@ class _Drawn(AggregationSession):
 
 @register("wangni")
 @dataclass(frozen=True)
-class Wangni(Sparsifier):
+class Wangni(CompiledSparsifier):
     """Element i with probability p_i = min(rate |x_i|, 1), sent as x_i / p_i: unbiased, of least variance.
 
     With ``density`` about this fraction of the elements is sent, fewer if fewer are not zero. With ``variance``, a
@@ -154,11 +156,6 @@ class Wangni(Sparsifier):
             return float(sampling.rate_of_variance(x, self.variance, most))
         return float(sampling.best_rate(x, most))
 
-    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
-        """Write what is drawn."""
-        rate = self.rate(x)
-        number = sampling.keep(x, rate, key.words(), key.first, indices, values)
-        while number > indices.size and rate > 0:
-            key = key._replace(seed=counter_random.key(key.seed, 0, 0).view(np.uint64).item())
-            number = sampling.keep(x, rate, key.words(), key.first, indices, values)
-        return min(number, indices.size)
+    def selector(self, count: int) -> Selector:
+        """Return what draws."""
+        return Selector(sparse_codec.drawn, settings_of(float(self._most_on_average(count)), float(self.variance)))

@@ -12,11 +12,12 @@ import numpy as np
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.compressor_specs import register
 from mpicoll.compression.payload_checks import require
-from mpicoll.kernels.codecs import sampling, sparse_encoding, sparse_vectors, topk
+from mpicoll.kernels.codecs import sparse_codec, sparse_encoding
+from mpicoll.kernels.codecs.codec_kernels import settings_of
+from mpicoll.kernels.codecs.sparse_codec import ENTRY_NBYTES, Selector
 
 _MOST_ELEMENTS = (1 << 32) - 1
 _SAMPLED_SHARE, _SAMPLED_ENTRIES = 0.01, 64
-_CORRECTIONS = 10
 
 
 class Sparsifier(Compressor):
@@ -48,6 +49,13 @@ class Sparsifier(Compressor):
             Written; indices increase strictly.
         """
 
+    def selector(self, count: int) -> Selector | None:
+        """Return a compiled function that selects, which plans call without the interpreter; None without one.
+
+        All ranks have it, or none has.
+        """
+        return None
+
     def wire_nbytes(self, count: int) -> int:
         """Return the bytes of a payload with the largest number of entries."""
         return sparse_encoding.wire_nbytes(self.capacity(count), count)
@@ -74,6 +82,26 @@ class Sparsifier(Compressor):
         sparse_encoding.decode(payload, out, add)
 
 
+class CompiledSparsifier(Sparsifier):
+    """Interface of sparsifiers that select by a compiled function; a subclass has :meth:`capacity` and `selector`."""
+
+    @abstractmethod
+    def selector(self, count: int) -> Selector:
+        """Return the compiled function, and its settings for vectors of `count` elements.
+
+        See :mod:`mpicoll.kernels.codecs.sparse_codec`.
+        """
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        """Select the entries of `x`, and return their number."""
+        selector, room = self.selector(x.size), np.empty(ENTRY_NBYTES * indices.size, np.uint8)
+        nbytes = int(selector.select(x, room, selector.settings, key.words(), key.first))
+        number, half = nbytes // indices.itemsize, room.size // 2
+        indices[:number] = room[:nbytes].view(np.uint32)
+        values[:number] = room[half : half + nbytes].view(np.float32)
+        return number
+
+
 def check_density(density: float) -> None:
     """Raise ValueError unless `density` is above 0 and at most 1."""
     if not 0 < density <= 1:
@@ -97,7 +125,7 @@ def entries_for(count: int, density: float, k: int = 0) -> int:
 
 @register("topk")
 @dataclass(frozen=True)
-class TopK(Sparsifier):
+class TopK(CompiledSparsifier):
     """A fixed number of elements with the largest |x|; biased, to be used with error feedback.
 
     ``density`` is the fraction of elements sent, rounded up; ``k``, if it is not 0, their number instead. Among equal
@@ -118,15 +146,14 @@ class TopK(Sparsifier):
         """Return the number of elements sent."""
         return entries_for(count, self.density, self.k)
 
-    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
-        """Write the largest."""
-        topk.largest(x, indices.size, indices, values)
-        return indices.size
+    def selector(self, count: int) -> Selector:
+        """Return what selects the largest."""
+        return Selector(sparse_codec.largest, settings_of())
 
 
 @register("sampled")
 @dataclass(frozen=True)
-class Sampled(Sparsifier):
+class Sampled(CompiledSparsifier):
     """The elements above a threshold that is estimated from a sample; biased, to be used with error feedback.
 
     The fraction of elements sent is between 2/3 and 4/3 of ``density``. The sample is 1 % of the vector, or more, so
@@ -147,38 +174,12 @@ class Sampled(Sparsifier):
         """Return 4/3 of the number of elements that ``density`` asks for."""
         return min(count, entries_for(count, self.density) * 4 // 3)
 
-    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
-        """Write what is above the threshold."""
-        wanted = entries_for(x.size, self.density)
-        fewest = wanted - wanted // 3
-        # A threshold is tried between `low`, which lets too many through, and `high`, which lets too few.
-        low, high, limit = 0, topk.NONE + 1, self._guess(x, key)
-        for _ in range(_CORRECTIONS + 1 if limit else 0):
-            number = sparse_vectors.select(x, limit - 1, 0, indices, values)
-            if fewest <= number <= indices.size:
-                return number
-            low, high = (limit, high) if number > indices.size else (low, limit)
-            limit = _between(low, high, limit)
-            if limit <= low:
-                break
-        topk.largest(x, wanted, indices[:wanted], values[:wanted])
-        return wanted
-
-    def _guess(self, x: np.ndarray, key: Key) -> int:
-        """Return a threshold (a pattern), or 0 if no sample is worth taking."""
-        size = max(math.ceil(_SAMPLED_SHARE * x.size), math.ceil(_SAMPLED_ENTRIES / self.density))
-        if size >= x.size // 4:
-            return 0
-        places, sample = np.empty(size, np.uint32), np.empty(size, np.float32)
-        sampling.positions(x.size, key.words(), key.first, places)
-        sparse_vectors.gather(x, places, sample)
-        return int(topk.threshold(sample, entries_for(size, self.density))[0])
-
-
-def _between(low: int, high: int, limit: int) -> int:
-    """Return the next threshold to try: the middle, but no further than a factor of about 1.4 from the last one."""
-    half_octave = 1 << 22
-    return min(max((low + high) // 2, limit - half_octave), limit + half_octave)
+    def selector(self, count: int) -> Selector:
+        """Return what selects by a sample, if one is worth taking."""
+        size = max(math.ceil(_SAMPLED_SHARE * count), math.ceil(_SAMPLED_ENTRIES / self.density))
+        size = 0 if size >= count // 4 else size
+        numbers = (entries_for(count, self.density), size, entries_for(size, self.density))
+        return Selector(sparse_codec.above_sampled, settings_of(*numbers))
 
 
 @register("oktopk")

@@ -14,6 +14,9 @@ import numpy as np
 from mpicoll.kernels import instructions
 from mpicoll.kernels.reduce import native_address
 
+Allocate = Callable[[int, "np.dtype[Any]"], np.ndarray]
+"""``allocate(count, dtype)`` returns working memory that lives as long as the plan."""
+
 
 class MovableVector:
     """Memory of a plan that may be elsewhere in each run, such as a residual, which is replaced when it is loaded."""
@@ -78,6 +81,8 @@ class Instruction(NamedTuple):
         All other operands.
     writes, reads
         The caller's memory or messages that it writes and reads, for the verifier; None if it writes neither.
+    part
+        Numbers that say which part of what it reads it takes, for the verifier; none if it takes all.
     """
 
     kind: int
@@ -85,6 +90,7 @@ class Instruction(NamedTuple):
     numbers: Mapping[str, int]
     writes: Memory | None = None
     reads: tuple[Memory, ...] = ()
+    part: tuple[int, ...] = ()
 
 
 class Call(Protocol):

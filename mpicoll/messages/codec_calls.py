@@ -9,12 +9,11 @@ import numpy as np
 from mpicoll.compression import Compressor, Key
 from mpicoll.kernels import instructions
 from mpicoll.kernels.codecs import codec_kernels, counter_random
-from mpicoll.messages.calls import Instruction, Memory, present
+from mpicoll.kernels.codecs.codec_kernels import Codec
+from mpicoll.messages.calls import Allocate, Instruction, Memory, present
 from mpicoll.messages.prefixed_sends import PREFIX_NBYTES, PrefixedMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpicoll.communicator.channel import Channel
 
 _ALIGNMENT = 64
@@ -57,99 +56,134 @@ class NextKeys:
         return Instruction(instructions.NEXT_KEYS, places, {"count": self._shots, "left": self._stream})
 
 
-class CompressedChunk:
-    """Memory for the payload of `count` elements, to be sent or received.
+class EncodedMemory:
+    """Memory that an encoder writes and a decoder reads, to be sent or received, or to be kept.
 
-    If the length of the payload depends on the elements, 8 bytes with the length precede it.
+    Parameters
+    ----------
+    codec
+        Its encoder, decoder and settings; None if only the interpreter can call them.
+    nbytes
+        Room for what the encoder writes.
+    varies
+        Whether the length of it depends on data; 8 bytes with the length then precede it.
     """
 
-    def __init__(
-        self, compressor: Compressor, count: int, allocate: Callable[[int, np.dtype[np.uint8]], np.ndarray]
-    ) -> None:
-        self.compressor, varies = compressor, count > 0 and not compressor.fixed
-        nbytes = (varies * PREFIX_NBYTES + compressor.wire_nbytes(count)) if count else 0
+    def __init__(self, codec: Codec | None, nbytes: int, varies: bool, allocate: Allocate) -> None:
+        self.codec = codec
+        nbytes += varies * PREFIX_NBYTES
         # Each on cache lines of its own.
         self.memory = allocate(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _CODES)[:nbytes]
-        self._prefixed = PrefixedMemory(self.memory) if varies else None
-        self.body = self._prefixed.body if self._prefixed else self.memory
+        self.prefixed = PrefixedMemory(self.memory) if varies else None
+        self.body = self.prefixed.body if self.prefixed else self.memory
+        if codec is not None:  # compiled now if that is needed, while no rank waits for another
+            codec_kernels.address_of(codec.encode)
+            codec_kernels.address_of(codec.decode)
+
+    def part(self, first: int) -> tuple[int, ...]:
+        """Return numbers that say which part of the encoder's input is written; none for all of it."""
+        return ()
+
+    def encode(self, x: np.ndarray, key: Key) -> int:
+        """Write the body, and return its length in bytes."""
+        assert self.codec is not None
+        return int(self.codec.encode(x, self.body, self.codec.settings, key.words(), key.first))
 
     def compress(self, x: np.ndarray, key: Key) -> None:
-        """Write the payload of `x`."""
-        nbytes = self.compressor.compress(x, self.body, key)
-        if self._prefixed:
-            self._prefixed.length[0] = nbytes
+        """Write what stands for `x`, and its length if that varies."""
+        nbytes = self.encode(x, key)
+        if self.prefixed:
+            self.prefixed.length[0] = nbytes
 
     def decompress(self, out: np.ndarray, *, add: bool) -> None:
-        """Decode the payload to `out`, or add it to `out`.
+        """Decode it to `out`, or add it to `out`.
 
         Raises
         ------
         CorruptPayload
-            If the payload cannot be one of ``out.size`` elements.
+            If it cannot stand for ``out.size`` elements.
         """
-        body = self._prefixed()[PREFIX_NBYTES:] if self._prefixed else self.body
-        (self.compressor.decompress_add if add else self.compressor.decompress)(body, out)
+        raise NotImplementedError
+
+    def written(self) -> np.ndarray:
+        """Return the part of the body that was written or received; raise CorruptPayload if there is no such part."""
+        return self.prefixed()[PREFIX_NBYTES:] if self.prefixed else self.body
 
     def outgoing(self) -> np.ndarray | PrefixedMemory:
-        """Return what to send; its bytes, if their number varies, are known once the payload is written."""
-        return self._prefixed or self.memory
+        """Return what to send; its bytes, if their number varies, are known once it is written."""
+        return self.prefixed or self.memory
 
     def codec_words(self, **words: int) -> np.ndarray:
-        """Return the words of a call of the compressor's codec; the caller keeps them."""
-        codec = self.compressor.codec
-        assert codec is not None
-        made = np.zeros(instructions.CODEC_WORDS, np.int64)
-        words |= {"nbytes": self.body.size, "settings": codec.settings.ctypes.data}
-        words |= {"settings_length": codec.settings.size}
-        words |= {"length": self.memory.ctypes.data} if self._prefixed else {}
+        """Return the words of a call of the codec; the caller keeps them."""
+        assert self.codec is not None
+        made, settings = np.zeros(instructions.CODEC_WORDS, np.int64), self.codec.settings
+        words |= {"nbytes": self.body.size, "settings": settings.ctypes.data, "settings_length": settings.size}
+        words |= {"length": self.memory.ctypes.data} if self.prefixed else {}
         for name, value in words.items():
             made[getattr(instructions, f"CODEC_{name.upper()}")] = value
         return made
 
 
-class Encode:
-    """The call that writes the payload of `x`, elements from number `first` on, with the key of a `shot`."""
+class CompressedChunk(EncodedMemory):
+    """Memory for the payload of `count` elements."""
 
-    def __init__(self, x: Memory, chunk: CompressedChunk, keys: NextKeys, shot: int, first: int) -> None:
-        self.x, self.chunk, self._keys, self._shot, self._first = x, chunk, keys, shot, first
+    def __init__(self, compressor: Compressor, count: int, allocate: Allocate) -> None:
+        nbytes = compressor.wire_nbytes(count) if count else 0
+        super().__init__(compressor.codec, nbytes, count > 0 and not compressor.fixed, allocate)
+        self.compressor = compressor
+
+    def encode(self, x: np.ndarray, key: Key) -> int:
+        """Write the payload of `x`, and return its length in bytes."""
+        return self.compressor.compress(x, self.body, key)
+
+    def decompress(self, out: np.ndarray, *, add: bool) -> None:
+        """Decode the payload to `out`, or add it to `out`."""
+        (self.compressor.decompress_add if add else self.compressor.decompress)(self.written(), out)
+
+
+class Encode:
+    """The call that writes what stands for `x`, elements from number `first` on, with the key of a `shot`."""
+
+    def __init__(self, x: Memory, target: EncodedMemory, keys: NextKeys, shot: int, first: int) -> None:
+        self.x, self.target, self._keys, self._shot, self._first = x, target, keys, shot, first
 
     def __call__(self) -> None:
         """Make the call from Python."""
-        self.chunk.compress(present(self.x), self._keys.key(self._shot, self._first))
+        self.target.compress(present(self.x), self._keys.key(self._shot, self._first))
 
     def instruction(self) -> Instruction | None:
-        """Return the instruction; None if the compressor has no codec."""
-        codec = self.chunk.compressor.codec
+        """Return the instruction; None if there is no compiled encoder."""
+        codec = self.target.codec
         address = 0 if codec is None else codec_kernels.address_of(codec.encode)
         if not address:
             return None
         self._codec = codec  # the words have the address of its settings
-        self._words = self.chunk.codec_words(keys=self._keys.key_words(self._shot).ctypes.data, first=self._first)
-        places = {"out": self.chunk.body, "left": self.x, "right": self._words}
-        numbers = _codec_numbers(address, self.x.size)
-        return Instruction(instructions.ENCODE, places, numbers, self.chunk.memory, (self.x,))
+        self._words = self.target.codec_words(keys=self._keys.key_words(self._shot).ctypes.data, first=self._first)
+        places = {"out": self.target.body, "left": self.x, "right": self._words}
+        numbers, part = _codec_numbers(address, self.x.size), self.target.part(self._first)
+        return Instruction(instructions.ENCODE, places, numbers, self.target.memory, (self.x,), part)
 
 
 class Decode:
-    """The call that writes the elements of a payload to `out`, or adds them there."""
+    """The call that writes the elements that encoded memory stands for to `out`, or adds them there."""
 
-    def __init__(self, chunk: CompressedChunk, out: np.ndarray, *, add: bool = False) -> None:
-        self.chunk, self.out, self._add = chunk, out, add
+    def __init__(self, source: EncodedMemory, out: Memory, *, add: bool = False) -> None:
+        self.source, self.out, self._add = source, out, add
 
     def __call__(self) -> None:
-        """Make the call from Python; raise CorruptPayload if the payload cannot be one of so many elements."""
-        self.chunk.decompress(self.out, add=self._add)
+        """Make the call from Python; raise CorruptPayload if the memory cannot stand for so many elements."""
+        self.source.decompress(present(self.out), add=self._add)
 
     def instruction(self) -> Instruction | None:
-        """Return the instruction; None if the compressor has no codec."""
-        codec = self.chunk.compressor.codec
+        """Return the instruction; None if there is no compiled decoder."""
+        codec = self.source.codec
         address = 0 if codec is None else codec_kernels.address_of(codec.decode)
         if not address:
             return None
         self._codec = codec
-        self._words = self.chunk.codec_words(add=int(self._add))
-        places = {"out": self.out, "left": self.chunk.body, "right": self._words}
-        reads = (self.out, self.chunk.memory) if self._add else (self.chunk.memory,)
+        self._words = self.source.codec_words(add=int(self._add))
+        places = {"out": self.out, "left": self.source.body, "right": self._words}
+        reads = (self.out, self.source.memory) if self._add else (self.source.memory,)
         return Instruction(instructions.DECODE, places, _codec_numbers(address, self.out.size), self.out, reads)
 
 

@@ -26,6 +26,9 @@ _SPINS, _YIELDS = 50, 50
 """Number of polls for messages, without and with yielding the core, before other operations are advanced. Yielding
 takes less than a microsecond if no other process waits for the core; otherwise it may be the one that is waited for."""
 
+_MAX_SENT_NBYTES = (1 << 31) - 1
+"""MPI_Isend, which compiled code calls, counts bytes in 32 bits; mpi4py sends longer messages."""
+
 
 class Plan:
     """A collective bound to memory: a table of rows that is run any number of times, one run at a time.
@@ -148,7 +151,7 @@ class MessagePlan(Plan):
     def _send_late(self, channel: Channel, late: Sequence[Message], tag: int) -> None:
         """Add the start of messages whose lengths are known only then."""
         prefixed = [LateMessage(each.peer, each.data) for each in late if isinstance(each.data, PrefixedMemory)]
-        if len(prefixed) == len(late):
+        if len(prefixed) == len(late) and all(each.data.memory.size <= _MAX_SENT_NBYTES for each in prefixed):
             self.table.send(PrefixedSends(channel, prefixed, tag, self._waits[-1]), self._waits[-1])
             return
         self._from_python.add(len(self._waits) - 1)

@@ -197,7 +197,7 @@ class _Rank:
             if isinstance(each, MovablePart):
                 self.memory.adopt(each.vector.array, ("kept", self.rank))
         name = (_NAMES[found.kind], found.numbers.get("function", 0))
-        held = (*name, *(self.memory.read(present(each)) for each in found.reads))
+        held = (*name, *found.part, *(self.memory.read(present(each)) for each in found.reads))
         self.memory.write(present(found.writes), held)
 
 

@@ -128,7 +128,7 @@ def test_a_lost_contribution_is_found() -> None:
     calls = plans.calls(1, 1)
     adding = calls[1]
     assert isinstance(adding, Decode)
-    calls[1] = Decode(adding.chunk, adding.out, add=False)
+    calls[1] = Decode(adding.source, adding.out, add=False)
     plans.change(1, 1, calls)
     wanted = expected(plans, "int8:block=32")
     assert all([each.held for each in contents] != wanted for contents in plans.verify())

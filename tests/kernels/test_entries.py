@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpicoll.kernels.codecs import sparse_encoding
+from mpicoll.kernels.codecs import sparse_codec, sparse_encoding
 
 LENGTHS = (0, 1, 2, 5, 1000, 65_535, 65_536, 65_537, 200_000)
 
@@ -87,3 +87,32 @@ def test_places_in_wrong_order_are_refused() -> None:
         assert sparse_encoding.length_of(payload, 100) == -1
     halves[:] = [3, 99]
     assert sparse_encoding.length_of(payload, 100) == payload.size
+
+
+def entries_of(indices: np.ndarray, values: np.ndarray, room: int) -> np.ndarray:
+    """Return entries in memory, as `sparse_codec.encode` takes them."""
+    words = np.zeros(2 + 2 * room, np.float32)
+    words[:2].view(np.int64)[0] = 4 * indices.size
+    words[2 : 2 + indices.size] = indices.view(np.float32)
+    words[2 + room : 2 + room + indices.size] = values
+    return words
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_a_codec_of_one_region_of_entries(share: float) -> None:
+    count = 70_000
+    indices, values = some(count, share)
+    words, wanted = entries_of(indices, values, indices.size + 3), np.zeros(count, np.float32)
+    wanted[indices] = values
+    for first, length in ((0, count), (0, 1), (1, 0), (999, 1001), (65_000, 5000), (count - 1, 1), (count, 0)):
+        codec = sparse_codec.payloads_of(length)
+        out = np.empty(sparse_encoding.wire_nbytes(min(length, indices.size), length), np.uint8)
+        nbytes = codec.encode(words, out, codec.settings, np.zeros(2, np.uint32), first)
+        part = (indices >= first) & (indices < first + length)
+        np.testing.assert_array_equal(out[:nbytes], encoded(indices[part] - np.uint32(first), values[part], length))
+        found = np.full(length, np.nan, np.float32)
+        assert codec.decode(out[:nbytes], found, codec.settings, False) == 0
+        np.testing.assert_array_equal(found, wanted[first : first + length])
+        assert codec.decode(out[: nbytes - 4], found, codec.settings, True) == 1
+        assert codec.decode(out[: nbytes - 1], found, codec.settings, True) == 1
+        np.testing.assert_array_equal(found, wanted[first : first + length])

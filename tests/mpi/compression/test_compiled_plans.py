@@ -11,13 +11,14 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import ErrorFeedback, Intracomm
-from mpicoll.compression import Compressor, Key, compressor
+from mpicoll.compression import Compressor, Key, Sparsifier, compressor
 from mpicoll.errors import CorruptPayload
 from mpicoll.kernels import instructions
 from mpicoll.kernels.codecs import counter_random
 from mpicoll.messages import bound_plan
 from mpicoll.messages.bound_plan import Table
-from mpicoll.messages.codec_calls import CompressedChunk, Decode, NextKeys
+from mpicoll.messages.codec_calls import CompressedChunk, Decode, Encode, NextKeys
+from mpicoll.messages.sparse_memory import SelectedEntries, SparsePayload
 from tests.mpi import call_forms
 from tests.mpi.call_forms import FORMS
 from tests.mpi.compression.test_compressed import given
@@ -41,6 +42,7 @@ SPECS = (
     "fp16",
     "error:1e-3",
 )
+SPARSE = ("topk:0.3", "topk:k=2", "sampled:0.2", "wangni:0.2", "wangni:variance=3")
 COUNTS = (1, 513, 5000)
 
 
@@ -66,6 +68,25 @@ class FromPython(Compressor):
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         compressor(self.spec).decompress(payload, out)
+
+
+@dataclass(frozen=True)
+class SelectsInPython(Sparsifier):
+    """A sparsifier of a user's: that of a specification, without its selector."""
+
+    spec: str
+
+    @property
+    def _made(self) -> Sparsifier:
+        made = compressor(self.spec)
+        assert isinstance(made, Sparsifier)
+        return made
+
+    def capacity(self, count: int) -> int:
+        return self._made.capacity(count)
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        return self._made.select(x, key, indices, values)
 
 
 @pytest.fixture
@@ -115,7 +136,18 @@ def test_the_executor_does_every_row(comm: Intracomm, spec: str) -> None:
     assert instructions.CALL in kinds(comm, FromPython(spec))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPARSE)
+def test_the_executor_does_every_row_of_sparse_vectors(comm: Intracomm, spec: str) -> None:
+    rows = kinds(comm, spec)
+    assert instructions.CALL not in rows
+    assert rows.count(instructions.SEND) == (comm.size > 1) * (1 if spec == "topk:k=2" or comm.size <= 2 else 2)
+    assert kinds(comm, ErrorFeedback(spec)).count(instructions.CALL) == 2  # its begin and its end
+    own = SelectsInPython(spec)
+    assert kinds(comm, own).count(instructions.CALL) == 1
+    assert kinds(comm, ErrorFeedback(own)).count(instructions.CALL) == 4  # also what is taken out of the residual
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *SPARSE])
 @pytest.mark.parametrize("with_feedback", [False, True])
 def test_the_bits_are_those_of_python(
     comm: Intracomm, another: Intracomm, monkeypatch: pytest.MonkeyPatch, spec: str, with_feedback: bool
@@ -130,12 +162,12 @@ def test_the_bits_are_those_of_python(
     assert (comm.size > 1) == (sent > 0)
 
 
-@pytest.mark.parametrize("spec", ["int4:rounding=stochastic", "error:1e-3"])
+@pytest.mark.parametrize("spec", ["int4:rounding=stochastic", "error:1e-3", *SPARSE])
 @pytest.mark.parametrize("with_feedback", [False, True])
 def test_a_compressor_written_in_python_gives_the_same_bits(
     comm: Intracomm, another: Intracomm, spec: str, with_feedback: bool
 ) -> None:
-    own = FromPython(spec)
+    own = SelectsInPython(spec) if spec in SPARSE else FromPython(spec)
     expected = results(comm, ErrorFeedback(spec) if with_feedback else spec)
     found = results(another, ErrorFeedback(own) if with_feedback else own)
     assert all((one.view(np.uint32) == two.view(np.uint32)).all() for one, two in zip(found, expected, strict=True))
@@ -181,3 +213,43 @@ def test_a_payload_that_is_cut_is_refused(verdicts: MPI.Intracomm, cut: int) -> 
     chunk.memory[:8].view(np.int64)[0] -= cut
     with pytest.raises(CorruptPayload, match="no multiple of 4" if cut == 1 else "do not fit its length"):
         run(Decode(chunk, out))
+
+
+def sparse_payload(channel: Any) -> SparsePayload:
+    """Return the payload of 20 of 100 elements."""
+    sparsifier, keys = compressor("topk:0.2"), NextKeys(channel, 1)
+    assert isinstance(sparsifier, Sparsifier)
+    x = (np.arange(100) + 1).astype(np.float32)
+    entries, payload = SelectedEntries(sparsifier, 100, np.empty), SparsePayload(20, 100, np.empty)
+    run(keys, Encode(x, entries, keys, 0, 0), Encode(entries.words, payload, keys, 0, 0))
+    out = np.zeros(100, np.float32)
+    run(Decode(payload, out))
+    assert (out == np.where(x > 80, x, 0)).all()
+    return payload
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1 << 40, -(1 << 62)])
+def test_a_length_beyond_a_sparse_payload_is_refused(comm: Intracomm, nbytes: int) -> None:
+    payload, out = sparse_payload(comm._scope.channel), np.full(100, 7, np.float32)
+    payload.memory[:8].view(np.int64)[0] = nbytes
+    with pytest.raises(CorruptPayload, match=f"its head says {nbytes}"):
+        run(Decode(payload, out))
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut by a word", "count", "block", "order", "beyond", "empty"])
+def test_a_sparse_payload_that_is_damaged_is_refused(comm: Intracomm, damage: str) -> None:
+    payload, out = sparse_payload(comm._scope.channel), np.full(100, 7, np.float32)
+    length, words = payload.memory[:8].view(np.int64), payload.body.view(np.uint32)
+    halves = payload.body.view(np.uint16)
+    if damage == "empty":
+        length[0] = 0
+    elif damage.startswith("cut"):
+        length[0] -= 1 if damage == "cut" else 4
+    elif damage in ("count", "block"):
+        words[int(damage == "block")] += np.uint32(1)
+    else:
+        halves[4 + 19] = 100 if damage == "beyond" else 81
+    with pytest.raises(CorruptPayload, match="counts or indices are invalid"):
+        run(Decode(payload, out, add=True))
+    assert (out == 7).all()

@@ -12,7 +12,8 @@ from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import ok_topk
 from mpicoll.compression import Key, Sparsifier, compressor, names
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels.codecs import sparse_encoding, sparse_vectors
+from mpicoll.kernels.codecs import codec_kernels, error_bounded_codec, sparse_codec, sparse_encoding
+from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -209,8 +210,12 @@ def test_between_nodes_only(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyP
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("spec", ["topk:0.01", "topk:0.4", "oktopk:0.1"])
 def test_damage_ends_the_call_on_all_ranks(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
-    if comm.rank == 0:
-        monkeypatch.setattr(sparse_encoding, "length_of", lambda payload, length: -1)
+
+    def of_another_codec(length: int) -> Codec:
+        return Codec(sparse_codec.encode, error_bounded_codec.decode, settings_of(max(length, 1), 1.0, 1.0))
+
+    if comm.rank == 0:  # its decoder expects a number of bits where the number of entries stands
+        monkeypatch.setattr(sparse_codec, "payloads_of", of_another_codec)
     x = given(comm.rank, 5000)
 
     def twice() -> None:
@@ -248,15 +253,17 @@ def test_kernels_of_the_second_exchange_are_made_before_the_first(
     comm: Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that is not on disk takes longer to compile than ranks may wait for each other."""
-    used: list[tuple[str, int]] = []
-    for module, name in ((sparse_vectors, "compact"), (sparse_encoding, "encode")):
-        original = getattr(module, name)
+    made: list[Any] = []
+    address_of = codec_kernels.address_of
 
-        def noted(x: np.ndarray, *rest: Any, name: str = name, original: Any = original) -> Any:
-            used.append((name, x.size))
-            return original(x, *rest)
+    def noted(kernel: Any) -> int:
+        made.append(kernel)
+        return address_of(kernel)
 
-        monkeypatch.setattr(module, name, noted)
-    x = given(comm.rank, 4321)
-    comm.Allreduce(x, np.empty_like(x), compression="topk:0.5")
-    assert comm.size <= 2 or used[0] == ("compact", 0)
+    monkeypatch.setattr(codec_kernels, "address_of", noted)
+    x, counter = given(comm.rank, 4321), comm._scope.channel.compression_counter
+    request: Any = comm.Allreduce_init(x, np.empty_like(x), compression="topk:0.5")
+    assert counter[0] == 0, "the operation has not begun"
+    kernels = {sparse_codec.largest, sparse_codec.encode, sparse_codec.decode}
+    assert kernels | ({sparse_codec.not_zero} if comm.size > 2 else set()) <= set(made)
+    request.Free()
