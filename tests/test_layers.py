@@ -105,6 +105,7 @@ SET_UP = {
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
     ("mpicoll/communicator/channel_cache.py", "_check_environments"),
+    ("mpicoll/communicator/spare_channels.py", "find"),
     ("mpicoll/collectives/tuning_table.py", "of"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""

@@ -283,7 +283,7 @@ class Channel:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether nothing has gone wrong on this rank, and nothing is in use."""
+        """True if nothing has gone wrong on this rank, and nothing is in use."""
         node, untroubled = self.node, self.refusal is None and self.watchdog.is_untroubled
         in_memory = node is None or (node.segments and not node.busy_lanes)
         at_rest = not self.dispatch.running and not self.is_lent

@@ -13,13 +13,10 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
-
-if TYPE_CHECKING:
-    from mpicoll.communicator.channel import Channel
 
 MAX_SPARES = 16
 """The largest number of spares of several ranks in a process; they hold shared memory, and a communicator of MPI."""
@@ -30,10 +27,33 @@ _several = 0
 """Number of spares of several ranks in this process."""
 
 
-class Found(NamedTuple):
-    """A spare, or None; and if there is none, a random number that identifies the new channel on all its ranks."""
+class Reusable(Protocol):
+    """A :class:`~mpicoll.communicator.channel.Channel`, as far as spares are concerned."""
 
-    channel: Channel | None
+    size: int
+    session: int
+    broken: str | None
+    origin: Origin | None
+    spares: SpareChannels
+
+    @property
+    def is_reusable(self) -> bool:
+        """True if nothing has gone wrong on this rank, and nothing is in use."""
+
+    def close(self, *, spare: bool = False) -> bool:
+        """Free everything, or if all ranks say `spare` nearly nothing; return which. Collective."""
+
+    def abandon(self) -> None:
+        """Give up a spare; not collective."""
+
+    def leave_handles(self) -> None:
+        """Make all communicator objects forget the channel."""
+
+
+class Found(NamedTuple):
+    """A spare channel, or None, and a random number that identifies a new channel on all its ranks."""
+
+    channel: Any
     session: int
 
 
@@ -41,13 +61,13 @@ class SpareChannels:
     """Spares of the channels that were derived from one channel, by their ranks and their settings."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, list[Channel]] = {}
+        self._kept: dict[Hashable, list[Reusable]] = {}
 
     def has_room(self, key: Hashable, size: int) -> bool:
         """Return whether this rank can keep another spare of `size` ranks under `key`."""
         return len(self._kept.get(key, ())) < MAX_ALIKE and (size == 1 or _several < MAX_SPARES)
 
-    def keep(self, key: Hashable, channel: Channel) -> None:
+    def keep(self, key: Hashable, channel: Reusable) -> None:
         """Keep a spare; on all its ranks."""
         global _several
         _several += channel.size > 1
@@ -83,7 +103,7 @@ class SpareChannels:
 class Origin(NamedTuple):
     """The channel from which another one was derived, and the key of the latter's spares there."""
 
-    parent: weakref.ref[Channel]
+    parent: weakref.ref[Any]
     key: Hashable
 
     def home(self) -> SpareChannels | None:
@@ -92,7 +112,7 @@ class Origin(NamedTuple):
         return None if channel is None or channel.broken is not None else channel.spares
 
 
-def retire(channel: Channel) -> None:
+def retire(channel: Reusable) -> None:
     """Keep the channel of a communicator that is being freed as a spare if all ranks can, else free it; collective."""
     home = None if channel.origin is None else channel.origin.home()
     key: Any = None if channel.origin is None else channel.origin.key

@@ -22,7 +22,7 @@ _FLUSH_SECONDS = 0.1
 
 
 class Drained(NamedTuple):
-    """Whether no message is left in flight, and if so, whether all ranks were willing."""
+    """Outcome of :meth:`Mailbox.drain`: no message is left in flight; and then, all ranks were willing."""
 
     everything: bool
     all_willing: bool

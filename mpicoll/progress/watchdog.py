@@ -183,7 +183,7 @@ class Watchdog:
 
     @property
     def is_untroubled(self) -> bool:
-        """Whether this rank knows of no call that was refused or has failed."""
+        """True if this rank knows of no call that was refused or has failed."""
         return not (self.refused or self._refusals or self._failures or self._alarm)
 
     def drain(self, broken: bool, willing: bool) -> Drained:
