@@ -112,7 +112,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({**SYNCHRONOUS, "backup": 1}, {"servers": 2}),
     (SERVED, {"pull_compression": "int8"}),
     ({**SYNCHRONOUS, "pull_compression": "topk:0.1"}, {"pull_compression": None}),
-    (SERVED, {"damping": True, "on_silence": "drop", "on_failure": "end", "spares": 0}),
+    (SERVED, {"damping": True, "on_silence": "drop", "on_failure": "end", "spares": 0, "replicas": 1}),
 ]
 """What a run begins with, and what differs when it goes on."""
 
