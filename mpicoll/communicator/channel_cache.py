@@ -85,15 +85,23 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable) -> Channel
     known.Free()
     if parent.node_ids is None or (ranks < 0).any():
         return _make(comm)
-    key = ranks.tobytes(), settings
+    key = ranks.tobytes(), settings, _topology_of(comm)
     spare, session = parent.spares.find(comm, key)
     if spare is not None:
         return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
     channel = _on_nodes(comm, np.array(ids), Ancestor(parent, ranks), session)
-    channel.origin = Origin(weakref.ref(parent), key)
+    if comm.Get_topology() in (MPI.UNDEFINED, MPI.CART):  # a graph has too many facts to compare
+        channel.origin = Origin(weakref.ref(parent), key)
     return channel
+
+
+def _topology_of(comm: MPI.Intracomm) -> Hashable:
+    """Return what the private duplicate has in common with `comm` besides its ranks: the grid, or the kind of graph."""
+    if comm.Get_topology() != MPI.CART:
+        return comm.Get_topology()
+    return tuple(map(tuple, MPI.Cartcomm(comm).Get_topo()))
 
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, session: int | None) -> Channel:

@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 class SpareChannels:
-    """Spares of the channels that were derived from one channel, by their ranks and their settings."""
+    """Spares of the channels that were derived from one channel, by their ranks, settings and grids."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, list[Reusable]] = {}

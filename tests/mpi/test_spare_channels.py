@@ -83,6 +83,18 @@ def test_parts_of_a_grid_of_a_grid(comm):
     assert len(channels) == 2
 
 
+@pytest.mark.parametrize("periodic", [False, True])
+def test_neighbors_are_those_of_the_grid(comm, periodic):
+    for make in (_together, lambda comm: comm.Create_cart([comm.size]), _together) * 2:
+        make(comm).Free()
+        grid = comm.Create_cart([comm.size], [periodic])
+        got = np.full((2, 1), -1)
+        grid.Neighbor_allgather(np.array([grid.rank]), got)
+        wanted = [rank if rank >= 0 else -1 for rank in grid.Shift(0, 1)]
+        assert got[:, 0].tolist() == wanted
+        grid.Free()
+
+
 def test_ranks_in_another_order_get_a_channel_of_their_own(comm):
     made = comm.Split(0, comm.rank)
     channel = _channel(made)
