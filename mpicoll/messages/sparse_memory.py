@@ -50,6 +50,9 @@ class SelectedEntries(SparseEntries):
         number = self._sparsifier.select(x, key, indices, values)
         if not 0 <= number <= indices.size:
             raise ValueError(f"select: it returned {number} entries, where there is room for {indices.size}")
+        found = indices[:number]
+        if number and (found[-1] >= x.size or (found[1:] <= found[:-1]).any()):  # compiled code relies on it
+            raise ValueError(f"select: its indices do not increase strictly, or reach the count {x.size}: {found}")
         return number * indices.itemsize
 
 

@@ -173,6 +173,28 @@ def test_a_compressor_written_in_python_gives_the_same_bits(
     assert all((one.view(np.uint32) == two.view(np.uint32)).all() for one, two in zip(found, expected, strict=True))
 
 
+@dataclass(frozen=True)
+class SelectsWrongly(SelectsInPython):
+    """A sparsifier of a user's that returns these indices."""
+
+    wrong: tuple[int, ...] = ()
+
+    def select(self, x: np.ndarray, key: Key, indices: np.ndarray, values: np.ndarray) -> int:
+        indices[: len(self.wrong)], values[: len(self.wrong)] = self.wrong, 1.0
+        return len(self.wrong)
+
+
+@pytest.mark.parametrize("wrong", [(3, 1000), (5, 4), (5, 5), (2**32 - 1,)])
+@pytest.mark.parametrize("with_feedback", [False, True])
+def test_wrong_indices_of_a_sparsifier_are_refused(
+    comm: Intracomm, wrong: tuple[int, ...], with_feedback: bool
+) -> None:
+    own = SelectsWrongly("topk:k=2", wrong)
+    x, y = np.ones(1000, np.float32), np.ones(1000, np.float32)
+    with pytest.raises(ValueError, match="select: its indices do not increase strictly, or reach the count 1000"):
+        comm.Allreduce(x, y, compression=ErrorFeedback(own) if with_feedback else own)
+
+
 def run(*calls: Any) -> None:
     table = Table()
     for call in calls:
