@@ -16,7 +16,7 @@ from .codec_kernels import Codec, decoder, encoder, settings_of
 from .counter_random import word
 from .sampling import draw_kept, draw_positions, rate_for_count, rate_for_variance
 from .sparse_encoding import checked_length, decode_entries, encode_entries
-from .sparse_vectors import select_entries
+from .sparse_vectors import clear_entries, select_entries
 from .topk import NONE, find_threshold, select_largest
 
 ENTRY_NBYTES = 8
@@ -128,9 +128,7 @@ def not_zero(x, out, settings, keys, first):
 @decoder
 def take_out(payload, out, settings, add):
     """Set the elements of `out` at the indices of own entries to zero."""
-    indices = payload.view(np.uint32)
-    for i in range(indices.size):
-        out[indices[i]] = np.float32(0)
+    clear_entries(out, payload.view(np.uint32))
     return 0
 
 

@@ -64,12 +64,6 @@ def select(x, threshold, ties, indices, values):
 
 
 @kernel
-def compact(x, indices, values):
-    """Write indices and values of all that are not zero (-0.0 is, NaN is not); return as `select` does."""
-    return select_entries(x, np.uint32(0), 0, indices, values)
-
-
-@kernel
 def scatter(indices, values, out):
     """Write ``out[indices] = values``; the other elements keep what they are."""
     for i in range(indices.size):
@@ -83,8 +77,14 @@ def gather(x, indices, out):
         out[i] = x[indices[i]]
 
 
-@kernel
-def take_out(x, indices):
+@helper
+def clear_entries(x, indices):
     """Write ``x[indices] = 0``."""
     for i in range(indices.size):
         x[indices[i]] = np.float32(0)
+
+
+@kernel
+def take_out(x, indices):
+    """See `clear_entries`."""
+    clear_entries(x, indices)
