@@ -307,8 +307,7 @@ class Channel:
         _channels.discard(self)
         self.dispatch.shut()
         self.state = {}
-        if self.broken is None:
-            self.spares.close()
+        self.spares.close(broken=self.broken is not None)
         if is_drained:
             if self.node is not None:
                 self.node.free()

@@ -90,12 +90,17 @@ class SpareChannels:
             spare = None
         return Found(spare, fresh)
 
-    def close(self) -> None:
-        """Free all spares; collective, in the order in which they were kept."""
+    def close(self, *, broken: bool) -> None:
+        """Free all spares in the order in which they were kept; collective.
+
+        A rank on which the communicator is `broken` gives them up, so that those on which it is not do not wait.
+        """
         global _several
-        for channels in self._kept.values():
-            for channel in channels:
-                _several -= channel.size > 1
+        for channel in [channel for channels in self._kept.values() for channel in channels]:
+            _several -= channel.size > 1
+            if broken:
+                channel.abandon()
+            else:
                 channel.close()
         self._kept.clear()
 

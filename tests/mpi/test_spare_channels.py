@@ -9,6 +9,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.communicator import spare_channels
 from mpicoll.errors import CommunicatorBroken
+from mpicoll.progress import control_messages
 
 pytestmark = pytest.mark.mpi
 
@@ -152,18 +153,42 @@ def test_a_channel_with_a_refused_call_is_freed(comm):
     made.Free()
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_rank_that_has_lost_its_spare_gets_a_new_channel_with_the_others(comm):
+def _freed_channel(comm):
+    """Return the channel of a communicator that has been freed."""
     made = _together(comm)
     channel = _channel(made)
     made.Free()
-    if comm.rank == 0:
-        _channel(comm).spares._kept.clear()
+    return channel
+
+
+def _check_next_ones(comm, channel):
+    """Check that the next communicators work, and do not get this channel."""
     for _ in range(3):
         made = _together(comm)
         assert _channel(made) is not channel
         _check(made)
         made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_has_lost_its_spare_gets_a_new_channel_with_the_others(comm):
+    channel = _freed_channel(comm)
+    if comm.rank == 0:
+        _channel(comm).spares._kept.clear()
+    _check_next_ones(comm, channel)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_spares_of_a_communicator_that_is_broken_on_one_rank_hold_up_nobody(monkeypatch):
+    monkeypatch.setattr(control_messages, "_DRAIN_SECONDS", 3600.0)
+    plain = MPI.COMM_WORLD.Dup()
+    own = mpicoll.Intracomm(plain)
+    channel = _freed_channel(own)
+    assert channel.broken is None
+    if own.rank == 0:
+        _channel(own).break_off("this test says so")
+    plain.Free()
+    assert channel.broken is not None
 
 
 @pytest.mark.mpi(min_size=2)
@@ -180,15 +205,9 @@ def test_settings_of_each_rank_are_kept(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_spare_that_one_rank_would_use_with_other_settings_is_given_up(comm):
-    made = _together(comm)
-    channel = _channel(made)
-    made.Free()
+    channel = _freed_channel(comm)
     again = mpicoll.Intracomm(MPI.Intracomm(comm), timeout=50.0 if comm.rank == 0 else comm.timeout)
-    for _ in range(2):
-        made = _together(again)
-        assert _channel(made) is not channel
-        _check(made)
-        made.Free()
+    _check_next_ones(again, channel)
 
 
 def test_random_choices_begin_anew(comm):
