@@ -235,9 +235,7 @@ class Stream:
         self._finish()
 
     def _finish(self) -> None:
-        MPI.Request.Waitall([request for _, request in self._in_flight])
-        for call, _ in self._in_flight:
-            call.check()
+        self._end_all()
         for _, request, _ in self._persistent:
             request.Free()
         for comm in reversed(self.comms):
@@ -307,6 +305,13 @@ class Stream:
         while len(self._in_flight) > _IN_FLIGHT:
             self._end_one(self._own.randrange(len(self._in_flight)))
 
+    def _end_all(self) -> None:
+        MPI.Request.Waitall([request for _, request in self._in_flight])
+        for call, _ in self._in_flight:
+            call.check()
+            call.free()
+        self._in_flight.clear()
+
     def _end_one(self, which: int) -> None:
         """Wait for one, or for whichever comes first, with a message to this rank itself among them."""
         if self._own.random() < 0.3:
@@ -347,6 +352,7 @@ class Stream:
     def _on_a_passing_communicator(self, numbers: random.Random) -> None:
         """Make some calls on a new communicator, and free it; the last one may be complete only then."""
         world = self.comms[0]
+        self._end_all()  # inside the MPI library, which makes communicators, nobody drives what is in flight
         ways = (
             lambda: world.Split(0, world.rank),
             lambda: world.Split(world.rank % 2, -world.rank),
