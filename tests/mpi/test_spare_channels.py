@@ -185,6 +185,7 @@ def test_spares_of_a_communicator_that_is_broken_on_one_rank_hold_up_nobody(monk
     own = mpicoll.Intracomm(plain)
     channel = _freed_channel(own)
     assert channel.broken is None
+    plain.Barrier()  # on all ranks the channel is a spare
     if own.rank == 0:
         _channel(own).break_off("this test says so")
     plain.Free()
