@@ -12,8 +12,6 @@ from tests.conformance.__main__ import Report, collect, conform
 from tests.conformance.scope import LEFT_OUT_MODULES, MODULES, QUICK
 from tests.conformance.sources import Unavailable, folder_of_tests
 
-pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
-
 
 @pytest.fixture(scope="module")
 def folder() -> Path:

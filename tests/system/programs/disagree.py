@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from tests.system.programs.cases import ODD, TIMEOUT, Case, Comm, outcome, run_cases, vector
+from tests.system.programs.cases import ODD, Case, communicator, outcome, run_cases, vector
 
 
 def case_count(comm: mpicoll.Intracomm) -> None:
@@ -111,7 +111,7 @@ def usable(comm: mpicoll.Intracomm) -> bool:
 
 
 def attempt(case: Case) -> dict[str, object]:
-    comm = Comm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    comm = communicator(case)
     return outcome(case, comm, usable)
 
 

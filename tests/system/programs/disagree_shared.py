@@ -9,7 +9,17 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.kernels.attached_parts import scatter_words
-from tests.system.programs.cases import ODD, RANK, TIMEOUT, Case, Comm, outcome, read_only_on_one, run_cases, vector
+from tests.system.programs.cases import (
+    ODD,
+    RANK,
+    Case,
+    Comm,
+    communicator,
+    outcome,
+    read_only_on_one,
+    run_cases,
+    vector,
+)
 
 LONG = 300_000
 
@@ -195,7 +205,7 @@ def usable(comm: Comm) -> bool:
 
 
 def attempt(case: Case) -> dict[str, object]:
-    comm = Comm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    comm = communicator(case)
     assert comm._scope.channel.node is not None
     warm(comm)
     return outcome(case, comm, usable)
