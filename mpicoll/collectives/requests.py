@@ -28,8 +28,8 @@ class Request(OwnRequest):
     """A nonblocking collective in flight; it keeps references to the buffers until it is complete.
 
     It progresses in ``Test`` and ``Wait`` of any request of mpicoll and while any call of mpicoll waits in this
-    process. It is an ``MPI.Request``: ``MPI.Request.Waitall`` and the other functions for several requests accept it
-    among plain ones.
+    process; in a thread of mpicoll where none of these happens for a while. It is an ``MPI.Request``:
+    ``MPI.Request.Waitall`` and the other functions for several requests accept it among plain ones.
     """
 
     # Subclasses of mpi4py's classes find attributes in slots in half the time: starts and waits take microseconds.

@@ -1,8 +1,8 @@
 """Progress engine: every wait of this process advances all nonblocking operations in flight.
 
 MPI progresses long messages only inside MPI calls, and the kernels run on the caller's core. A nonblocking collective
-therefore progresses while any mpicoll call of this process waits, and in Test and Wait of any request; never in
-between.
+therefore progresses while any mpicoll call of this process waits, and in Test and Wait of any request. Where there is
+none of these for a while, :mod:`mpicoll.progress.progress_thread` advances it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Waiting
+from mpicoll.progress.progress_thread import ProgressThread
 from mpicoll.progress.waiting import wait_until
 
 
@@ -103,12 +104,25 @@ _active: list[Advancing] = []
 _lock = threading.RLock()
 """Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
+_turns = 0
+_thread: ProgressThread | None = None
 
 
 def add(operation: Advancing) -> None:
     """Advance `operation` in every wait from now on."""
     with _lock:
         _active.append(operation)
+    if _thread is None or not _thread.awake:
+        _wake_thread()
+
+
+def _wake_thread() -> None:
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = ProgressThread(progress, pending, turns)
+        if not _thread.awake:
+            _thread.notice()
 
 
 def remove(operation: Advancing) -> None:
@@ -147,13 +161,14 @@ def progress() -> None:
 
 def _begin_driving() -> bool:
     """Return whether this thread may advance operations: no thread is doing so, not even this one."""
-    global _driving
+    global _driving, _turns
     if not _lock.acquire(blocking=False):
         return False
     if _driving:
         _lock.release()
         return False
     _driving = True
+    _turns += 1
     return True
 
 
@@ -178,3 +193,8 @@ def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
 def pending() -> int:
     """Return how many nonblocking operations have not ended."""
     return len(_active)
+
+
+def turns() -> int:
+    """Return how often operations were advanced in this process."""
+    return _turns

@@ -1,0 +1,121 @@
+"""Nonblocking collectives go on while a rank is in calls of the MPI library, or in none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.errors import MismatchError
+from mpicoll.progress import progress_engine, progress_thread
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not progress_thread.is_wanted(), reason="the MPI library serves one thread"),
+]
+COUNTS = (5, 3_000, 1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def _two_ranks(comm: Intracomm) -> None:
+    if comm.size < 2:
+        pytest.skip("nobody waits for anybody")
+
+
+def begin(comm: Intracomm, count: int) -> tuple[MPI.Request, np.ndarray]:
+    result = np.zeros(count)
+    return comm.Iallreduce(np.full(count, comm.rank + 1.0), result), result
+
+
+def check(comm: Intracomm, result: np.ndarray) -> None:
+    assert (result == comm.size * (comm.size + 1) // 2).all()
+
+
+def waits_for_others(comm: Intracomm, between: Callable[[], None], count: int) -> None:
+    """Rank 0 makes a call of the MPI library before it waits, all others after it has ended there."""
+    for _ in range(3):
+        request, result = begin(comm, count)
+        if comm.rank == 0:
+            between()
+            request.Wait()
+        else:
+            request.Wait()
+            between()
+        check(comm, result)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_message_is_received_first(comm: Intracomm, count: int) -> None:
+    def between() -> None:
+        if comm.rank == 0:
+            comm.Recv(np.empty(1), source=1)
+        elif comm.rank == 1:
+            comm.Send(np.empty(1), dest=0)
+
+    waits_for_others(comm, between, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_communicator_is_made_first(comm: Intracomm, count: int) -> None:
+    waits_for_others(comm, lambda: comm.Split(0, comm.rank).Free(), count)
+
+
+def test_a_channel_is_freed_first(comm: Intracomm) -> None:
+    """The library's own collectives on the private communicators too."""
+    made = [comm.Split(comm.rank % 2, comm.rank) for _ in range(3)]
+    for one in made:
+        one.Barrier()
+    waits_for_others(comm, lambda: made.pop().Free(), 3_000)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_call_at_all(comm: Intracomm, count: int) -> None:
+    """Rank 0 looks at its memory only."""
+    request, result = begin(comm, count)
+    if comm.rank == 0:
+        until = time.monotonic() + 15
+        while not result.all() and time.monotonic() < until:
+            time.sleep(0.001)
+        check(comm, result)
+    request.Wait()
+    check(comm, result)
+
+
+def test_persistent_operations(comm: Intracomm) -> None:
+    result = np.zeros(3_000)
+    request = comm.Allreduce_init(np.full(3_000, comm.rank + 1.0), result)
+    for _ in range(3):
+        request.Start()
+        if comm.rank == 0:
+            comm.Recv(np.empty(1), source=comm.size - 1)
+        request.Wait()
+        if comm.rank == comm.size - 1:
+            comm.Send(np.empty(1), dest=0)
+        check(comm, result)
+    request.Free()
+
+
+def test_an_error_is_raised_where_the_program_waits(comm: Intracomm) -> None:
+    """The thread meets it; the program hears of it in its own call."""
+    count = 3_000 + comm.rank
+    request = comm.Iallreduce(np.ones(count), np.zeros(count))
+    time.sleep(0.5)
+    with pytest.raises(MismatchError):
+        request.Wait()
+
+
+def test_the_thread_sleeps_when_nothing_is_in_flight(comm: Intracomm) -> None:
+    request, _ = begin(comm, 1_000_000)
+    request.Wait()
+    thread = progress_engine._thread
+    if thread is None:
+        pytest.skip("no operation had to wait")
+    until = time.monotonic() + 10
+    while thread.awake and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not thread.awake
+    waits_for_others(comm, lambda: comm.Split(0, comm.rank).Free(), 1_000_000)
