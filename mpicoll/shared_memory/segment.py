@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import secrets
 import sys
 import threading
@@ -23,6 +24,9 @@ from mpicoll.environment import local_ranks
 _MAP_NORESERVE = 0x4000
 _ADDRESS_SPACE = 32 << 40
 """A quarter of what a process has on x86-64."""
+_TIMES_MEMORY = 16
+"""Address space of a segment over the memory of the machine: each communicator reserves what it may need at most, and a
+program may have as many as the MPI library allows."""
 FIRST_FREE = 4096
 """The first page holds the nonce."""
 
@@ -65,7 +69,8 @@ def _capacity() -> int:
     """Return how much address space to take: more than there is memory, and room for the others' segments."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     processes = max(local_ranks() or 1, os.cpu_count() or 1)
-    return int(min(2 * memory, _ADDRESS_SPACE // processes // FIRST_FREE * FIRST_FREE))
+    times = _TIMES_MEMORY if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY else 2
+    return int(min(times * memory, _ADDRESS_SPACE // processes // FIRST_FREE * FIRST_FREE))
 
 
 def _map(fd: int, nbytes: int) -> np.ndarray:

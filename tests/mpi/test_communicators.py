@@ -513,3 +513,25 @@ def test_settings_that_are_wrong_on_one_rank_are_an_error_on_all(settings: dict[
             comm.Allreduce(MPI.IN_PLACE, np.ones(3))
     assert time.monotonic() - begin < TIMEOUT / 2
     plain.Free()
+
+
+@pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="others allow many more")
+def test_too_many_communicators_are_an_error(comm: Intracomm) -> None:
+    """MPICH crashes where it has none left for the communicator of a window."""
+    comm.Barrier()
+    domain, kept = comm._scope.channel.node, []
+    try:
+        while True:
+            kept.append(MPI.COMM_WORLD.Dup())
+    except MPI.Exception as error:
+        assert error.Get_error_class() in (MPI.ERR_OTHER, MPI.ERR_INTERN)
+    with pytest.raises(MPI.Exception):
+        comm.Split(0)
+    if domain is not None:
+        with pytest.raises(MPI.Exception):
+            domain._in_window(MPI.COMM_WORLD)
+    for one in kept:
+        one.Free()
+    made = comm.Split(0)
+    made.Barrier()
+    made.Free()
