@@ -324,9 +324,10 @@ class Channel:
         self.dispatch.sent_nbytes_word[0] = 0
 
     def abandon(self) -> None:
-        """Give up a spare that some of its ranks do not use now, and tell them; not collective."""
+        """Give up a spare that some of its ranks do not use now, with its own spares; tell them; not collective."""
         self.break_off("other ranks do not use it", self.comm, self.watchdog)
         self.watchdog.drain(broken=True, willing=False)
+        self.spares.close(broken=True)
 
     def leave_handles(self) -> None:
         """Make all communicator objects forget the channel, which serves no communicator now."""

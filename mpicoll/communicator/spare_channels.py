@@ -19,7 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 MAX_SPARES = 16
-"""The largest number of spares of several ranks in a process; they hold shared memory, and a communicator of MPI."""
+"""The largest number of spares of several ranks that one channel keeps; they hold shared memory, and a communicator of
+MPI."""
+MAX_IN_PROCESS = 256
+"""The largest number of spares of several ranks in a process. Most belong to communicators that are never freed."""
 MAX_ALIKE = 4
 """The largest number of spares for the same ranks, of one communicator."""
 
@@ -62,26 +65,27 @@ class SpareChannels:
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, list[Reusable]] = {}
+        self._several = 0
 
     def has_room(self, key: Hashable, size: int) -> bool:
         """Return whether this rank can keep another spare of `size` ranks under `key`."""
-        return len(self._kept.get(key, ())) < MAX_ALIKE and (size == 1 or _several < MAX_SPARES)
+        has_room = self._several < MAX_SPARES and _several < MAX_IN_PROCESS
+        return len(self._kept.get(key, ())) < MAX_ALIKE and (size == 1 or has_room)
 
     def keep(self, key: Hashable, channel: Reusable) -> None:
         """Keep a spare; on all its ranks."""
-        global _several
-        _several += channel.size > 1
+        self._count(channel.size, 1)
         self._kept.setdefault(key, []).append(channel)
 
     def find(self, comm: MPI.Intracomm, key: Hashable) -> Found:
         """Take the spare that all ranks of the new communicator `comm` find under their keys; collective."""
-        global _several
         kept = self._kept.get(key)
         spare = kept.pop() if kept else None
         session = 0 if spare is None else spare.session
         if comm.size == 1:
             return Found(spare, secrets.randbits(62))
-        _several -= spare is not None
+        if spare is not None:
+            self._count(spare.size, -1)
         agreed = np.array([session, -session, secrets.randbits(62) if comm.rank == 0 else 0], np.int64)
         comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
         highest, lowest, fresh = agreed.tolist()
@@ -95,14 +99,20 @@ class SpareChannels:
 
         A rank on which the communicator is `broken` gives them up, so that those on which it is not do not wait.
         """
-        global _several
         for channel in [channel for channels in self._kept.values() for channel in channels]:
-            _several -= channel.size > 1
+            self._count(channel.size, -1)
             if broken:
                 channel.abandon()
             else:
                 channel.close()
         self._kept.clear()
+
+    def _count(self, size: int, change: int) -> None:
+        """Count a spare of `size` ranks that is kept, or no longer kept."""
+        global _several
+        if size > 1:
+            self._several += change
+            _several += change
 
 
 class Origin(NamedTuple):

@@ -127,7 +127,7 @@ class SharedMemoryDomain:
 
     def _in_window(self, comm: MPI.Intracomm) -> int:
         """Return where the records and slots begin in a window of the MPI library."""
-        comm.Dup().Free()  # MPICH crashes in the next line if it has no communicator left for the window; here it raises
+        comm.Dup().Free()  # MPICH raises here if it has no communicator left; in the next line it would crash
         self._window = MPI.Win.Allocate_shared(common_nbytes(self.size) if self.rank == 0 else 0, 1, comm=comm)
         self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
         self._clear_records(self._memory)
