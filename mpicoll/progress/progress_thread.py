@@ -91,7 +91,7 @@ class ProgressThread:
     def _take_over(self) -> None:
         """Advance operations until all have ended, or another thread advances them."""
         own = self._turns()
-        while self._pending() and self._turns() == own and not self._ended:
+        while self._pending() and self._turns() == own and not (self._ended or MPI.Is_finalized()):
             self._progress()
             own += 1
             time.sleep(PAUSE)
