@@ -30,8 +30,14 @@ def _keyval() -> int:
 
 
 def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    if not (sys.is_finalizing() or MPI.Is_finalized()):
+    if MPI._handleof(comm) in _without_channel:
+        _without_channel.discard(MPI._handleof(comm))
+    elif not (sys.is_finalizing() or MPI.Is_finalized()):
         retire(channel)
+
+
+_without_channel: set[int] = set()
+"""Handles of communicators that are about to be freed, and whose channel has been."""
 
 
 def channel_of(comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None) -> Channel:
@@ -57,6 +63,18 @@ def known_channel(comm: MPI.Intracomm) -> Channel | None:
     """Return the channel of a communicator, None if there is none yet, which is so on all ranks; not collective."""
     channel = comm.Get_attr(_keyval())
     return channel if isinstance(channel, Channel) else None
+
+
+def free_channel(comm: MPI.Intracomm) -> None:
+    """Free the channel of a communicator that is about to be freed, if it has one; collective.
+
+    Else it is freed by MPI's call of :func:`_on_free`. Where this rank has messages under way on the communicator, that
+    comes only when they are over in MPICH, and the other ranks would wait for this one.
+    """
+    channel = known_channel(comm)
+    if channel is not None:
+        retire(channel)
+        _without_channel.add(MPI._handleof(comm))
 
 
 @functools.cache

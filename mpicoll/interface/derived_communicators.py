@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
+from mpicoll.communicator.channel_cache import free_channel
+
 if TYPE_CHECKING:
     _Comm = MPI.Comm
 else:
@@ -83,13 +85,14 @@ class Derived(_Comm):
         made, request = super().Idup_with_info(info)
         return self._adopt(made, complete=False), request
 
-    def Free(self) -> None:
-        """Free the communicator and the private channel that is cached on it; collective."""
-        super().Free()
-
 
 class DerivedIntracomm(Derived, MPI.Intracomm):
     """Methods of intracommunicators that make communicators."""
+
+    def Free(self) -> None:
+        """Free the communicator and the private channel that is cached on it; collective."""
+        free_channel(self)
+        super().Free()
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""

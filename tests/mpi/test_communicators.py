@@ -325,6 +325,34 @@ def test_freeing_by_the_plain_handle(comm: Intracomm) -> None:
             gc.collect()
 
 
+def test_freeing_with_messages_under_way(comm: Intracomm) -> None:
+    """MPICH keeps a communicator until they are over, and calls what was attached to it only then."""
+    made = comm.Dup()
+    check(made)
+    began, last = time.monotonic(), comm.size - 1
+    if comm.rank == 0:
+        given = np.zeros(3)
+        request = made.Irecv(given, last, 7)
+    if comm.rank == last:
+        sent = made.Isend(np.ones(3), 0, 7)
+    other = comm.Dup()
+    if comm.rank == 1:
+        never = other.Irecv(np.zeros(1), 0, 8)
+    check(other)
+    for each in (made, other):
+        each.Free()
+    MPI.COMM_WORLD.Barrier()
+    assert time.monotonic() - began < 30
+    if comm.rank == 0:
+        request.Wait()
+        assert (given == 1).all()
+    if comm.rank == last:
+        sent.Wait()
+    if comm.rank == 1:
+        never.Cancel()
+        never.Wait()
+
+
 # The user's own traffic -----------------------------------------------------------------------------------------------
 
 
