@@ -23,6 +23,10 @@ _PACE_SECONDS = 0.001
 """Time between two looks of the thread that advances messages which nobody waits for."""
 
 
+_unsent: list[Any] = []
+"""Messages that were given up before their receivers came, which MPI may read for as long as the process lives."""
+
+
 class Message(PendingWork):
     """A message on its way; it advances while any call of mpicoll waits, and in the thread of messages."""
 
@@ -57,12 +61,19 @@ class Message(PendingWork):
         try:
             if not self._request.Test(self._status):
                 return False
-            self._receive_completely()
         except Exception as error:
             self.end(error)
             return True
-        self.end()
+        self._arrive()
         return True
+
+    def _arrive(self) -> None:
+        try:
+            self._receive_completely()
+        except Exception as error:
+            self.end(error)
+        else:
+            self.end()
 
     def _receive_completely(self) -> None:
         if self._expected is None:
@@ -95,6 +106,12 @@ class Message(PendingWork):
             return
         if self._expected is not None:
             self._request.Cancel()
+            self._request.Wait(self._status)  # returns at once: the message has come, or never will
+            if not self._status.Is_cancelled():
+                self._arrive()
+                return
+        else:
+            _unsent.append((self._request, self._room))
         self.end(CollectiveTimeout(f"{self.what}: it has not ended after {seconds:g} s"))
 
     def source_rank(self) -> int:
