@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -9,11 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from mpi4py import MPI
 
 from mpicoll.torch.group_work import PendingWork
+
+_EXIT_SECONDS = 5.0
+_queues: WeakSet[CallQueue] = WeakSet()
 
 
 class QueuedWork(PendingWork):
@@ -66,6 +71,7 @@ class CallQueue:
         self._busy = 0  # workers in callbacks
         self._state = threading.Lock()  # guards these two
         self._has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        _queues.add(self)
 
     def run(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         """Make a call and return when it has ended; raise what it raises."""
@@ -165,3 +171,15 @@ class CallQueue:
         for worker in workers:
             if worker is not threading.current_thread():
                 worker.join(max(until - time.monotonic(), 0.0))
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop the workers before the interpreter ends.
+
+    Whoever waits for a work may end the program while the worker is still in C++ code of PyTorch, which aborts the
+    process where the interpreter is gone when it returns.
+    """
+    until = time.monotonic() + _EXIT_SECONDS
+    for queue in list(_queues):
+        queue.close(max(until - time.monotonic(), 0.0))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -173,9 +173,31 @@ class PendingWork(dist.Work):
         if self._error is None:
             future.set_result(self._outputs)
         elif isinstance(self._error, Exception):
-            future.set_exception(self._error)
+            future.fail(self._error)
         else:
-            future.set_exception(RuntimeError(f"{self.what}: {self._error!r}"))
+            future.fail(RuntimeError(f"{self.what}: {self._error!r}"))
+
+
+class _Failure:
+    """Result of a future whose call has failed.
+
+    C++ code, such as DistributedDataParallel's, takes the tensors out of a future's result by pickling it, and would
+    take the first of none out of an exception. To pickle this raises the error, which C++ code passes on. Where a hook
+    is written in Python, C++ code says that it cannot cast the result to a tensor, and what the result is.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        self.throw()
+
+    def __str__(self) -> str:
+        return f"the error {type(self._error).__name__}: {self._error}"
+
+    def throw(self) -> NoReturn:
+        """Raise the error."""
+        raise self._error
 
 
 class _Future(torch.futures.Future):
@@ -191,6 +213,11 @@ class _Future(torch.futures.Future):
         super().__init__()
         self._state = state
         self.has_callbacks = False
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        self._set_unwrap_func(_Failure.throw)
+        self.set_result(_Failure(error))
 
     def then(self, callback: Callable[..., Any]) -> Any:
         """Add a callback; return a future that gets what it returns."""
