@@ -100,7 +100,9 @@ def _name(op: Any) -> str:
 def divide(tensor: torch.Tensor, size: int) -> None:
     """Divide a tensor by `size` in place; integers are truncated toward zero."""
     plain = tensor.detach()
-    if plain.is_floating_point() or plain.is_complex():
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)  # PyTorch's division of complex numbers rounds more than once
+    if plain.is_floating_point():
         plain.div_(size)
     else:
         plain.div_(size, rounding_mode="trunc")

@@ -52,7 +52,9 @@ def reduced(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
     total = reduce(combine, tensors)
     if op != ReduceOp.AVG:
         return total
-    whole = not (total.is_floating_point() or total.is_complex())
+    if total.is_complex():
+        return torch.view_as_complex(torch.view_as_real(total) / len(tensors))
+    whole = not total.is_floating_point()
     return total.div(len(tensors), rounding_mode="trunc" if whole else None)
 
 
