@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -136,10 +136,11 @@ class BaseGroup(dist.ProcessGroup):
             return self._comm
         return Intracomm(self._plain, timeout=timeout.total_seconds())
 
-    def reduce_now(self, tensor: torch.Tensor, options: Any) -> bool:
+    def reduce_now(self, tensors: Sequence[torch.Tensor], options: Any) -> bool:
         """Make the most common call in the shortest way; return False, having done nothing, for all others."""
         if getattr(options, "asyncOp", True) or options.timeout != _UNSET or self._closed:
             return False
+        (tensor,) = tensors
         op = PLAIN_OPS.get((hash(options.reduceOp), tensor.dtype))
         if op is None:
             return False

@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from mpicoll.comm import Intracomm
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.torch import point_to_point, tensor_collectives
 from mpicoll.torch.base_group import DONE, NAME, BaseGroup
+from mpicoll.torch.call_forms import with_short_form
 from mpicoll.torch.group_communicators import communicator_of
 
 _SHORTEST = timedelta(milliseconds=1)
-_ALLREDUCE = dist.AllreduceOptions()
-_COALESCED = dist.AllreduceCoalescedOptions()
-_BROADCAST = dist.BroadcastOptions()
-_REDUCE = dist.ReduceOptions()
 _REDUCE_SCATTER = dist.ReduceScatterOptions()
 
 
@@ -33,6 +31,9 @@ class ProcessGroup(BaseGroup):
     them if nothing is under way, asynchronous ones on one thread of the group. Every rank must make the same calls in
     the same order; messages between two ranks are apart from that.
 
+    Methods that take lists of tensors and options take a tensor, a root, an operation and a timeout in their place, as
+    other process groups do: ``group.reduce(tensor, 0, ReduceOp.SUM)``.
+
     Parameters
     ----------
     comm
@@ -45,15 +46,20 @@ class ProcessGroup(BaseGroup):
         True to free `comm` when the group is shut down.
     """
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = _ALLREDUCE) -> Any:
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None, *rest: Any, **named: Any) -> Any:
         """Reduce a tensor over all ranks, in place; a sparse one is added."""
-        (tensor,) = tensors
-        if self.reduce_now(tensor, opts):
+        if self.reduce_now(tensors, opts):
             return DONE
+        return self._allreduce(tensors, opts, *rest, **named)
+
+    @with_short_form(dist.AllreduceOptions, "op")
+    def _allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+        (tensor,) = tensors
         function = tensor_collectives.sparse_allreduce if tensor.is_sparse else tensor_collectives.allreduce
         return self._call("all_reduce", [tensor], opts, function, tensor, opts.reduceOp)
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = _COALESCED) -> Any:
+    @with_short_form(dist.AllreduceCoalescedOptions, "op")
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         """Reduce several tensors over all ranks, in place."""
         return self._call(
             "all_reduce_coalesced",
@@ -64,18 +70,21 @@ class ProcessGroup(BaseGroup):
             opts.reduceOp,
         )
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = _BROADCAST) -> Any:
+    @with_short_form(dist.BroadcastOptions, "root")
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         """Broadcast a tensor from the root."""
         (tensor,) = tensors
         return self._call("broadcast", [tensor], opts, tensor_collectives.broadcast, tensor, opts.rootRank)
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = _REDUCE) -> Any:
+    @with_short_form(dist.ReduceOptions, "root", "op")
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         """Reduce a tensor over all ranks to the root, in place."""
         (tensor,) = tensors
         return self._call("reduce", [tensor], opts, tensor_collectives.reduce, tensor, opts.rootRank, opts.reduceOp)
 
+    @with_short_form(distributed_c10d.AllgatherOptions, tensors=2)
     def allgather(
-        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
+        self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> Any:
         """Gather a tensor from every rank on all ranks, in a list."""
         (outputs,), (tensor,) = output_tensors, input_tensors
@@ -102,6 +111,7 @@ class ProcessGroup(BaseGroup):
         lists = [[one_rank[place] for one_rank in output_lists] for place in range(len(input_list))]
         return self._call("all_gather_coalesced", output_lists, opts, _gather_each_list, lists, input_list)
 
+    @with_short_form(dist.GatherOptions, "root", tensors=2)
     def gather(
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> Any:
@@ -109,6 +119,13 @@ class ProcessGroup(BaseGroup):
         (tensor,), outputs = input_tensors, output_tensors[0] if output_tensors else []
         return self._call("gather", output_tensors, opts, tensor_collectives.gather, outputs, tensor, opts.rootRank)
 
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+        """Gather a tensor from every rank on the root, in one tensor."""
+        return self._call("gather_single", output, opts, tensor_collectives.gather_into, output, input, opts.rootRank)
+
+    gather_into_tensor = gather_single
+
+    @with_short_form(dist.ScatterOptions, "root", tensors=2)
     def scatter(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> Any:
@@ -116,11 +133,12 @@ class ProcessGroup(BaseGroup):
         (output,), tensors = output_tensors, input_tensors[0] if input_tensors else []
         return self._call("scatter", [output], opts, tensor_collectives.scatter, output, tensors, opts.rootRank)
 
+    @with_short_form(dist.ReduceScatterOptions, "op", tensors=2)
     def reduce_scatter(
         self,
         output_tensors: Sequence[torch.Tensor],
         input_tensors: Sequence[Sequence[torch.Tensor]],
-        opts: Any = _REDUCE_SCATTER,
+        opts: Any,
     ) -> Any:
         """Reduce a list of tensors over all ranks; rank r gets the r-th."""
         (output,), (tensors,) = output_tensors, input_tensors
@@ -152,17 +170,19 @@ class ProcessGroup(BaseGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    @with_short_form(dist.AllToAllOptions, tensors=2)
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         """Send the r-th tensor to rank r; get one from every rank."""
         return self._call("all_to_all", outputs, opts, tensor_collectives.alltoall, outputs, inputs)
 
+    @with_short_form(dist.AllToAllOptions, tensors=4, in_lists=False)
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = None,
+        opts: Any,
     ) -> Any:
         """Send the r-th part of a tensor to rank r; get one from every rank."""
         splits = list(output_split_sizes or ()), list(input_split_sizes or ())
@@ -170,7 +190,8 @@ class ProcessGroup(BaseGroup):
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> Any:
+    @with_short_form(dist.BarrierOptions, tensors=0)
+    def barrier(self, opts: Any) -> Any:
         """Wait until every rank has called it."""
         return self._call("barrier", [], opts, Intracomm.Barrier)
 

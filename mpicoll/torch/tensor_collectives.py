@@ -229,6 +229,16 @@ def gather(comm: Intracomm, outputs: Sequence[torch.Tensor], tensor: torch.Tenso
     unpack(room, outputs)
 
 
+def gather_into(comm: Intracomm, output: torch.Tensor, tensor: torch.Tensor, root: int) -> None:
+    """Gather tensors of equal length on the root, in rank order, in one tensor; `output` is of no use elsewhere."""
+    if comm.rank != root:
+        comm.Gather(readable(tensor), None, root)
+        return
+    _check_alike(output, tensor)
+    given = readable(_distinct(tensor, output))
+    in_room(output, lambda room: comm.Gather(given, memory(room), root))
+
+
 def scatter(comm: Intracomm, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> None:
     """Scatter a list of tensors of equal length from the root; `tensors` is empty on the other ranks."""
     given = None
