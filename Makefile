@@ -92,7 +92,7 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	for ranks in 1 2 3 4; do \
 	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
 	done
-	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_examples.py -k "torch or missing"
+	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_torch_failures.py tests/system/test_examples.py -k "torch or missing"
 
 $(VENV)/jax: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax>=0.8"
@@ -104,9 +104,10 @@ test-jax: $(VENV)/jax warmup  ## the tests of mpicoll.jax on 1 to 4 ranks; insta
 	done
 	$(BIN)/python -m pytest -q tests/test_jax_import.py tests/system/test_examples.py -k jax
 
-test-torch-conformance: $(VENV)/torch warmup  ## PyTorch's own tests of torch.distributed on mpicoll, on 3 ranks; installs expecttest
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest
-	$(BIN)/python -m tests.torch_conformance $(ARGS)
+test-torch-conformance: $(VENV)/torch warmup  ## tests of PyTorch and torchft of process groups, on mpicoll, on 3 ranks; installs expecttest, torchft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check expecttest parameterized torchft
+	$(BIN)/python -m tests.torch_conformance torch $(ARGS)
+	$(BIN)/python -m tests.torch_conformance torchft $(ARGS)
 
 # An environment of their own: some of these packages install a package `tests`.
 $(VENV)-programs/ready: pyproject.toml setup.py

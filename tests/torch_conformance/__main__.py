@@ -1,8 +1,11 @@
-"""Run PyTorch's own tests of ``torch.distributed`` on the backend mpicoll: ``python -m tests.torch_conformance``.
+"""Run tests of others, unchanged, on the ranks of one launch: ``python -m tests.torch_conformance``.
 
-They are part of the installed PyTorch (``torch.testing._internal.distributed.distributed_test``), and run unchanged on
-the ranks of one launch. They need the package expecttest. The table says how many passed, were skipped by PyTorch's
-conditions, and failed, with the reasons.
+- ``torch``: PyTorch's own tests of ``torch.distributed`` (``torch.testing._internal.distributed.distributed_test``).
+  They need the package expecttest.
+- ``torchft``: torchft's tests of process groups (``torchft.process_group_test``). They need the packages torchft and
+  parameterized.
+
+The table says how many passed, were skipped by their own conditions, and failed, with the reasons.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mpirun import run
-from tests.torch_conformance.program import FAILED, PASSED, SKIPPED
+from tests.torch_conformance.records import BEGUN, FAILED, PASSED, SKIPPED
 
-PROGRAM = Path(__file__).with_name("program.py")
+SUITES = ("torch", "torchft")
 UNFINISHED = "unfinished"
 
 
@@ -32,7 +35,7 @@ def outcomes(folder: Path) -> dict[str, tuple[str, str]]:
             if "how" in record:
                 of_test.setdefault(record["how"], []).append(f"{path.stem}: {record['why']}")
             else:
-                of_test.setdefault("begun", []).append(path.stem)
+                of_test.setdefault(BEGUN, []).append(path.stem)
     return {name: _together(of_test) for name, of_test in found.items()}
 
 
@@ -40,7 +43,7 @@ def _together(of_test: dict[str, list[str]]) -> tuple[str, str]:
     ended = sum(len(of_test.get(how, [])) for how in (PASSED, SKIPPED, FAILED))
     if FAILED in of_test:
         return FAILED, "\n".join(of_test[FAILED])
-    if ended < len(of_test["begun"]):
+    if ended < len(of_test[BEGUN]):
         return UNFINISHED, ""
     if SKIPPED in of_test and PASSED not in of_test:
         return SKIPPED, of_test[SKIPPED][0].partition(": ")[2]
@@ -53,12 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="torch", help="whose tests (default: torch)")
     parser.add_argument("--ranks", type=int, default=3, help="number of ranks (default: 3, as PyTorch's tests have)")
     parser.add_argument("--tests", default="", metavar="PATTERN", help="a part of their names (default: all)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for all (default: %(default)s)")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="mpicoll-torch-") as name:
-        program = [str(PROGRAM), arguments.tests, name]
+        program = ["-m", f"tests.torch_conformance.{arguments.suite}_program", arguments.tests, name]
         done = run(arguments.ranks, program, timeout=arguments.timeout, test_timeout=None)
         found = outcomes(Path(name))
     counts = Counter(how for how, _ in found.values())

@@ -1,27 +1,23 @@
-"""Run tests of PyTorch on the ranks of MPI, in place of processes that they would start: one line of JSON for each."""
+"""Run tests of PyTorch on the ranks of MPI, in place of processes that they would start; see :mod:`records`."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 import unittest
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
 from mpicoll.consensus import share, wait_politely
+from tests.torch_conformance.records import FAILED, PASSED, SKIPPED, WORLD, run_all
 
-WORLD = MPI.COMM_WORLD
 SECONDS = 20.0
-PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 FEATURES = ("plugin", "ddp")
 
 
@@ -93,17 +89,7 @@ def main() -> None:
     torch.set_num_threads(1)
     pattern, out = re.compile(sys.argv[1]), Path(sys.argv[2])
     names = [name for name in unittest.TestLoader().getTestCaseNames(tests) if pattern.search(name)]
-    with (out / f"rank-{WORLD.rank}.jsonl").open("w") as lines:
-        for name in names:
-            wait_politely(WORLD)
-            began = time.monotonic()
-            lines.write(json.dumps({"name": name}) + "\n")
-            lines.flush()
-            how, why = run_one(tests, name)
-            record = {"name": name, "how": how, "why": why, "seconds": round(time.monotonic() - began, 2)}
-            lines.write(json.dumps(record) + "\n")
-            lines.flush()
-    wait_politely(WORLD)
+    run_all(names, partial(run_one, tests), out)
     if WORLD.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
 
