@@ -3,7 +3,8 @@
 ``mpirun -n 2 python -m bench.torch_backend``, or without a launcher, which starts 2 ranks. Both backends are process
 groups of the same processes. Times are medians of the slowest rank's; *ratio* is gloo's time over mpicoll's. Steps are
 those of DistributedDataParallel and of FSDP with the models of bench.torch_models. The *communication* of a step is
-what it takes beyond the same step without synchronisation.
+what it takes beyond the same step without synchronisation. With *bucket views* (``gradient_as_bucket_view=True``)
+DistributedDataParallel does not copy gradients back from its buckets.
 """
 
 from __future__ import annotations
@@ -85,20 +86,28 @@ def _collective_rows(
 
 def _training_rows(comm: MPI.Intracomm, groups: Mapping[str, Any], model: str, seconds: float) -> list[list[str]]:
     """Return the rows of a step of DistributedDataParallel, and of its communication."""
+    rows = _step_rows(comm, groups, model, seconds, bucket_views=False)
+    return rows + _step_rows(comm, groups, model, seconds, bucket_views=True)
+
+
+def _step_rows(
+    comm: MPI.Intracomm, groups: Mapping[str, Any], model: str, seconds: float, *, bucket_views: bool
+) -> list[list[str]]:
     from bench import torch_models
     from mpicoll import measure
 
     calls: dict[str, Callable[[], None]] = {}
     for name, group in groups.items():
-        calls[name], calls[f"{name} alone"] = torch_models.ddp_steps(model, group)
+        calls[name], calls[f"{name} alone"] = torch_models.ddp_steps(model, group, bucket_views=bucket_views)
     found = {name: timing.median for name, timing in measure.compare(comm, calls, seconds).items()}
     steps = [found[name] for name in groups]
     alone = sum(found[f"{name} alone"] for name in groups) / len(groups)  # the same program
     rest = [step - alone for step in steps]
     nbytes = _megabytes(torch_models.made(model).nbytes)
-    rows = [_row(f"{model}, step", nbytes, steps)]
+    title = f"{model}, bucket views" if bucket_views else model
+    rows = [_row(f"{title}, step", nbytes, steps)]
     if min(rest) > 0:  # else the two differ by less than they scatter
-        rows.append(_row(f"{model}, communication", nbytes, rest))
+        rows.append(_row(f"{title}, communication", nbytes, rest))
     return rows
 
 

@@ -115,10 +115,18 @@ def made(name: str) -> Workload:
     return WORKLOADS[name]()
 
 
-def ddp_steps(name: str, group: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return a training step of DistributedDataParallel, and the same without synchronisation."""
+def ddp_steps(name: str, group: Any, *, bucket_views: bool = False) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return a training step of DistributedDataParallel, and the same without synchronisation.
+
+    Parameters
+    ----------
+    bucket_views
+        Whether gradients are views of the buckets (``gradient_as_bucket_view``), so that none is copied back.
+    """
     workload = made(name)
-    model = nn.parallel.DistributedDataParallel(workload.model, process_group=group)
+    model = nn.parallel.DistributedDataParallel(
+        workload.model, process_group=group, gradient_as_bucket_view=bucket_views
+    )
     step = partial(_step, model, torch.optim.SGD(model.parameters(), 1e-3), workload.inputs)
 
     def step_alone() -> None:

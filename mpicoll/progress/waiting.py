@@ -6,6 +6,7 @@ The number of polls before a rank yields depends on whether every rank of the no
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,6 +23,23 @@ SECONDS_BEFORE_SLEEP = 0.02
 SLEEP_SECONDS = 100e-6
 LOOK_AFTER_SECONDS = 0.2
 """Time after which the ranks report to each other what they wait for."""
+
+
+class _OfThread(threading.local):
+    """How the waits of a thread differ from those of others: when they sleep at once."""
+
+    is_patient: Callable[[], bool] | None = None
+
+
+_of_thread = _OfThread()
+
+
+def be_patient_while(is_patient: Callable[[], bool]) -> None:
+    """Make waits of this thread sleep at once where `is_patient` returns True, and not only after 20 ms.
+
+    For a thread that shares a core with one that computes: yielding it takes half of it.
+    """
+    _of_thread.is_patient = is_patient
 
 
 class NodeCores(NamedTuple):
@@ -79,10 +97,10 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
         if done():
             return
     started = time.monotonic()
-    look_at = LOOK_AFTER_SECONDS
+    look_at, is_patient = LOOK_AFTER_SECONDS, _of_thread.is_patient
     while not done():
         waited = time.monotonic() - started
-        if waited < SECONDS_BEFORE_SLEEP:
+        if waited < SECONDS_BEFORE_SLEEP and not (is_patient and is_patient()):
             os.sched_yield()
             continue
         time.sleep(SLEEP_SECONDS)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpicoll.progress.waiting import be_patient_while
 from mpicoll.torch.group_work import PendingWork
 
 _EXIT_SECONDS = 5.0
@@ -43,7 +44,8 @@ class QueuedWork(PendingWork):
     def _await(self, seconds: float) -> None:
         """Wait; without a deadline, make calls of the queue in this thread if its worker has not begun."""
         if seconds > 0 or not self._queue.help_until(self):
-            super()._await(seconds)
+            with self._queue.awaited():
+                super()._await(seconds)
 
 
 class CallQueue:
@@ -69,6 +71,7 @@ class CallQueue:
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each call that was put, to wake a worker
         self._workers: list[threading.Thread] = []
         self._busy = 0  # workers in callbacks
+        self._awaiting: deque[None] = deque()  # one for each thread that does nothing until a worker has made a call
         self._state = threading.Lock()  # guards these two
         self._has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         _queues.add(self)
@@ -116,8 +119,18 @@ class CallQueue:
         worker.start()
 
     def _work(self) -> None:
+        be_patient_while(lambda: not self._awaiting)  # the program computes meanwhile
         while self._tokens.get():
             self._make_next()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Say that this thread does nothing meanwhile, so that workers may have its core."""
+        self._awaiting.append(None)
+        try:
+            yield
+        finally:
+            self._awaiting.pop()
 
     def _make_next(self) -> None:
         """Make the next call, and settle its work: no reference to it is left in the waiting worker."""
