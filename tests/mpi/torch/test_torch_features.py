@@ -1,4 +1,4 @@
-"""Features of PyTorch that call ``torch.distributed``, on the backend mpicoll: each runs, and gives what one rank would."""
+"""Features of PyTorch that call ``torch.distributed``, on the backend mpicoll, compared with what one rank gives."""
 
 from __future__ import annotations
 
