@@ -26,7 +26,7 @@ LOOK_AFTER_SECONDS = 0.2
 
 
 class _OfThread(threading.local):
-    """How the waits of a thread differ from those of others: when they sleep at once."""
+    """Settings of a thread's waits: `is_patient` says when they sleep at once, None for never."""
 
     is_patient: Callable[[], bool] | None = None
 

@@ -37,6 +37,8 @@ def with_short_form(options_type: type, *names: str, tensors: int = 1, in_lists:
             given, values = arguments[:tensors], arguments[tensors:]
             if "opts" in named or (values and isinstance(values[0], options_type)):
                 return method(self, *arguments, **named)
+            if len(values) > len(names):
+                raise TypeError(f"{method.__name__}: {len(arguments)} arguments; {tensors + len(names)} at most")
             options = _options(options_type, dict(zip(names, values, strict=False)), names, named)
             return method(self, *(_in_lists(given) if in_lists else given), opts=options, **named)
 

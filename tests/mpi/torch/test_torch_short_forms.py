@@ -97,3 +97,10 @@ def test_a_short_call_has_its_own_time(pg: Any) -> None:
         with pytest.raises(Exception, match=r"ranks? 0\b.* did not arrive within 0\.5 s"):
             pg.allreduce(own(pg), ReduceOp.SUM, timedelta(seconds=0.5)).wait()
     dist.barrier()
+
+
+def test_too_many_arguments(pg: Any) -> None:
+    with pytest.raises(TypeError, match="reduce: 5 arguments; 4 at most"):
+        pg.reduce(own(pg), 0, ReduceOp.SUM, LONG, 1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'root'"):
+        pg.barrier(root=1)
