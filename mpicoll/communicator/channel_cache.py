@@ -30,8 +30,9 @@ def _keyval() -> int:
 
 
 def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    if MPI._handleof(comm) in _without_channel:
-        _without_channel.discard(MPI._handleof(comm))
+    handle = MPI._handleof(comm)
+    if handle in _without_channel:
+        _without_channel.discard(handle)
     elif not (sys.is_finalizing() or MPI.Is_finalized()):
         retire(channel)
 
@@ -69,10 +70,11 @@ def free_channel(comm: MPI.Intracomm) -> None:
     """Free the channel of a communicator that is about to be freed, if it has one; collective.
 
     Else it is freed by MPI's call of :func:`_on_free`. Where this rank has messages under way on the communicator, that
-    comes only when they are over in MPICH, and the other ranks would wait for this one.
+    comes only when they are over in MPICH, and the other ranks would wait for this one. MPI.COMM_WORLD and MPI.COMM_SELF
+    keep theirs, since MPI refuses to free them.
     """
     channel = known_channel(comm)
-    if channel is not None:
+    if channel is not None and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
         retire(channel)
         _without_channel.add(MPI._handleof(comm))
 

@@ -325,6 +325,14 @@ def test_freeing_by_the_plain_handle(comm: Intracomm) -> None:
             gc.collect()
 
 
+def test_the_world_cannot_be_freed() -> None:
+    world = Intracomm(MPI.COMM_WORLD, timeout=TIMEOUT)
+    check(world)
+    with pytest.raises(MPI.Exception):
+        world.Free()
+    check(world)
+
+
 def test_freeing_with_messages_under_way(comm: Intracomm) -> None:
     """MPICH keeps a communicator until they are over, and calls what was attached to it only then."""
     made = comm.Dup()
