@@ -69,9 +69,9 @@ class CallQueue:
         self._turn = threading.Lock()  # held while a call runs
         self._waiting: deque[QueuedWork] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each call that was put, to wake a worker
+        self._awaiting: deque[None] = deque()  # one for each thread that does nothing until a worker has made a call
         self._workers: list[threading.Thread] = []
         self._busy = 0  # workers in callbacks
-        self._awaiting: deque[None] = deque()  # one for each thread that does nothing until a worker has made a call
         self._state = threading.Lock()  # guards these two
         self._has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         _queues.add(self)

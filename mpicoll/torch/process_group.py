@@ -119,6 +119,7 @@ class ProcessGroup(BaseGroup):
         (tensor,), outputs = input_tensors, output_tensors[0] if output_tensors else []
         return self._call("gather", output_tensors, opts, tensor_collectives.gather, outputs, tensor, opts.rootRank)
 
+    @with_short_form(dist.GatherOptions, tensors=2, in_lists=False)
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Gather a tensor from every rank on the root, in one tensor."""
         return self._call("gather_single", output, opts, tensor_collectives.gather_into, output, input, opts.rootRank)
