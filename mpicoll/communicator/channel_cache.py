@@ -70,8 +70,8 @@ def free_channel(comm: MPI.Intracomm) -> None:
     """Free the channel of a communicator that is about to be freed, if it has one; collective.
 
     Else it is freed by MPI's call of :func:`_on_free`. Where this rank has messages under way on the communicator, that
-    comes only when they are over in MPICH, and the other ranks would wait for this one. MPI.COMM_WORLD and MPI.COMM_SELF
-    keep theirs, since MPI refuses to free them.
+    comes only when they are over in MPICH, and the other ranks would wait for this one. MPI.COMM_WORLD and
+    MPI.COMM_SELF keep theirs, since MPI refuses to free them.
     """
     channel = known_channel(comm)
     if channel is not None and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
