@@ -97,7 +97,7 @@ SET_UP = {
     ("mpicoll/shared_memory/process_copies.py", "_seconds"),
     ("mpicoll/shared_memory/process_copies.py", "measure"),
     ("mpicoll/shared_memory/process_copies.py", "ratios"),
-    ("mpicoll/shared_memory/domain.py", "_in_window"),
+    ("mpicoll/shared_memory/common_file.py", "common_memory"),
     ("mpicoll/shared_memory/domain.py", "_is_possible"),
     ("mpicoll/shared_memory/peers.py", "_exchanged"),
     ("mpicoll/shared_memory/peers.py", "meet"),
@@ -112,7 +112,6 @@ SET_UP = {
 
 WINDOWS = {
     "bench/server.py": "Allocate",
-    "mpicoll/shared_memory/domain.py": "Allocate_shared",
     "mpicoll/parameter_server/remote_memory.py": "Allocate",
 }
 FILES = sorted(

@@ -309,8 +309,6 @@ class Channel:
         self.state = {}
         self.spares.close(broken=self.broken is not None)
         if is_drained:
-            if self.node is not None:
-                self.node.free()
             self.comm.Free()
         else:
             _kept.extend([self.comm, self.watchdog, self.node])

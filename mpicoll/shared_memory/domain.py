@@ -24,7 +24,7 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import numpy_allocator, peers, process_copies, segment
+from mpicoll.shared_memory import common_file, numpy_allocator, peers, process_copies, segment
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
@@ -100,7 +100,7 @@ class SharedMemoryDomain:
         self._lane_slots = 2 * self.size * slot_nbytes(self.size)
         self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
-        self._clear_records(self._memory)
+        self._memory[: _PAGE + _LANES * self._lane_nbytes] = 0  # the records, before the others know where they are
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         if known is None:
@@ -109,8 +109,9 @@ class SharedMemoryDomain:
             self.peers = peers.inherit(comm, self._stages, self._memory, known.domain.peers, known.ranks)
         self._peers, self.reach, self.segments, _ = self.peers
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
-        self._window: MPI.Win | None = None
-        self._base = _page_from(self.peers.common) if self.segments else self._in_window(comm)
+        if not self.segments:
+            self._memory = common_file.common_memory(comm, common_nbytes(self.size))
+        self._base = _page_from(self.peers.common if self.segments else self._memory.ctypes.data)
         self.copies = self._ratios(comm, known)
         self.blocking = self._job(0, self.slot_nbytes)
         self._sequences = [0] * PLAN_LANES
@@ -118,21 +119,6 @@ class SharedMemoryDomain:
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
         self._busy = 0
-
-    def _clear_records(self, memory: np.ndarray) -> None:
-        """Clear the records in common memory; on the first rank, before the others know where it is."""
-        if self.rank == 0:
-            begin = _page_from(memory.ctypes.data) - memory.ctypes.data
-            memory[begin : begin + _LANES * self._lane_nbytes] = 0
-
-    def _in_window(self, comm: MPI.Intracomm) -> int:
-        """Return where the records and slots begin in a window of the MPI library."""
-        comm.Dup().Free()  # MPICH raises here if it has no communicator left; in the next line it would crash
-        self._window = MPI.Win.Allocate_shared(common_nbytes(self.size) if self.rank == 0 else 0, 1, comm=comm)
-        self._memory = np.asarray(self._window.Shared_query(0)[0]).view(np.uint8)
-        self._clear_records(self._memory)
-        comm.Barrier()
-        return _page_from(self._memory.ctypes.data)
 
     def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> process_copies.Ratios | None:
         if not (self.reach and self.segments):
@@ -264,11 +250,6 @@ class SharedMemoryDomain:
         """The longest vector, in bytes, that shared memory can be used for."""
         return float("inf") if self.reach or self.segments else self.slot_nbytes
 
-    def free(self) -> None:
-        """Free the memory; collective, after all ranks have ended their operations."""
-        if self._window is not None:
-            self._window.Free()
-
 
 def _page_from(address: int) -> int:
     """Return the start of the first page at an address or behind it."""
@@ -326,7 +307,28 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
     oversubscribed
         Whether this machine has fewer cores than ranks.
     """
-    return SharedMemoryDomain(comm, oversubscribed) if comm.size > 1 and _is_possible(comm) else None
+    return _made(comm, oversubscribed, None) if comm.size > 1 and _is_possible(comm) else None
+
+
+def derive(
+    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, ranks: np.ndarray
+) -> SharedMemoryDomain | None:
+    """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
+    if comm.size == 1 or domain is None:
+        return None
+    if not domain.segments and not _is_possible(comm):  # a file takes room in /dev/shm, which may be full by now
+        return None
+    return _made(comm, oversubscribed, _Known(domain, ranks))
+
+
+def _made(comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None) -> SharedMemoryDomain | None:
+    """Return a new domain; None, with a warning on the first rank, if the ranks have no common memory. Collective."""
+    try:
+        return SharedMemoryDomain(comm, oversubscribed, known)
+    except common_file.NoCommonMemory as problem:
+        if comm.rank == 0:
+            warnings.warn(f"shared memory is not used: {problem}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def _is_possible(comm: MPI.Intracomm) -> bool:
@@ -337,14 +339,3 @@ def _is_possible(comm: MPI.Intracomm) -> bool:
     if first[0] == comm.rank and reason not in _INTENDED:
         warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
     return bool(first[0] == comm.size)
-
-
-def derive(
-    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, ranks: np.ndarray
-) -> SharedMemoryDomain | None:
-    """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
-    if comm.size == 1 or domain is None:
-        return None
-    if not domain.segments and not _is_possible(comm):  # a window takes room in /dev/shm, which may be full by now
-        return None
-    return SharedMemoryDomain(comm, oversubscribed, _Known(domain, ranks))

@@ -47,6 +47,17 @@ def test_the_switches_do_what_they_say(name: str, wanted: str) -> None:
     assert outcome.stdout.count(f"way {wanted}") == 3, outcome.text
 
 
+def test_a_rank_that_cannot_open_the_common_file_leaves_messages_to_all() -> None:
+    code = "import pathlib\nfrom mpi4py import MPI\nfrom mpicoll.shared_memory import common_file\n"
+    code += "if MPI.COMM_WORLD.rank == 1: common_file.DIRECTORY = pathlib.Path('/nowhere')\n"
+    check = "x = np.ones(300_000); comm.Allreduce(MPI.IN_PLACE, x); assert (x == 3).all()\n"
+    check += "comm = comm.Split(0); comm.Allreduce(MPI.IN_PLACE, x); assert (x == 9).all()\n"
+    outcome = run(3, ["-c", code + WAYS + check], timeout=60, environment=SWITCHES["no segments"])
+    assert outcome.returncode == 0, outcome.text
+    assert outcome.stdout.count("way None") == 3, outcome.text
+    assert "shared memory is not used: not every rank can open a file" in outcome.text
+
+
 def test_ranks_that_are_told_different_things_take_the_way_that_all_can() -> None:
     code = "import os; os.environ['MPICOLL_{0}'] = 'off' if os.environ.get('{1}', '0') == '1' else 'on'\n"
     rank = "PMI_RANK' if 'PMI_RANK' in os.environ else 'OMPI_COMM_WORLD_RANK"
