@@ -111,7 +111,7 @@ def chosen_for(table, collective, nbytes):
 
 
 @helper
-def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bounds):
+def _prepare(table, wanted, job, collective, main, op, distinction, bounds):
     """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
     count, dtype = count_of(table, main), number_of_dtype(table, main)
     if bounds:
@@ -129,8 +129,6 @@ def _prepare(table, wanted, blocking, job, collective, main, op, distinction, bo
     chosen = wanted
     if wanted == 0:
         chosen = chosen_for(table, collective, count * itemsize)
-        if chosen and not blocking:
-            chosen = get(table, SHARED_METHOD) + 1  # nonblocking calls go on piece by piece
     if bounds:
         put(job, BOUNDS, bounds)
     elif collective in BY_PARTS:
@@ -207,7 +205,7 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
     main = describe(table, job, collective, send, recv, root, bounds)
     if main == 0:
         return -1
-    return _prepare(table, wanted, blocking, job, collective, main, op, distinction, bounds)
+    return _prepare(table, wanted, job, collective, main, op, distinction, bounds)
 
 
 @helper

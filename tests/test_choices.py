@@ -11,16 +11,16 @@ from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import BUCKETS
 from mpicoll.kernels.operation_words import COLLECTIVES
 from mpicoll.shared_memory.fast_dispatch import FastDispatch
-from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
+from mpicoll.shared_memory.method_times import LENGTHS, Ratios
 
-FAST = Ratios((0.1,) * len(LENGTHS), (0.1,) * len(LENGTHS))
+FAST = Ratios(*[(0.1,) * len(LENGTHS)] * len(Ratios._fields))
 MEANS = Capabilities(4, 1 << 24, in_memory=COLLECTIVES, copies=FAST)
 ALL = [
     MEANS,
     MEANS._replace(copies=None),
     MEANS._replace(copies=Ratios()),
     MEANS._replace(shared_nbytes=4096),
-    MEANS._replace(may_block=False),
+    MEANS._replace(copies=FAST._replace(bcast=Ratios().bcast)),
     MEANS._replace(rules={"bcast": (Rule(1000, "tree"),)}),
     MEANS._replace(rules={"bcast": (Rule(2000, "tree"),)}),
     MEANS._replace(rules={"reduce": (Rule(2000, "tree"),)}),

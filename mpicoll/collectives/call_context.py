@@ -29,6 +29,7 @@ class CallContext(NamedTuple):
     means: select.Capabilities
     algorithm: str
     timeout: float
+    is_blocking: bool = True
     may_wait: bool = True
     """Whether choosing the algorithm may exchange messages with other ranks."""
 

@@ -19,7 +19,6 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.composition import PART_WORDS
-from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.messages.bound_plan import Part, Table
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.p2p import Plan
@@ -28,6 +27,7 @@ from mpicoll.shared_memory.shared_operation import (
     calls_of,
     progress_of,
     raise_failure,
+    start_through_stages,
     wait_for_others,
 )
 
@@ -275,9 +275,7 @@ class SharedPart:
         if self._job[words.METHOD] == self._node.method:
             self._start_messages()
             return
-        self._job[words.METHOD] = self._node.method
-        self._job[words.CALL] &= ~(1 << SINGLE_COPY_BIT)
-        self._status = int(executor.begin.run(self.address))
+        self._status = start_through_stages(self._job, self._node)
 
     def _start_messages(self) -> None:
         if self._messages is None:

@@ -49,10 +49,9 @@ def broadcast(
         words[: channel.size], words[channel.size] = counts, DTYPE_NUMBERS[dtype]
     part = VectorPart(from_array(words, "counts", writable=True), 0, words.size)
     given, result = (part, None) if channel.rank == root else (None, part)
-    blocking = scope.means.may_block  # a persistent operation gets no parts: it starts later
     task = CheckedOperation(
         channel, "bcast", "Bcast", select.SHARED, words.size, words.dtype, given, result, target=part.buffer,
-        root=root, tells=collective if blocking else "",
+        root=root, tells=collective if scope.is_blocking else "",  # a persistent one gets no parts: it starts later
     )  # fmt: skip
     if not on_shared_memory.run(task, scope.timeout):
         replace(task, algorithm="tree").run(scope.timeout)

@@ -102,10 +102,8 @@ def complete(scope: CallContext, status: int, made: CallArguments) -> None:
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:
-    """Make a call whose buffers the ranks cannot all access: through stages if there are some, else by messages."""
-    task = validate.prepare(scope, made._replace(algorithm=select.SHARED)) if scope.means.copies else None
-    if not isinstance(task, CheckedOperation) or not on_shared_memory.run(task, scope.timeout):
-        validate.prepare(scope.by_messages(), made).run(scope.timeout)
+    """Make a call by messages whose buffers the ranks cannot all access."""
+    validate.prepare(scope.by_messages(), made).run(scope.timeout)
 
 
 def start(scope: CallContext, *what: Any) -> Request:
@@ -113,7 +111,7 @@ def start(scope: CallContext, *what: Any) -> Request:
     if scope.channel.size == 1:  # no other rank takes part
         run(scope, *CallArguments(*what))
         return Request(scope.timeout)
-    scope = scope._replace(means=scope.means._replace(may_block=False), may_wait=False)
+    scope = scope._replace(is_blocking=False, may_wait=False)
     with scope.channel.alone:
         refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
@@ -128,7 +126,7 @@ def start(scope: CallContext, *what: Any) -> Request:
 
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
-    scope = scope._replace(means=scope.means._replace(may_block=False))
+    scope = scope._replace(is_blocking=False)
     scope.channel.is_lent = True
     with scope.channel.alone:
         refuse_if_running(scope.channel)

@@ -304,7 +304,7 @@ class _Composition:
 
     def _algorithm(self, channel: Channel, part: Part, nbytes: int, *, by_messages: bool) -> str:
         """Return the algorithm that suits the node or the lane."""
-        means = select.means_of(channel)._replace(may_block=self._slot == 0)
+        means = select.means_of(channel)
         means = means.without_memory() if by_messages else means
         return select.choose(part.collective, nbytes, means, commutative=not self._task.ordered)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,8 +56,6 @@ class OperationWords(NamedTuple):
 def run(task: CheckedOperation, timeout: float) -> bool:
     """Execute an operation; return False, having done nothing, if ranks cannot access some rank's buffers.
 
-    If the system refuses copies between processes, data pass through stages.
-
     Raises
     ------
     MismatchError, RemoteError, CollectiveTimeout
@@ -76,7 +73,7 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     flight.may_fall_back = True
     flight.finish(timeout)
     if flight.falls_back:
-        return task.algorithm == select.SINGLE_COPY and run(replace(task, algorithm=select.SHARED), timeout)
+        return False
     _unload(task, operation.aside)
     return True
 

@@ -18,15 +18,11 @@ from mpicoll.schedules import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
     from mpicoll.communicator.channel import Channel
-    from mpicoll.shared_memory.process_copies import Ratios
+    from mpicoll.shared_memory.method_times import Ratios
 
 SEGMENT_NBYTES = 256 << 10
 """A segment in flight and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
-_STAGED = 0.9
-"""Cost factor of stages beyond their copies: ranks wait for each other, but find data of others in the caches."""
-_STAGED_SCATTER = 1.25
-"""The same where the root alone fills stages, and the others wait for it."""
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
@@ -107,9 +103,8 @@ class Capabilities(NamedTuple):
     in_memory
         The collectives for which ``"shared"`` is possible.
     copies
-        Times of copies between processes relative to copies in shared memory; None if not both are possible.
-    may_block
-        Whether a call may copy a long vector at once; nonblocking calls may not.
+        Times of collectives by copies between processes relative to those through stages; None if not both are
+        possible.
     hierarchy
         Whether there are several nodes, not all of them with a single rank.
     blocked, even
@@ -129,7 +124,6 @@ class Capabilities(NamedTuple):
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
     copies: Ratios | None = None
-    may_block: bool = True
 
     def without_memory(self) -> Capabilities:
         """Return the capabilities for messages only, without shared memory and hierarchy."""
@@ -197,27 +191,11 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
 
 
 def _single_copy_pays(collective: str, nbytes: int, means: Capabilities) -> bool:
-    """Return whether single_copy is faster than stages; costs are in copies of the whole vector.
+    """Return whether single_copy is faster than stages, by what was measured at the start.
 
-    Through stages, a rank copies its input to its stage and its result from the other ranks' stages; the root of a
-    scatter copies the whole vector. The column ``auto over fastest`` of ``python -m bench.collectives`` shows errors.
+    The column ``auto over fastest`` of ``python -m bench.collectives`` shows errors.
     """
-    if means.copies is None or not means.may_block:
-        return False
-    part, others = 1 / means.size, 1 - 1 / means.size
-    ratio, same_source = means.copies.at(nbytes)
-    costs = {
-        "allreduce": (_STAGED * (others + 1), 2 * others * ratio),
-        "reduce": (_STAGED * (others + 1), ratio),
-        "reduce_scatter": (_STAGED * others, others * ratio),
-        "bcast": (_STAGED * (part + 1), same_source),
-        "allgather": (_STAGED * (part + 1), part + others * ratio),
-        "gather": (part + 1, part + others * ratio),
-        "scatter": (_STAGED_SCATTER, part * ratio),
-        "alltoall": (_STAGED * (others + 1), part + others * ratio),
-    }
-    staged, single = costs.get(collective, (0.0, 0.0))
-    return single < staged
+    return means.copies is not None and means.copies.at(collective, nbytes) < 1
 
 
 def resolve(

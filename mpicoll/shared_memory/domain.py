@@ -24,7 +24,7 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import common_file, numpy_allocator, peers, process_copies, segment
+from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment
 
 MAX_SLOT_NBYTES = 256 << 10
 SLOTS_NBYTES = 4 << 20
@@ -86,7 +86,8 @@ class SharedMemoryDomain:
     segments
         Whether every rank has mapped the memory segments of all others.
     copies
-        Times of copies between processes relative to copies in segments; None if only one of them is possible.
+        Times of collectives by copies between processes relative to those through stages; None if only one of them is
+        possible.
     """
 
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
@@ -112,20 +113,20 @@ class SharedMemoryDomain:
         if not self.segments:
             self._memory = common_file.common_memory(comm, common_nbytes(self.size))
         self._base = _page_from(self.peers.common if self.segments else self._memory.ctypes.data)
-        self.copies = self._ratios(comm, known)
         self.blocking = self._job(0, self.slot_nbytes)
+        self.copies = self._ratios(comm, known)
         self._sequences = [0] * PLAN_LANES
         self._nonblocking: dict[int, np.ndarray] = {}
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
         self._busy = 0
 
-    def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> process_copies.Ratios | None:
+    def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> method_times.Ratios | None:
         if not (self.reach and self.segments):
             return None
         if known is not None and known.domain.copies is not None:
             return known.domain.copies
-        return process_copies.ratios(comm, self._peers)
+        return method_times.ratios(comm, self.blocking, self.plan)
 
     def _slots(self) -> int:
         records = _LANES * self._lane_nbytes

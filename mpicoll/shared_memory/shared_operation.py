@@ -13,6 +13,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError, OperationError, RemoteError
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
+from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
 from mpicoll.shared_memory.domain import YIELDS, Ending, SharedMemoryDomain
@@ -103,6 +104,16 @@ def wait_for_others(job: np.ndarray, node: SharedMemoryDomain, number: int) -> N
         time.sleep(1e-4)
 
 
+def start_through_stages(job: np.ndarray, node: SharedMemoryDomain) -> int:
+    """Start an operation again, since the system does not copy all ranks' memory between processes; return a status.
+
+    All ranks do so, since all of them see whose memory it is.
+    """
+    job[words.METHOD] = node.method
+    job[words.CALL] &= ~(1 << SINGLE_COPY_BIT)
+    return int(executor.begin.run(job.ctypes.data))
+
+
 class SharedOperation(InFlight):
     """An operation on shared memory in flight.
 
@@ -139,6 +150,10 @@ class SharedOperation(InFlight):
         if status == words.MISMATCH:
             self._raise_mismatch()
         raise_failure(status, self.number, self._op_name)
+        assert self.channel.node is not None
+        if status == words.FALLBACK and self._job[words.METHOD] != self.channel.node.method:
+            self._status = start_through_stages(self._job, self.channel.node)
+            return False
         self.falls_back = status == words.FALLBACK
         if self.falls_back and not self.may_fall_back:
             raise_inaccessible(self.number)

@@ -17,14 +17,18 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.select import Capabilities
-from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.errors import MismatchError
+from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
-from mpicoll.shared_memory import peers
-from mpicoll.shared_memory.process_copies import LENGTHS, Ratios
+from mpicoll.shared_memory import method_times, peers
+from mpicoll.shared_memory.domain import NONBLOCKING_LANES
+from mpicoll.shared_memory.method_times import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
 pytestmark = pytest.mark.mpi(min_size=2)
 COUNT = 90_001
+LONG = 512 << 10
+"""Bytes that do not pass through slots."""
 _MEMFD_SECRET = 447
 """The number of a system call of Linux on these machines."""
 MEMORY = ("private", "shared", "by turns")
@@ -113,7 +117,7 @@ def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
 
 @pytest.mark.parametrize("algorithm", ["single_copy", None])
 def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, algorithm: str | None) -> None:
-    count, rank = LENGTHS[0] // 4, single.rank
+    count, rank = LONG // 4, single.rank
     data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
     seen = np.array([data.size])
     single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
@@ -126,11 +130,19 @@ def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, a
         assert (result == single.size * turn + single.size * (single.size - 1) // 2).all()
         single.Bcast(data, 1, algorithm=algorithm)
         assert (data == 1 + turn).all()
-        single.Iallreduce(data, result).Wait()
-        assert (result == single.size * (1 + turn)).all()
-    if algorithm:
-        with pytest.raises(RemoteError, match="MPICOLL_TRANSFER=off"):
-            Intracomm(WORLD.Dup(), timeout=TIMEOUT).Iallreduce(data, result, algorithm=algorithm).Wait()
+        for _ in range(3):
+            single.Iallreduce(data, result, algorithm=algorithm).Wait()
+            assert (result == single.size * (1 + turn)).all()
+    several = [single.Iallreduce(data, np.empty(count), algorithm=algorithm) for _ in range(2 * NONBLOCKING_LANES)]
+    persistent = single.Allreduce_init(data, result, algorithm=algorithm)
+    for _ in range(3):
+        result[:] = 0
+        persistent.Start()
+        persistent.Wait()
+        assert (result == single.size * 3).all()
+    persistent.Free()
+    for request in several:
+        request.Wait()
 
 
 @pytest.mark.parametrize("nodes", ["2", "1,7"])
@@ -147,7 +159,7 @@ def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segm
     monkeypatch.setenv("MPICOLL_NODES", nodes)
     comm = Intracomm(WORLD.Dup(), timeout=TIMEOUT)
     node = None if comm.channel.cluster is None else comm.channel.cluster.node.node
-    count, size, rank = LENGTHS[0] // 8, comm.size, comm.rank
+    count, size, rank = LONG // 8, comm.size, comm.rank
     data = _secret(8 * count) if rank == 1 else np.zeros(count)
     assert node is None or not node.segments
     usable = np.array([data.size > 0 and (rank != 1 or (node is not None and node.reach))])
@@ -221,7 +233,7 @@ def test_where_processes_may_not_copy(monkeypatch: pytest.MonkeyPatch, verdicts:
 
 def test_the_choice_is_made_from_what_was_measured() -> None:
     for size in (2, 3, 8, 64):
-        every = (Ratios((ratio,) * 3, (ratio,) * 3) for ratio in (0.8, 1000.0))
+        every = (Ratios(*[(ratio,) * len(LENGTHS)] * len(Ratios._fields)) for ratio in (0.8, 1.2))
         fast, slow = (Capabilities(size, math.inf, in_memory=COLLECTIVES, copies=copies) for copies in every)
         none = fast._replace(copies=None)
         for collective in COLLECTIVES:
@@ -242,9 +254,36 @@ def test_all_ranks_have_the_same_measurement(single: Intracomm) -> None:
     assert own.max() < math.inf
 
 
-def test_a_bcast_is_judged_by_copies_from_one_source() -> None:
-    crowded_pages = Ratios((0.9, 0.9, 0.9), (5.0, 5.0, 0.9))
-    means = Capabilities(8, math.inf, in_memory=COLLECTIVES, copies=crowded_pages)
-    assert select.choose("bcast", LENGTHS[2] - 1, means) == "shared"
-    assert select.choose("bcast", LENGTHS[2], means) == "single_copy"
-    assert select.choose("allreduce", LENGTHS[0], means) == "single_copy"
+def test_a_collective_is_judged_by_its_own_times_at_its_length() -> None:
+    measured = Ratios()._replace(bcast=(5.0, 5.0, 5.0, 0.9, 5.0))
+    means = Capabilities(8, math.inf, in_memory=COLLECTIVES, copies=measured)
+    chosen = [select.choose("bcast", nbytes, means) for nbytes in (LENGTHS[3] - 1, LENGTHS[3], LENGTHS[4])]
+    assert chosen == ["shared", "single_copy", "shared"]
+    assert select.choose("allreduce", LENGTHS[3], means) == "shared"
+
+
+def test_a_measurement_leaves_the_job_as_it_was(single: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = single.channel.node
+    assert node is not None
+    monkeypatch.setattr(method_times, "_known", [])
+    node.blocking[words.METHOD] = words.NOTHING
+    found = method_times.ratios(single.channel.comm, node.blocking, node.plan)
+    assert node.blocking[words.METHOD] == words.NOTHING
+    node.blocking[words.METHOD] = node.method
+    assert all(len(each) == len(LENGTHS) for each in found)
+    data = np.ones(COUNT)
+    single.Allreduce(MPI.IN_PLACE, data)
+    assert (data == single.size).all()
+
+
+def test_copies_that_fail_are_never_chosen(single: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank only: all ranks have to take the same way."""
+    node = single.channel.node
+    assert node is not None
+    monkeypatch.setattr(method_times, "_known", [])
+    if single.rank == single.size - 1:
+        monkeypatch.setattr(
+            method_times._Collectives, "_works", property(lambda _: False, lambda *_: None), raising=False
+        )
+    found = method_times.ratios(single.channel.comm, node.blocking, node.plan)
+    assert np.isinf(found).all()

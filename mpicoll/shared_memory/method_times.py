@@ -1,0 +1,163 @@
+"""Times of collectives on private memory by copies between processes, relative to those through stages.
+
+Which of the two ways is faster depends on the machine, on the length, and on the cores that the ranks have got: where
+they share no cache, to write a stage that another core has read takes five times as long as where they do. So the
+collectives themselves are timed, when the first communicator is made.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.reduction_ops import reducer_for
+from mpicoll.kernels import executor
+from mpicoll.kernels import operation_words as words
+from mpicoll.kernels import reduce as kernels
+from mpicoll.kernels.dispatch_table import pack_call
+
+LENGTHS = (32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20)
+"""Lengths in bytes from which on a measurement counts."""
+_HUGE_PAGES_FROM = 8 << 20
+"""NumPy asks for huge pages from 4 MB on, and copies between processes take less time there. A vector of 2 MB in huge
+pages is measured in place of one that consists of them but for its ends."""
+_LONGEST = 2 << 20
+_REPEATS = (5, 5, 4, 3, 3)
+"""Repetitions for each length, of which the median counts: where ranks outnumber cores, the fastest is a rare one."""
+_DEADLINE = 60.0
+_DTYPE = np.dtype(np.float64)
+_WAYS = (words.STAGE, words.TRANSFER)
+
+
+class Ratios(NamedTuple):
+    """Times by copies between processes in units of times through stages, a value for each of `LENGTHS`."""
+
+    allreduce: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    reduce: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    bcast: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    reduce_scatter: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    allgather: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    gather: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    scatter: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    alltoall: tuple[float, ...] = (1.0,) * len(LENGTHS)
+
+    def at(self, collective: str, nbytes: int) -> float:
+        """Return the ratio for a vector of `nbytes` bytes; infinity where copies between processes do not pay."""
+        place = sum(length <= nbytes for length in LENGTHS) - 1
+        return float(getattr(self, collective)[place]) if place >= 0 and collective in self._fields else math.inf
+
+
+PlanOf = Callable[[str, int, bool], int]
+"""Function that returns the address of this rank's plan for a collective, a root, and a long vector."""
+_known: list[Ratios] = []
+"""Ratios measured in this process; machine and processes are the same for all of its communicators."""
+
+
+def ratios(comm: MPI.Intracomm, job: np.ndarray, plan_of: PlanOf) -> Ratios:
+    """Return the ratios, which are positive, and infinite if copies fail; collective, and equal on all ranks.
+
+    They are measured once, which takes some tens of milliseconds, longer where ranks outnumber cores. The slowest rank
+    counts.
+
+    Parameters
+    ----------
+    job
+        The job for blocking operations of a domain whose ranks have mapped each other's stages, and may copy.
+    """
+    known = np.array(_known[0] if _known else Ratios(*[(-1.0,) * len(LENGTHS)] * len(Ratios._fields)))
+    comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)
+    if known[0, 0] < 0:
+        method = int(job[words.METHOD])
+        known = _Collectives(comm, job, plan_of).measure()
+        job[words.METHOD] = method
+    _known[:] = [Ratios(*map(tuple, known.tolist()))]
+    return _known[0]
+
+
+class _Collectives:
+    """Collectives on vectors in private memory, executed on the job for blocking operations."""
+
+    def __init__(self, comm: MPI.Intracomm, job: np.ndarray, plan_of: PlanOf) -> None:
+        self._comm, self._job, self._plan_of = comm, job, plan_of
+        self._offsets = np.zeros(comm.size + 1, np.int64)
+        self._vectors = tuple(_private(_LONGEST) for _ in range(2))
+        self._works = True
+        job[words.ITEMSIZE], job[words.ROOT], job[words.CAREFUL] = _DTYPE.itemsize, 0, 0
+        job[words.BOUNDS] = self._offsets.ctypes.data
+        job[words.REDUCER] = kernels.native_address(reducer_for(MPI.SUM, _DTYPE), _DTYPE)
+
+    def measure(self) -> np.ndarray:
+        """Return the ratios, a row for each collective."""
+        seconds = np.full((len(Ratios._fields), len(LENGTHS), len(_WAYS), max(_REPEATS)), math.nan)
+        for case in self._cases():
+            collective, length, way, _ = case
+            self._prepare(Ratios._fields[collective], min(LENGTHS[length], _LONGEST), _WAYS[way])
+            seconds[case] = self._run()
+        self._comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+        works = np.array([self._works])
+        self._comm.Allreduce(MPI.IN_PLACE, works, MPI.LAND)
+        staged, single = np.moveaxis(np.nanmedian(seconds, axis=-1), -1, 0)
+        return single / staged if works[0] else np.full_like(staged, math.inf)
+
+    def _cases(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield collective, length, way and repetition; both ways in turn, since what disturbs comes and goes."""
+        for length, repeats in enumerate(_REPEATS):
+            if LENGTHS[length] >= _HUGE_PAGES_FROM:
+                self._vectors = tuple(_private(_LONGEST, huge_pages=True) for _ in self._vectors)
+            for collective in range(len(Ratios._fields)):
+                for repeat in range(repeats):
+                    yield from ((collective, length, way, repeat) for way in range(len(_WAYS)))
+
+    def _prepare(self, collective: str, nbytes: int, way: int) -> None:
+        """Write a call to the job, all but its sequence number."""
+        job, rank, count = self._job, self._comm.rank, nbytes // _DTYPE.itemsize
+        number, is_root = words.COLLECTIVES.index(collective), self._comm.rank == 0
+        self._offsets[:] = np.arange(self._comm.size + 1) * count // self._comm.size
+        source, target = (vector.ctypes.data for vector in self._vectors)
+        own = int(self._offsets[rank]) * _DTYPE.itemsize
+        if collective in ("reduce", "gather") and not is_root:
+            target = 0
+        if collective == "scatter" and not is_root:
+            source = 0
+        if collective == "bcast":
+            target = source
+        if collective in ("reduce_scatter", "scatter"):
+            target += own
+        if collective in ("allgather", "gather"):
+            source += own
+        job[words.COLLECTIVE], job[words.COUNT], job[words.SEND], job[words.RECV] = number, count, source, target
+        job[words.METHOD] = way
+        job[words.CALL] = pack_call(number, int(way == words.TRANSFER), 0, 0, 0)
+        job[words.PLAN] = self._plan_of(collective, 0, bool(nbytes > job[words.SLOT_NBYTES]))
+
+    def _run(self) -> float:
+        """Execute the call of the job, and return its seconds on this rank."""
+        self._vectors[0][: self._job[words.COUNT]] = 1  # written lately, as the results of a computation
+        self._comm.Barrier()
+        began = time.perf_counter()
+        status = executor.begin.run(self._job.ctypes.data)
+        while status == words.WAITING and time.perf_counter() - began < _DEADLINE:
+            status = executor.advance.run(self._job.ctypes.data)
+        if status == words.WAITING:
+            raise TimeoutError(f"another rank did not take part in a measurement for {_DEADLINE:.0f} s")
+        self._works &= status == words.DONE
+        return time.perf_counter() - began
+
+
+def _private(nbytes: int, huge_pages: bool = False) -> np.ndarray:
+    """Return ordinary memory of this process, also where NumPy allocates arrays in shared memory."""
+    unit = 2 << 20
+    memory = mmap.mmap(-1, nbytes + unit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    octets = np.frombuffer(memory, np.uint8)
+    begin = -octets.ctypes.data % unit
+    array = octets[begin : begin + nbytes].view(_DTYPE)
+    array[:] = 1
+    return array
