@@ -69,7 +69,7 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     number = _number(channel, operation, timeout)
     fill(node.blocking, task, operation)
     status = begin.run(node.blocking.ctypes.data)
-    flight = SharedOperation(channel, node.blocking, number, status, task.op_name)
+    flight = SharedOperation(channel, node.blocking, number, status, task.op_name, patient=True)
     flight.may_fall_back = True
     flight.finish(timeout)
     if flight.falls_back:
@@ -92,7 +92,7 @@ def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
 def end(channel: Channel, status: int, timeout: float) -> bool:
     """Complete a blocking call that :func:`mpicoll.kernels.dispatch.call` started; False as for :func:`run`."""
     assert channel.node is not None
-    flight = SharedOperation(channel, channel.node.blocking, channel.dispatch.number, status)
+    flight = SharedOperation(channel, channel.node.blocking, channel.dispatch.number, status, patient=True)
     flight.may_fall_back = True
     flight.finish(timeout)
     return not flight.falls_back

@@ -171,6 +171,7 @@ class JobRequest(Request):
     """A request whose operation is in a job of compiled code."""
 
     _address: int
+    _last_status = WAITING
     _tries = 1
     """How often a wait polls its own operation only, before it advances all operations in flight."""
 
@@ -191,8 +192,23 @@ class JobRequest(Request):
                 return True if status is None else super().Wait(status)
         return super().Wait(status)
 
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return whether the operation is complete; see :meth:`Request.Test`."""
+        if status is None and self._flight is not None and progress_engine.pending() == 1:
+            if progress_engine.advance_alone(self, self._look):
+                self._complete()
+                self.active = False
+                return True
+            if self._last_status == WAITING and self._flight is not None:
+                return False
+        return super().Test(status)
+
     def _go_on(self) -> bool:
         return bool(executor.advance.run(self._address) == DONE)
+
+    def _look(self) -> bool:
+        self._last_status = executor.look.run(self._address)
+        return bool(self._last_status == DONE)
 
 
 class PersistentRequest(Request, MPI.Prequest):
@@ -293,11 +309,19 @@ class MessageRequest(JobRequest, PersistentRequest):
             return Request.Wait(self, status)
         return super().Wait(status)
 
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return whether the operation is complete; see :meth:`Request.Test`."""
+        if not self._plain:
+            return Request.Test(self, status)
+        return super().Test(status)
+
     def _go_on(self) -> bool:
-        status = composition.advance.run(self._address)
+        self._last_status = status = composition.advance.run(self._address)
         if status not in (DONE, WAITING):
             self._plan.table.resume(status)
         return bool(status == DONE)
+
+    _look = _go_on
 
     def Free(self) -> None:
         """Free the request; local."""

@@ -202,10 +202,7 @@ class SharedMemoryDomain:
         if not self._turns:
             jobs = map(self.nonblocking_job, range(NONBLOCKING_LANES))
             self._turns = [NonblockingSlot(job, job.ctypes.data, None) for job in jobs]
-        turn = self._turns.pop(0)
-        # A rank that advances several operations waits for none of them; see `SharedOperation.be_patient`.
-        turn.job[words.YIELDS] = 0
-        return turn
+        return self._turns.pop(0)
 
     def nonblocking_job(self, number: int) -> np.ndarray:
         """Return the job of a nonblocking lane, for callers that see to it that one operation at a time uses it."""
@@ -213,6 +210,7 @@ class SharedMemoryDomain:
         if job is None:
             job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
             job[words.SPINS] = 1 if self._oversubscribed else _START_SPINS
+            job[words.YIELDS] = YIELDS if self._oversubscribed else 0
         return job
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:

@@ -16,7 +16,7 @@ from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.progress_engine import InFlight
-from mpicoll.shared_memory.domain import YIELDS, Ending, SharedMemoryDomain
+from mpicoll.shared_memory.domain import Ending, SharedMemoryDomain
 from mpicoll.shared_memory.fast_dispatch import describe
 
 _SETTLE_SECONDS = 10.0
@@ -117,6 +117,12 @@ def start_through_stages(job: np.ndarray, node: SharedMemoryDomain) -> int:
 class SharedOperation(InFlight):
     """An operation on shared memory in flight.
 
+    Parameters
+    ----------
+    patient
+        Whether compiled code waits some microseconds for other ranks; a rank that advances several operations waits for
+        none of them.
+
     Attributes
     ----------
     may_fall_back
@@ -125,15 +131,18 @@ class SharedOperation(InFlight):
         True after the end if nothing was done because some buffer could not be accessed; equal on all ranks.
     """
 
-    __slots__ = ("_job", "_op_name", "_status", "falls_back", "may_fall_back")
+    __slots__ = ("_address", "_is_patient", "_job", "_op_name", "_status", "falls_back", "may_fall_back")
 
-    def __init__(self, channel: Channel, job: np.ndarray, number: int, status: int, op_name: str = "") -> None:
+    def __init__(
+        self, channel: Channel, job: np.ndarray, number: int, status: int, op_name: str = "", patient: bool = False
+    ) -> None:
         super().__init__(channel, number)
-        self._job, self._status, self._op_name = job, status, op_name
+        self._job, self._status, self._op_name, self._is_patient = job, status, op_name, patient
+        self._address = job.ctypes.data
         self.may_fall_back = self.falls_back = False
 
     def advance(self) -> bool:
-        """Advance as far as the other ranks have, waiting some microseconds; return whether the operation has ended.
+        """Advance as far as the other ranks have; return whether the operation has ended.
 
         Raises
         ------
@@ -146,7 +155,7 @@ class SharedOperation(InFlight):
         """
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
-            status = executor.advance.run(self._job.ctypes.data)
+            status = (executor.advance if self._is_patient else executor.look).run(self._address)
         if status == words.MISMATCH:
             self._raise_mismatch()
         raise_failure(status, self.number, self._op_name)
@@ -160,9 +169,8 @@ class SharedOperation(InFlight):
         return status in (words.DONE, words.FALLBACK)
 
     def be_patient(self) -> None:
-        """Let compiled code yield the core before it returns, as in blocking calls, where ranks share cores."""
-        if self.channel.polls == 1:
-            self._job[words.YIELDS] = YIELDS
+        """Let compiled code wait some microseconds before it returns, as in blocking calls."""
+        self._is_patient = True
 
     def _raise_mismatch(self) -> None:
         calls, gone = calls_of(self._job, range(self.channel.size))
