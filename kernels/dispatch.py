@@ -258,9 +258,12 @@ def make_call(table, collective, send, recv, op, root):
         return _call_by_messages(own, job)
     if chosen < 0 or not _begin(own, job):
         return OTHER
-    if vector_nbytes(job) > AT_ONCE_NBYTES:
-        return WAITING
-    return progress(job, 0)
+    if vector_nbytes(job) <= AT_ONCE_NBYTES:
+        return progress(job, 0)
+    state = release_interpreter()
+    status = progress(job, 0)
+    take_interpreter(state)
+    return status
 
 
 @short_kernel(*["int64"] * 6)

@@ -54,8 +54,8 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
 
 
 def refuse_if_running(channel: Channel) -> None:
-    """Raise RuntimeError if compiled code has begun a call in another thread, which has not taken the lock yet."""
-    if channel.dispatch.running:
+    """Raise RuntimeError if compiled code makes a call in another thread, or has begun one that has no lock yet."""
+    if channel.broken is None and channel.dispatch.is_at_work:
         raise RuntimeError(BUSY)
 
 

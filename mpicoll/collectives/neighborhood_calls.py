@@ -13,10 +13,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.execute import refuse_if_running
 from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, PersistentRequest, Request
-from mpicoll.communicator.call_lock import BUSY
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
 
@@ -69,8 +69,7 @@ class NeighborhoodOperation(NativeOperation):
 
 def _operation(scope: CallContext, collective: str, around: Neighborhood, *buffers: Any) -> NeighborhoodOperation:
     channel = scope.channel
-    if channel.dispatch.running:
-        raise RuntimeError(BUSY)
+    refuse_if_running(channel)
     settle(channel, scope.timeout)
     channel.ensure_usable()
     return NeighborhoodOperation(channel, collective, collective.capitalize(), buffers, False, sources=around.sources)

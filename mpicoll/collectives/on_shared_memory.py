@@ -63,8 +63,6 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     """
     node, channel = task.channel.node, task.channel
     assert node is not None
-    if node.blocking[words.STATE] != words.IDLE:
-        raise RuntimeError("another collective is being called on this communicator, from a thread or a callback")
     operation = operation_of(task)
     number = _number(channel, operation, timeout)
     fill(node.blocking, task, operation)

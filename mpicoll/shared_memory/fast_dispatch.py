@@ -145,6 +145,11 @@ class FastDispatch:
         words[dispatch_table.CHECKED], words[dispatch_table.METHOD] = checked, job[layout.METHOD]
 
     @property
+    def is_at_work(self) -> bool:
+        """True while compiled code makes a blocking call, or until the call that it has begun is completed."""
+        return bool(self.running) or (self._job is not None and self._job[layout.STATE] != layout.IDLE)
+
+    @property
     def number(self) -> int:
         """The number of the last collective."""
         return int(self._words[dispatch_table.NUMBER])

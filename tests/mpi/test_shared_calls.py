@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +13,11 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
+from mpicoll.collectives.execute import refuse_if_running
 from mpicoll.errors import RemoteError
+from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import fast_dispatch
+from tests.mpi.conftest import TIMEOUT
 from tests.mpi.memory import HERE, KINDS, place, went_the_short_way
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -341,3 +346,34 @@ def test_another_thread_is_refused_while_the_long_way_is_gone(comm: Intracomm) -
                 call(comm)
     warm(comm)
     assert went_the_short_way(comm)
+
+
+@pytest.mark.skipif(not HERE, reason="no shared memory")
+def test_another_thread_is_refused_while_compiled_code_makes_a_long_call(comm: Intracomm) -> None:
+    """Compiled code lets other threads run meanwhile."""
+    data = np.ones(1 << 21)
+    comm.Allreduce(MPI.IN_PLACE, data)
+    refused, ended = [], threading.Event()
+
+    def call() -> None:
+        while not ended.is_set():
+            job = comm._scope.channel.node.blocking
+            if job[words.STATE] == words.IDLE:
+                continue
+            try:
+                refuse_if_running(comm._scope.channel)
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    until = time.monotonic() + TIMEOUT
+    here = np.zeros(1)
+    while not here[0] and time.monotonic() < until:
+        comm.Allreduce(MPI.IN_PLACE, data)
+        here[0] = bool(refused)
+        comm.Allreduce(MPI.IN_PLACE, here, MPI.MIN)
+    ended.set()
+    thread.join()
+    assert here[0]
+    assert "another collective is being called" in refused[0]
