@@ -45,6 +45,8 @@ from .instructions import (
     FIRST,
     IF,
     INPUT_IS_STAGED,
+    IS_PULLED,
+    IS_PUSHED,
     KIND,
     MEET,
     OTHERS_ARE_STAGED,
@@ -64,7 +66,16 @@ from .instructions import (
 from .instructions import DONE as DONE_ROW
 from .messages import execute_bound
 from .movement import copy_range, reduce_range
-from .operands import find_own_buffers, header, in_arena, is_last_segment, is_remote_output, next_tile, resolve
+from .operands import (
+    find_own_buffers,
+    header,
+    in_arena,
+    is_last_segment,
+    is_pushed,
+    is_remote_output,
+    next_tile,
+    resolve,
+)
 from .operation_words import (
     AT_SEGMENT,
     CAREFUL,
@@ -128,6 +139,10 @@ def _holds(job, condition, rank):
         return get(job, OTHERS_STAGED_WORD) == 1
     if condition == OUTPUT_IS_REMOTE:
         return is_remote_output(job, rank)
+    if condition == IS_PUSHED:
+        return is_pushed(job, rank)
+    if condition == IS_PULLED:
+        return not is_pushed(job, rank)
     return not header(job, TURNS) or is_last_segment(job)
 
 

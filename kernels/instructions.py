@@ -117,6 +117,8 @@ SEGMENT, CHUNK, PART, TILE = range(4)
     OTHERS_ARE_STAGED,  # another rank does
     OUTPUT_IS_REMOTE,  # the recvbuf of rank ROWS_RANK is reached by the system only
     NOT_AHEAD,  # the next segment may not be started before all are done with this one
-) = range(5)
+    IS_PUSHED,  # all ranks write to the recvbuf of rank ROWS_RANK themselves, and nothing passes through stages
+    IS_PULLED,  # they do not
+) = range(7)
 CONDITION_RANK = 3
 """Operand of IF for conditions about a rank."""

@@ -217,7 +217,7 @@ def resolve(job):
         if written in (ALL, rank):
             address = published(job, rank, RECORD_RECV)
             unreadable |= address == UNREADABLE
-            if _resolve_buffer(job, rank, 1, address, RECV_PART):
+            if _resolve_buffer(job, rank, 1, address, RECV_PART) and not header(job, TURNS):
                 private = True
                 others_staged |= rank != own
     method = get(job, METHOD)
@@ -289,6 +289,14 @@ def is_staged_output(job, rank):
 def is_remote_output(job, rank):
     """Return True if a rank's recvbuf is reached only by copies between processes."""
     return _base(job, rank, 1) == 0 and get(job, METHOD) == TRANSFER
+
+
+@helper
+def is_pushed(job, rank):
+    """Return True if all ranks write to a rank's recvbuf, and nothing passes through stages; the same on all ranks."""
+    if get(job, STAGED):
+        return False
+    return get(job, METHOD) == TRANSFER or in_arena(job, rank, published(job, rank, RECORD_RECV))
 
 
 @helper

@@ -36,6 +36,8 @@ _CONDITIONS = {
     words.OTHERS_ARE_STAGED: "the recvbuf of another rank is private",
     words.OUTPUT_IS_REMOTE: "only the system can access the recvbuf of rank {rank}",
     words.NOT_AHEAD: "this is the last segment, or results pass through stages",
+    words.IS_PUSHED: "every rank can write to the recvbuf of rank {rank}, and nothing passes through stages",
+    words.IS_PULLED: "otherwise",
 }
 _SPACES = {
     words.SEND: "sendbuf",
@@ -50,7 +52,8 @@ _SPACES = {
 _KINDS = {words.SEGMENT: "", words.CHUNK: "chunk {index}", words.PART: "part {index}", words.TILE: "tile"}
 
 
-_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED)
+_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED, words.IS_PULLED)
+_UNSTAGED = (words.NOT_AHEAD, words.IS_PUSHED)
 
 
 def draw(
@@ -80,8 +83,8 @@ def _hidden(rows: list[Row]) -> set[int]:
     for number, row in enumerate(rows):
         if row[words.OPERATION] == words.IF and row[words.FIRST] in _STAGED:
             hidden |= set(range(number, number + 1 + row[words.ROWS]))
-        elif row[words.OPERATION] == words.IF and row[words.FIRST] == words.NOT_AHEAD:
-            hidden.add(number)  # it holds: there is one segment
+        elif row[words.OPERATION] == words.IF and row[words.FIRST] in _UNSTAGED:
+            hidden.add(number)  # it holds
     return hidden
 
 

@@ -35,6 +35,8 @@ from mpicoll.kernels.instructions import (
     IF,
     INPUT,
     INPUT_IS_STAGED,
+    IS_PULLED,
+    IS_PUSHED,
     MEET,
     NONE,
     NOT_AHEAD,
@@ -142,7 +144,7 @@ class Work(NamedTuple):
     rows
         Rows that copy and reduce.
     waits
-        The rank that must be done before this rank may leave, ALL or NONE.
+        Rows that wait for ranks that must be done before this rank may leave.
     collects
         Rows that copy results from the other ranks' stages to a private recvbuf.
     """
@@ -151,8 +153,11 @@ class Work(NamedTuple):
     meets: int
     uses: int
     rows: list[Row]
-    waits: int
+    waits: list[Row]
     collects: list[Row]
+
+
+_ALL_DONE = [_row(WAIT_DONE, ALL)]
 
 
 def _long(header: PlanHeader, work: Work) -> list[Row]:
@@ -162,8 +167,7 @@ def _long(header: PlanHeader, work: Work) -> list[Row]:
     if work.uses != NONE:
         rows.append(_row(AT_WORK, work.uses))
     rows += [*work.rows, _row(DONE)]
-    if work.waits != NONE:
-        rows += _when(NOT_AHEAD, [_row(WAIT_DONE, work.waits)])
+    rows += _when(NOT_AHEAD, work.waits)
     rows += _when(OUTPUT_IS_STAGED, work.collects)
     return [*rows, _row(SEGMENTS)]
 
@@ -211,7 +215,7 @@ def _allreduce(ranks: _Ranks, long: bool) -> list[Row]:
     staged = _copy(Operand(STAGED_OUTPUT, rank, rank), own, TILE)
     deliver = [_copy(Operand(OUTPUT, peer, rank), own, TILE, DELIVER) for peer in ranks.others]
     body = [_reduce(own, INPUT, ranks.everybody, TILE), *_when(OTHERS_ARE_STAGED, [staged]), *deliver]
-    work = Work(_stage_chunks(ranks, CHUNK), ALL, ALL, _tiles(CHUNK, rank, body), ALL, _collect_chunks(ranks))
+    work = Work(_stage_chunks(ranks, CHUNK), ALL, ALL, _tiles(CHUNK, rank, body), _ALL_DONE, _collect_chunks(ranks))
     return _long(PlanHeader(written=ALL), work)
 
 
@@ -223,7 +227,7 @@ def _reduce_to_root(ranks: _Ranks, long: bool) -> list[Row]:
     body = [_reduce(to, INPUT, ranks.everybody, TILE)]
     body += _when(OUTPUT_IS_REMOTE, [_copy(to, Operand(SCRATCH), TILE)], root)
     collects = _collect_chunks(ranks) if ranks.is_root else []
-    work = Work(_stage_chunks(ranks, CHUNK), ALL, ALL, _tiles(CHUNK, rank, body), ALL, collects)
+    work = Work(_stage_chunks(ranks, CHUNK), ALL, ALL, _tiles(CHUNK, rank, body), _ALL_DONE, collects)
     return _long(PlanHeader(written=root), work)
 
 
@@ -232,7 +236,7 @@ def _reduce_scatter(ranks: _Ranks, long: bool) -> list[Row]:
     if not long:
         return _short(header, _fill(ranks), ALL, _reduced_slots(ranks, PART))
     body = [_reduce(Operand(RECV, 0, ranks.rank), INPUT, ranks.everybody, TILE)]
-    return _long(header, Work(_stage_chunks(ranks, PART), ALL, ALL, _tiles(PART, ranks.rank, body), ALL, []))
+    return _long(header, Work(_stage_chunks(ranks, PART), ALL, ALL, _tiles(PART, ranks.rank, body), _ALL_DONE, []))
 
 
 # Collectives that only move data --------------------------------------------------------------------------------------
@@ -246,8 +250,8 @@ def _bcast(ranks: _Ranks, long: bool) -> list[Row]:
     header = PlanHeader(read=root, turns=True, early=True)
     if ranks.is_root:
         staged = [_copy(Operand(STAGED_INPUT, rank), Operand(SEND), SEGMENT)]
-        return _long(header, Work(staged, rank, NONE, [], ALL, []))
-    return _long(header, Work([], root, root, [_copy(Operand(RECV), Operand(INPUT, root), SEGMENT)], NONE, []))
+        return _long(header, Work(staged, rank, NONE, [], _ALL_DONE, []))
+    return _long(header, Work([], root, root, [_copy(Operand(RECV), Operand(INPUT, root), SEGMENT)], [], []))
 
 
 def _allgather(ranks: _Ranks, long: bool) -> list[Row]:
@@ -257,20 +261,24 @@ def _allgather(ranks: _Ranks, long: bool) -> list[Row]:
         return _short(header, _fill(ranks, PART), ALL, rows)
     staged = [_copy(Operand(STAGED_INPUT, rank, rank), Operand(SEND, 0, rank), PART)]
     rows = [_copy(Operand(RECV, 0, peer), Operand(INPUT, peer, peer), PART) for peer in (rank, *ranks.others)]
-    return _long(header, Work(staged, ALL, ALL, rows, ALL, []))
+    return _long(header, Work(staged, ALL, ALL, rows, _ALL_DONE, []))
 
 
 def _gather(ranks: _Ranks, long: bool) -> list[Row]:
-    header, rank = PlanHeader(by_parts=True, send_part=True, turns=True), ranks.rank
+    rank, root = ranks.rank, ranks.root
+    header = PlanHeader(written=root, by_parts=True, send_part=True, turns=True)
     meets = ALL if ranks.is_root else rank
     if not long:
         rows = [_copy(Operand(RECV, 0, peer), Operand(SLOT, peer, peer), PART) for peer in ranks.everybody]
         return _short(header, _fill(ranks, PART), meets, rows * ranks.is_root)
-    staged = [_copy(Operand(STAGED_INPUT, rank, rank), Operand(SEND, 0, rank), PART)]
+    own = _copy(Operand(OUTPUT, root, rank), Operand(SEND, 0, rank), PART)
     if not ranks.is_root:
-        return _long(header, Work(staged, ALL, NONE, [], ranks.root, []))
-    rows = [_copy(Operand(RECV, 0, peer), Operand(INPUT, peer, peer), PART) for peer in (rank, *ranks.others)]
-    return _long(header, Work([], ALL, ALL, rows, NONE, []))
+        staged = [_copy(Operand(STAGED_INPUT, rank, rank), Operand(SEND, 0, rank), PART)]
+        waits = _when(IS_PULLED, [_row(WAIT_DONE, root)], root)
+        return _long(header, Work(staged, ALL, root, _when(IS_PUSHED, [own], root), waits, []))
+    pulled = [_copy(Operand(RECV, 0, peer), Operand(INPUT, peer, peer), PART) for peer in (rank, *ranks.others)]
+    rows = _when(IS_PUSHED, [own], root) + _when(IS_PULLED, pulled, root)
+    return _long(header, Work([], ALL, ALL, rows, _when(IS_PUSHED, [_row(WAIT_DONE, ALL)], root), []))
 
 
 def _scatter(ranks: _Ranks, long: bool) -> list[Row]:
@@ -283,8 +291,8 @@ def _scatter(ranks: _Ranks, long: bool) -> list[Row]:
         return _short(header, fill, root, kept if ranks.is_root else [_copy(own, Operand(SLOT, root, rank), PART)])
     if ranks.is_root:
         staged = [_copy(Operand(STAGED_INPUT, rank, peer), Operand(SEND, 0, peer), PART) for peer in ranks.others]
-        return _long(header, Work(staged, rank, NONE, kept, ALL, []))
-    return _long(header, Work([], root, root, [_copy(own, Operand(INPUT, root, rank), PART)], NONE, []))
+        return _long(header, Work(staged, rank, NONE, kept, _ALL_DONE, []))
+    return _long(header, Work([], root, root, [_copy(own, Operand(INPUT, root, rank), PART)], [], []))
 
 
 def _alltoall(ranks: _Ranks, long: bool) -> list[Row]:
@@ -295,7 +303,7 @@ def _alltoall(ranks: _Ranks, long: bool) -> list[Row]:
         return _short(header, fill, ALL, rows)
     staged = [_copy(Operand(STAGED_INPUT, rank, peer), Operand(SEND, 0, peer), PART) for peer in ranks.others]
     rows = [_copy(Operand(RECV, 0, peer), Operand(INPUT, peer, rank), PART) for peer in (rank, *ranks.others)]
-    return _long(header, Work(staged, ALL, ALL, rows, ALL, []))
+    return _long(header, Work(staged, ALL, ALL, rows, _ALL_DONE, []))
 
 
 # Prefix reductions ----------------------------------------------------------------------------------------------------
@@ -311,7 +319,7 @@ def _prefix(ranks: _Ranks, long: bool, last: int) -> list[Row]:
         return _short(PlanHeader(), _fill(ranks), ALL, rows)
     # Nobody reads what the last rank has.
     staged = [_copy(Operand(STAGED_INPUT, ranks.rank), Operand(SEND), SEGMENT)] * (ranks.rank + 1 < ranks.size)
-    return _long(PlanHeader(turns=True), Work(staged, ALL, ALL, _tiles(SEGMENT, 0, rows), ALL, []))
+    return _long(PlanHeader(turns=True), Work(staged, ALL, ALL, _tiles(SEGMENT, 0, rows), _ALL_DONE, []))
 
 
 def _scan(ranks: _Ranks, long: bool) -> list[Row]:

@@ -42,7 +42,7 @@ class Refuted(MpicollError, AssertionError):
 def operation(
     size: int, kind: str, count: int, root: int = 0, memory: str = "private", in_place: bool = False
 ) -> SimulatedOperation:
-    """Return an operation in which the buffers of all ranks are ``"private"`` or ``"shared"`` memory.
+    """Return an operation in which the buffers of all ranks are ``"private"`` or ``"shared"`` memory, or one of each.
 
     Parameters
     ----------
@@ -52,12 +52,15 @@ def operation(
         The collective in lower case, such as ``"allreduce"``.
     count
         Number of int64 elements.
+    memory
+        ``"private"``, ``"shared"``, or ``"to shared"`` and ``"to private"``, where recvbufs are other memory than
+        sendbufs.
     """
     if kind in BY_PARTS:
         count = -(-count // size) * size
-    place = {"private": 4, "shared": 0}[memory]
+    places = {"private": (4, 6), "shared": (0, 2), "to shared": (4, 2), "to private": (0, 6)}[memory]
     values = np.random.default_rng(count + root).integers(0, 1 << 40, (size, count))
-    return SimulatedOperation(kind, count, root, in_place, [(place, place + 2)] * size, values)
+    return SimulatedOperation(kind, count, root, in_place, [places] * size, values)
 
 
 def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[SimulatedOperation]:
@@ -67,6 +70,8 @@ def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[S
             continue
         for root in (0, size - 1) if ROWS[kind].rooted else (0,):
             for memory in ("private", "shared") if count > SLOT else ("private",):
+                yield operation(size, kind, count, root, memory)
+            for memory in ("to shared", "to private") if kind == "gather" and count > SLOT else ():
                 yield operation(size, kind, count, root, memory)
     if "allreduce" in kinds:
         yield operation(size, "allreduce", SEGMENTS, 0, "private", in_place=True)
