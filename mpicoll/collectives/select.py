@@ -7,6 +7,7 @@ placement, whether the operation commutes) are equal on all ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # predictions choose as calls do, but without MPI
 SEGMENT_NBYTES = 256 << 10
 """A segment in flight and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
+_CLEARLY = 1.33
+"""Ratio of times from which on a measurement at the start is believed rather than a tuning table."""
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
@@ -176,9 +179,9 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
     """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes."""
     for rule in means.rules.get(collective, ()):
         if rule.holds(nbytes, means.size) and means.allow(collective, rule.name, nbytes, commutative):
-            return rule.name
+            return rule.name if rule.name not in ON_NODE else _on_node(collective, nbytes, means, tuned=rule.name)
     if means.allow(collective, SHARED, nbytes, commutative):
-        return SINGLE_COPY if _single_copy_pays(collective, nbytes, means) else SHARED
+        return _on_node(collective, nbytes, means)
     if means.allow(collective, HIERARCHY, nbytes, commutative):
         return HIERARCHY
     rules = RULES.get(collective, ())
@@ -190,12 +193,18 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
     return next((rule.name for rule in rules if rule.holds(nbytes, means.size)), first)
 
 
-def _single_copy_pays(collective: str, nbytes: int, means: Capabilities) -> bool:
-    """Return whether single_copy is faster than stages, by what was measured at the start.
+def _on_node(collective: str, nbytes: int, means: Capabilities, *, tuned: str = "") -> str:
+    """Return the faster one of `ON_NODE` by what the ranks measured at the start of this run.
 
-    The column ``auto over fastest`` of ``python -m bench.collectives`` shows errors.
+    A tuning table is from another run, whose ranks may have had other cores. What was `tuned` is taken unless the
+    measurement, which is a short one, contradicts clearly.
     """
-    return means.copies is not None and means.copies.at(collective, nbytes) < 1
+    ratio = math.inf if means.copies is None else means.copies.at(collective, nbytes)
+    if tuned == SINGLE_COPY:
+        return SHARED if _CLEARLY < ratio < math.inf else SINGLE_COPY
+    if tuned == SHARED:
+        return SINGLE_COPY if ratio * _CLEARLY < 1 else SHARED
+    return SINGLE_COPY if ratio < 1 else SHARED
 
 
 def resolve(

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.collectives import select
-from mpicoll.collectives.select import Capabilities
+from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
@@ -260,6 +260,26 @@ def test_a_collective_is_judged_by_its_own_times_at_its_length() -> None:
     chosen = [select.choose("bcast", nbytes, means) for nbytes in (LENGTHS[3] - 1, LENGTHS[3], LENGTHS[4])]
     assert chosen == ["shared", "single_copy", "shared"]
     assert select.choose("allreduce", LENGTHS[3], means) == "shared"
+
+
+@pytest.mark.parametrize(
+    ("tuned", "ratio", "chosen"),
+    [
+        ("shared", 0.9, "shared"),
+        ("shared", 0.5, "single_copy"),
+        ("single_copy", 1.1, "single_copy"),
+        ("single_copy", 2.0, "shared"),
+        ("single_copy", math.inf, "single_copy"),
+        ("ring", 0.5, "ring"),
+    ],
+)
+def test_a_tuned_way_is_taken_unless_the_ranks_of_this_run_find_otherwise(
+    tuned: str, ratio: float, chosen: str
+) -> None:
+    measured = Ratios()._replace(allreduce=(ratio,) * len(LENGTHS))
+    rules = {"allreduce": (Rule(1 << 30, tuned),)}
+    means = Capabilities(4, math.inf, in_memory=COLLECTIVES, copies=measured, rules=rules)
+    assert select.choose("allreduce", 1 << 20, means) == chosen
 
 
 def test_a_measurement_leaves_the_job_as_it_was(single: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
