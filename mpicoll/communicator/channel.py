@@ -297,6 +297,8 @@ class Channel:
         """
         if self.broken is None:
             self._complete_requests()
+        if self.broken is None and self.refusal is not None and not self.watchdog.await_refusals(self.refusal):
+            self.break_off("other ranks made a call that this one refused")
         self.release()
         if self.cluster is not None:
             self.cluster.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpicoll.kernels import instructions as words
-from mpicoll.plans.shared_memory_plans import PlanHeader, Row, make
+from mpicoll.plans.plan_rows import PlanHeader, Row
+from mpicoll.plans.shared_memory_plans import make
 
 _INSTRUCTIONS = {
     words.ENTER: "ENTER",

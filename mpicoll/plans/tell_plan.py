@@ -12,7 +12,7 @@ sendbuf, which may be longer than the vector, so that something can be attached 
 from __future__ import annotations
 
 from mpicoll.kernels.instructions import COPY, END, ENTER, MEET, PART, ROW_WORDS, SEND, SLOT, STARTED
-from mpicoll.plans.shared_memory_plans import PlanHeader, Row
+from mpicoll.plans.plan_rows import PlanHeader, Row
 
 
 def make_tell(rank: int) -> tuple[Row, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from mpicoll.progress.failed_ranks import is_failure
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
-_DRAIN_SECONDS = 60.0
+DRAIN_SECONDS = 60.0
 """A rank may be late to free a communicator."""
 _LEFT = "left"
 """Kind of the last message of a rank for which the communicator is broken."""
@@ -44,7 +45,8 @@ class Mailbox:
         self._sent = np.zeros(comm.size, np.int64)
         self._received = 0
         self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
-        self._somebody_left = False
+        self.somebody_left = False
+        """True if a rank has told that it takes no part in :meth:`drain`."""
 
     def tell(self, peer: int, news: dict[str, Any]) -> None:
         """Send `news` to rank `peer`; a text that is too long is truncated."""
@@ -80,7 +82,7 @@ class Mailbox:
                 continue
             self._received += 1
             if news["kind"] == _LEFT:
-                self._somebody_left = True
+                self.somebody_left = True
             else:
                 found.append((status.Get_source(), news))
         return found
@@ -91,34 +93,39 @@ class Mailbox:
         while self._outbox and time.monotonic() < until:
             self._sweep()
 
-    def drain(self, broken: bool, willing: bool) -> Drained:
-        """Receive and discard all messages that were sent to this rank; collective.
+    def drain(self, broken: bool, willing: bool, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
+        """Receive all messages that were sent to this rank; collective.
 
         Return whether no message is left in flight, and whether all ranks are `willing`. Messages are left if some rank
-        is `broken`, or if other ranks do not take part within a minute. What is freed afterwards is freed by all ranks
-        or by none, so that a rank must not give up on one that is merely late. A message that arrived after the
-        communicator was freed would count as one on the next communicator with its context: Open MPI ends the job if
-        that one is smaller.
+        is `broken`, also by a message for which `breaks`, given it and its sender, returns True, or if other ranks do
+        not take part within a minute. What is freed afterwards is freed by all ranks or by none, so that a rank must
+        not give up on one that is merely late. A message that arrived after the communicator was freed would count as
+        one on the next communicator with its context: Open MPI ends the job if that one is smaller.
 
         A broken rank tells the others and does not wait. It takes no part in the collective that counts messages: an
         earlier one of the MPI library, which not all ranks have called, may be in flight, and then none completes.
         """
         if broken:
-            self.tell_all({"kind": _LEFT})
-            self.flush()
-            return Drained(False, False)
+            return self._leave()
         given, coming, counted = np.empty((self._sent.size, 2), np.int64), np.zeros(2, np.int64), False
         given[:, 0], given[:, 1] = self._sent, willing
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
-        until = time.monotonic() + _DRAIN_SECONDS
+        until = time.monotonic() + DRAIN_SECONDS
         while not counted or self._received < coming[0] or self._outbox:
-            self.read()
-            if self._somebody_left or time.monotonic() > until:
+            heard = [breaks(*message) for message in self.read()]  # all of them
+            if any(heard):
+                return self._leave()
+            if self.somebody_left or time.monotonic() > until:
                 return Drained(False, False)
             counted = counted or bool(request.Test())
             os.sched_yield()
         return Drained(True, int(coming[1]) == self._sent.size)
+
+    def _leave(self) -> Drained:
+        self.tell_all({"kind": _LEFT})
+        self.flush()
+        return Drained(False, False)
 
     def _sweep(self) -> None:
         self._outbox = [entry for entry in self._outbox if not _is_over(entry[0])]

@@ -16,6 +16,7 @@ Several threads may wait on one communicator, so messages that one of them reads
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
-from mpicoll.progress.control_messages import Drained, Mailbox
+from mpicoll.progress.control_messages import DRAIN_SECONDS, Drained, Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
 
 _HISTORY = 1024
@@ -123,6 +124,16 @@ class Watchdog:
             self.refused.discard(number)
             return True
 
+    def await_refusals(self, number: int) -> bool:
+        """Wait, a minute at most, until all other ranks have refused collective `number`; False if one does not."""
+        until = time.monotonic() + DRAIN_SECONDS
+        with contextlib.suppress(MpicollError):
+            while not self._mailbox.somebody_left and time.monotonic() < until:
+                if self.all_refused(number):
+                    return True
+                time.sleep(1e-4)
+        return False
+
     def not_refused(self, number: int) -> tuple[int, ...]:
         """Return the other ranks that are not known to have refused collective `number`."""
         known = {self._comm.rank, *self._refusals.get(number, ())}
@@ -187,9 +198,15 @@ class Watchdog:
         return not (self.refused or self._refusals or self._failures or self._alarm)
 
     def drain(self, broken: bool, willing: bool) -> Drained:
-        """Receive all control messages that were sent to this rank; collective; see :meth:`Mailbox.drain`."""
+        """Receive all control messages that were sent to this rank; see :meth:`Mailbox.drain`."""
         with self._lock:
-            return self._mailbox.drain(broken, willing)
+            return self._mailbox.drain(broken or self._is_refused(), willing, self._is_refused)
+
+    def _is_refused(self, *message: Any) -> bool:
+        """Return whether another rank has refused a call that this one has not, also by a `message` that has come."""
+        if message:
+            self._take_in(*message)
+        return any(number not in self.refused for number in self._refusals)
 
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])
@@ -222,14 +239,9 @@ class Watchdog:
         number, said_at = self._announced
         if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
             return
-        self._announced = (waiting.number, waited)
-        news = {
-            "kind": "waiting",
-            "number": waiting.number,
-            "code": waiting.signature.code,
-            "text": waiting.signature.text,
-            "progress": waiting.progress,
-        }
+        self._announced = waiting.number, waited
+        code, text = waiting.signature.code, waiting.signature.text
+        news = {"kind": "waiting", "number": waiting.number, "code": code, "text": text, "progress": waiting.progress}
         for peer in self._audience(waiting.peers):
             self._mailbox.tell(peer, news)
 
@@ -321,9 +333,9 @@ class Watchdog:
             if (report := self._reports.get(peer)) is not None
         )
         text += f"; {self._named([*here, rank])} waited there"
-        missing = [self.numbers[peer] for peer in missing]
-        news = {"kind": "timeout", "number": waiting.number, "text": text, "missing": missing}
-        self._raise_alarm(news, partial(CollectiveTimeout, text, missing))
+        named = [self.numbers[peer] for peer in missing]
+        news = {"kind": "timeout", "number": waiting.number, "text": text, "missing": named}
+        self._raise_alarm(news, partial(CollectiveTimeout, text, named))
 
     def _raise_alarm(self, news: dict[str, Any], error: _Error) -> NoReturn:
         """Tell all ranks, and every other wait of this rank, then raise."""

@@ -14,7 +14,7 @@ import pytest
 
 from mpicoll.kernels.instructions import COPY, IS_PULLED, IS_PUSHED, WAIT_DONE
 from mpicoll.plans import shared_memory_plans, simulated_executor
-from mpicoll.plans.shared_memory_plans import Row
+from mpicoll.plans.plan_rows import Row
 from mpicoll.plans.simulated_executor import BUFFER_NBYTES, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
 from mpicoll.plans.simulated_memory import Memory, Race
 from mpicoll.plans.tell_plan import make_tell
@@ -206,12 +206,12 @@ def test_planted_errors_are_found(error: str) -> None:
 @pytest.mark.parametrize(("condition", "left_out"), [(IS_PUSHED, WAIT_DONE), (IS_PULLED, WAIT_DONE), (IS_PUSHED, COPY)])
 def test_errors_planted_in_a_gather_are_found(condition: int, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A root that leaves early, a sender that does, and parts that nobody writes."""
-    when = shared_memory_plans._when
+    when = shared_memory_plans.when
 
     def planted(given: int, rows: list[Row], rank: int = 0) -> list[Row]:
         return when(given, [] if given == condition and rows[0][0] == left_out else rows, rank)
 
-    monkeypatch.setattr(shared_memory_plans, "_when", planted)
+    monkeypatch.setattr(shared_memory_plans, "when", planted)
     found = 0
     for method, one in itertools.product(METHODS, every_operation(3, ("gather",))):
         try:

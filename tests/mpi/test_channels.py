@@ -223,9 +223,11 @@ def test_a_collective_that_shared_memory_does_not_know(monkeypatch: pytest.Monke
 def test_a_signal_handler_may_begin_an_operation() -> None:
     """It may come while the interrupted thread drives others; the operation that it begins is driven from then on."""
 
+    may_end = threading.Event()
+
     class Second:
         def step(self) -> bool:
-            return True
+            return may_end.is_set()
 
     class First:
         def step(self) -> bool:
@@ -239,7 +241,10 @@ def test_a_signal_handler_may_begin_an_operation() -> None:
     thread.join(10)
     assert not thread.is_alive(), "it waits for a lock that it holds"
     assert progress_engine.pending() == 1
-    progress_engine.progress()
+    may_end.set()
+    until = time.monotonic() + TIMEOUT
+    while progress_engine.pending() and time.monotonic() < until:  # the progress thread may be at it
+        progress_engine.progress()
     assert progress_engine.pending() == 0
 
 
@@ -277,3 +282,39 @@ def test_a_communicator_that_is_broken_on_some_ranks_is_freed_without_a_wait(
     monkeypatch.setattr(control_messages, "time", SimpleNamespace(monotonic=stopped))
     plain.Free()
     assert not given_up, "no message has ended the wait"
+
+
+# Freeing after a refused call -----------------------------------------------------------------------------------------
+
+
+def refused(comm: Intracomm) -> None:
+    """Make a call of the MPI library that this rank refuses."""
+    with pytest.raises(ValueError, match="recvbuf: the blocks end at element"):
+        comm.Igatherv(np.ones(4), [np.zeros(3), [4] * comm.size], comm.rank)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_nobody_waits_in_free_for_a_rank_that_refused_a_call_which_others_made() -> None:
+    """The other ranks' parts of the call end in the MPI library without that rank."""
+    comm = Intracomm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    begin = time.monotonic()
+    if comm.rank == 0:
+        refused(comm)
+    else:
+        with contextlib.suppress(RemoteError):
+            comm.Igatherv(np.ones(4), None, 0).Wait()
+    comm.Free()
+    assert time.monotonic() - begin < TIMEOUT
+    MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_communicator_is_freed_after_a_call_that_all_ranks_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(channels, "_kept", kept)
+    comm = Intracomm(MPI.COMM_WORLD.Dup(), timeout=TIMEOUT)
+    if comm.rank == 1:
+        time.sleep(0.2)
+    refused(comm)
+    comm.Free()
+    assert not kept

@@ -180,7 +180,7 @@ def test_a_rank_that_has_lost_its_spare_gets_a_new_channel_with_the_others(comm)
 
 @pytest.mark.mpi(min_size=2)
 def test_spares_of_a_communicator_that_is_broken_on_one_rank_hold_up_nobody(monkeypatch):
-    monkeypatch.setattr(control_messages, "_DRAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(control_messages, "DRAIN_SECONDS", 3600.0)
     plain = MPI.COMM_WORLD.Dup()
     own = mpicoll.Intracomm(plain)
     channel = _freed_channel(own)
