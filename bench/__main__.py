@@ -22,7 +22,9 @@ _RESULTS = Path(__file__).parent / "results"
 _START_SECONDS = 2.5
 """What a launch takes beside measuring, roughly."""
 _LAUNCHES = 3
-_FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M", "64M"]
+_FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M"]
+_LONGEST = "64M"
+"""Left out where ranks outnumber cores: a few calls of each collective would take as long as all else."""
 _MANY_SIZES = [str(nbytes) for nbytes in benchmark_options.DEFAULT_SIZES]
 
 
@@ -65,15 +67,17 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
     collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
     ours = ["--algorithms", "auto", "plan"]
     others = ["reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan"]
-    many, few = len(_MANY_SIZES), len(_FEW_SIZES)
+    many, paces = len(_MANY_SIZES), 2
     every = [*allreduce, "--others", "--calls", "back-to-back"]
     single = [*allreduce, "--others", "--calls", "single", *ours]
-    rest = ["--collective", *others, "--sizes", *_FEW_SIZES, *ours]
-    in_place = ["--collective", "allreduce", "--sizes", *_FEW_SIZES, "--in-place", *ours]
     kernels = ["--only", "reducers", "--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:
+            sizes = _FEW_SIZES if size > cores() else [*_FEW_SIZES, _LONGEST]
+            few = len(sizes) * paces
+            rest = ["--collective", *others, "--sizes", *sizes, *ours]
+            in_place = ["--collective", "allreduce", "--sizes", *sizes, "--in-place", *ours]
             yield BenchStage("allreduce" + turn, collectives, every, size, many, 1, python)
             yield BenchStage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
             yield BenchStage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
