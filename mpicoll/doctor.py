@@ -25,9 +25,12 @@ from mpicoll.comm import Intracomm
 from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
+from mpicoll.quantities import format_nbytes
 from mpicoll.shared_memory import domain, numpy_allocator, segment
+from mpicoll.shared_memory.method_times import Ratios
 
 OK, NOTE, ERROR = "ok", "note", "ERROR"
+_SHOWN_NBYTES = 1 << 20
 _METHODS = {words.STAGE: "stages in shared memory", words.TRANSFER: "copies between processes", words.NOTHING: "none"}
 
 
@@ -128,6 +131,14 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
     yield Fact(
         "copies between processes", "allowed" if found.reach else "not allowed", OK if found.reach else NOTE, cure
     )
+    if found.copies is not None:
+        yield Fact("single_copy", _ratios(found.copies))
+
+
+def _ratios(copies: Ratios) -> str:
+    """Return in which times of `shared` the ranks made collectives by `single_copy` at the start of this run."""
+    shown = (f"{name} {copies.at(name, _SHOWN_NBYTES):.2f}" for name in ("allreduce", "bcast", "allgather", "gather"))
+    return f"time over that of shared, vectors of {format_nbytes(_SHOWN_NBYTES)} at this start: {', '.join(shown)}"
 
 
 def _no_segment() -> str:
