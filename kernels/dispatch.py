@@ -167,8 +167,9 @@ def note(table, call, count):
 
 @helper
 def is_open(table, job):
-    """Say whether calls may be made from here now."""
-    return get(table, NUMBER) + 1 < get(table, NEWS) and get(job, STATE) == IDLE and get(table, BUSY) == 0
+    """Say whether calls may be made from here now: no other is being made, not even by compiled code in a thread."""
+    idle = get(job, STATE) == IDLE and get(get(table, JOB), STATE) == IDLE
+    return idle and get(table, NUMBER) + 1 < get(table, NEWS) and get(table, BUSY) == 0
 
 
 @helper

@@ -349,6 +349,23 @@ def test_another_thread_is_refused_while_the_long_way_is_gone(comm: Intracomm) -
 
 
 @pytest.mark.skipif(not HERE, reason="no shared memory")
+def test_no_call_is_made_while_compiled_code_makes_another(comm: Intracomm) -> None:
+    warm(comm)
+    comm.Iallreduce(filled(comm), np.zeros(COUNT)).Wait()
+    job = comm._scope.channel.node.blocking
+    job[words.STATE] = words.WORKING  # as in a long call of another thread
+    try:
+        calls = [*PLAIN.values(), lambda comm: comm.Iallreduce(filled(comm), np.zeros(COUNT))]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="another collective is being called on this communicator"):
+                call(comm)
+    finally:
+        job[words.STATE] = words.IDLE
+    warm(comm)
+    assert went_the_short_way(comm)
+
+
+@pytest.mark.skipif(not HERE, reason="no shared memory")
 def test_another_thread_is_refused_while_compiled_code_makes_a_long_call(comm: Intracomm) -> None:
     """Compiled code lets other threads run meanwhile."""
     data = np.ones(1 << 21)
