@@ -259,12 +259,9 @@ def make_call(table, collective, send, recv, op, root):
         return _call_by_messages(own, job)
     if chosen < 0 or not _begin(own, job):
         return OTHER
-    if vector_nbytes(job) <= AT_ONCE_NBYTES:
-        return progress(job, 0)
-    state = release_interpreter()
-    status = progress(job, 0)
-    take_interpreter(state)
-    return status
+    if vector_nbytes(job) > AT_ONCE_NBYTES:
+        return WAITING  # the caller goes on where a signal cannot make it lose the operation
+    return progress(job, 0)
 
 
 @short_kernel(*["int64"] * 6)

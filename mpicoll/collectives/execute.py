@@ -16,7 +16,7 @@ from mpicoll.collectives.requests import MessageRequest, PersistentRequest, Requ
 from mpicoll.communicator.call_lock import BUSY
 from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER
+from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
 from mpicoll.messages.call_agreement import settle
 
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)} | {"reduce_scatter_block": REDUCE_SCATTER}
@@ -77,6 +77,12 @@ def go_on(
     table
         With which it was called; 0 if it was not.
     """
+    if status == WAITING and not scope.channel.dispatch.running:
+        with scope.channel.alone.after_others:
+            if on_shared_memory.end(scope.channel, status, scope.timeout):
+                return
+            _make_in_another_way(scope, CallArguments(collective, sendbuf, recvbuf, op, root))
+            return
     plain = None
     if table and type(root) is int and 0 <= root < scope.channel.size:
         plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
@@ -94,7 +100,7 @@ def go_on(
 
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:
     """Complete a call that has begun with `status`."""
-    with scope.channel.alone.after_others():
+    with scope.channel.alone.after_others:
         if scope.channel.dispatch.running:
             compiled_calls.end(scope.channel, status, made.recvbuf, scope.timeout)
         elif not on_shared_memory.end(scope.channel, status, scope.timeout):

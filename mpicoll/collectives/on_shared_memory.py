@@ -226,7 +226,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         self._job = node.take_lane(lane.number, lane.near)
         self._address = self._job.ctypes.data
         operation = operation_of(task)
-        self._aside = operation.aside
+        self._aside, self._call = operation.aside, operation.words[words.CALL]
         self._plain = self._aside is None and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )
@@ -237,7 +237,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
-        if self._channel.broken is None:
+        if self._channel.broken is None and self._flight is None:
             status = begin.run(self._short)
         if status != DONE:
             self._start_the_long_way(status)
@@ -268,7 +268,8 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         if status == DONE:
             _unload(task, self._aside)
         else:
-            self._flight = SharedOperation(task.channel, self._job, self._number, status, task.op_name)
+            number, name = self._number, task.op_name
+            self._flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
             progress_engine.add(self)
 
     def _complete(self) -> None:

@@ -204,11 +204,17 @@ class JobRequest(Request):
         return super().Test(status)
 
     def _go_on(self) -> bool:
-        return bool(executor.advance.run(self._address) == DONE)
+        return self._note(executor.advance.run(self._address))
 
     def _look(self) -> bool:
-        self._last_status = executor.look.run(self._address)
-        return bool(self._last_status == DONE)
+        return self._note(executor.look.run(self._address))
+
+    def _note(self, status: int) -> bool:
+        """Keep a status that the general path has to deal with; return whether the operation has ended."""
+        self._last_status = status
+        if status not in (DONE, WAITING) and self._flight is not None:
+            self._flight.resume(status)
+        return status == DONE
 
 
 class PersistentRequest(Request, MPI.Prequest):
@@ -316,10 +322,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         return super().Test(status)
 
     def _go_on(self) -> bool:
-        self._last_status = status = composition.advance.run(self._address)
-        if status not in (DONE, WAITING):
-            self._plan.table.resume(status)
-        return bool(status == DONE)
+        return self._note(composition.advance.run(self._address))
 
     _look = _go_on
 

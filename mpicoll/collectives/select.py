@@ -201,7 +201,7 @@ def _on_node(collective: str, nbytes: int, means: Capabilities, *, tuned: str = 
     """
     ratio = math.inf if means.copies is None else means.copies.at(collective, nbytes)
     if tuned == SINGLE_COPY:
-        return SHARED if _CLEARLY < ratio < math.inf else SINGLE_COPY
+        return SHARED if _CLEARLY < ratio < math.inf else SINGLE_COPY  # infinite: not measured for such vectors
     if tuned == SHARED:
         return SINGLE_COPY if ratio * _CLEARLY < 1 else SHARED
     return SINGLE_COPY if ratio < 1 else SHARED

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 BUSY = "another collective is being called on this communicator, from a thread or a callback"
 
@@ -29,16 +27,31 @@ class Alone:
             raise RuntimeError(BUSY)
         self._busy[0] = 1
 
-    @contextmanager
-    def after_others(self) -> Iterator[None]:
-        """Wait for the lock, for a call that compiled code has started; its present holder will be refused."""
-        with self._lock:
-            self._busy[0] = 1
-            try:
-                yield
-            finally:
-                self._busy[0] = 0
+    @property
+    def after_others(self) -> AfterOthers:
+        """The lock for a call that compiled code has started: `with` waits; the present holder will be refused."""
+        return AfterOthers(self)
+
+    def wait(self) -> None:
+        """Wait for the lock."""
+        self._lock.acquire()
+        self._busy[0] = 1
 
     def __exit__(self, *error: object) -> None:
         self._busy[0] = 0
         self._lock.release()
+
+
+class AfterOthers:
+    """See :attr:`Alone.after_others`."""
+
+    __slots__ = ("_alone",)
+
+    def __init__(self, alone: Alone) -> None:
+        self._alone = alone
+
+    def __enter__(self) -> None:
+        self._alone.wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._alone.__exit__()

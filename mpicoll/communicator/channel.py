@@ -286,7 +286,7 @@ class Channel:
         """True if nothing has gone wrong on this rank, and nothing is in use."""
         node, untroubled = self.node, self.refusal is None and self.watchdog.is_untroubled
         in_memory = node is None or (node.segments and not node.busy_lanes)
-        at_rest = not self.dispatch.running and not self.is_lent
+        at_rest = not self.dispatch.is_at_work and not self.is_lent
         return self.broken is None and untroubled and in_memory and at_rest and self.cluster is None
 
     def close(self, *, spare: bool = False) -> bool:

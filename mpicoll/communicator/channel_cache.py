@@ -87,7 +87,7 @@ def _load_kernels() -> None:
     take the cores from the rank that compiles.
     """
     if not DISABLED:
-        for kernel in (dispatch.call, executor.begin, executor.advance):
+        for kernel in (dispatch.call, executor.begin, executor.advance, executor.look):
             kernel.variant(kernel.signature)
 
 

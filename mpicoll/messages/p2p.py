@@ -217,6 +217,10 @@ class PlanRun(InFlight):
             self.channel.sent_nbytes += self.plan.sent_nbytes
             self.plan.table.start()
 
+    def resume(self, status: int) -> None:
+        """Go on with the `status` that compiled code has returned elsewhere."""
+        self.plan.table.resume(status)
+
     def be_patient(self) -> None:
         """Let compiled code poll more often for messages before it returns."""
         self.plan.table.wait_for(min(_SPINS, self.channel.polls), _YIELDS, self.channel.size)

@@ -52,6 +52,9 @@ class InFlight(ABC):
     def abandon(self, error: BaseException) -> None:
         """Abandon the collective: no message reaches the caller's memory afterwards, and the channel is broken."""
 
+    def resume(self, status: int) -> None:  # noqa: B027 - most are advanced from here only
+        """Go on with the `status` that compiled code has returned elsewhere, at the next :meth:`advance`."""
+
     def be_patient(self) -> None:  # noqa: B027 - most have no choice
         """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
 

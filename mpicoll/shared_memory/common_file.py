@@ -69,6 +69,9 @@ def _made(path: Path, nbytes: int) -> np.ndarray | None:
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            system = os.fstatvfs(descriptor)
+            if system.f_bavail * system.f_frsize < 2 * nbytes:  # a page that does not fit would end the process
+                return None
             os.ftruncate(descriptor, nbytes)
             return _mapped(descriptor, nbytes)
         finally:

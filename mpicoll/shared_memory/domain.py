@@ -126,7 +126,8 @@ class SharedMemoryDomain:
             return None
         if known is not None and known.domain.copies is not None:
             return known.domain.copies
-        return method_times.ratios(comm, self.blocking, self.plan)
+        measured = method_times.ratios(comm, self.blocking, self.plan)
+        return measured if measured.is_possible else None
 
     def _slots(self) -> int:
         records = _LANES * self._lane_nbytes

@@ -7,6 +7,7 @@ collectives themselves are timed, when the first communicator is made.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import time
@@ -17,7 +18,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.reduction_ops import reducer_for
-from mpicoll.kernels import executor
+from mpicoll.errors import RemoteError
+from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import pack_call
@@ -51,6 +53,11 @@ class Ratios(NamedTuple):
         """Return the ratio for a vector of `nbytes` bytes; infinity where copies between processes do not pay."""
         place = sum(length <= nbytes for length in LENGTHS) - 1
         return float(getattr(self, collective)[place]) if place >= 0 and collective in self._fields else math.inf
+
+    @property
+    def is_possible(self) -> bool:
+        """False if some copy between processes has failed."""
+        return math.isfinite(self.bcast[0])
 
 
 PlanOf = Callable[[str, int, bool], int]
@@ -144,8 +151,9 @@ class _Collectives:
         status = executor.begin.run(self._job.ctypes.data)
         while status == words.WAITING and time.perf_counter() - began < _DEADLINE:
             status = executor.advance.run(self._job.ctypes.data)
-        if status == words.WAITING:
-            raise TimeoutError(f"another rank did not take part in a measurement for {_DEADLINE:.0f} s")
+        if status not in (words.DONE, words.FALLBACK):
+            withdrawal.withdraw(self._job.ctypes.data)
+            raise RemoteError(f"another rank did not take part in the measurement of copies within {_DEADLINE:.0f} s")
         self._works &= status == words.DONE
         return time.perf_counter() - began
 
@@ -155,7 +163,8 @@ def _private(nbytes: int, huge_pages: bool = False) -> np.ndarray:
     unit = 2 << 20
     memory = mmap.mmap(-1, nbytes + unit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     octets = np.frombuffer(memory, np.uint8)
     begin = -octets.ctypes.data % unit
     array = octets[begin : begin + nbytes].view(_DTYPE)

@@ -56,7 +56,7 @@ def meet(comm: MPI.Intracomm, stages: np.ndarray, common: np.ndarray) -> Peers:
         known = space == card[0]  # else the number of the process means another one here, or none
         mapped = own.address if rank == comm.rank else segment.map_peer(pid, fd, nbytes, nonce) if known else 0
         table[rank, : words.STAGES] = pid, address, mapped, nbytes
-        if (rank - comm.rank) % comm.size == 1:
+        if rank != comm.rank and read:
             read = known and _may_transfer() and atomics.try_transfers.run(pid, theirs, room.ctypes.data, number)
     agreed = np.array([read, (table[:, words.MAPPED] != 0).all()], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MIN)

@@ -122,6 +122,9 @@ class SharedOperation(InFlight):
     patient
         Whether compiled code waits some microseconds for other ranks; a rank that advances several operations waits for
         none of them.
+    call
+        The call as all ranks know it, where an earlier run of the job may have been started through stages; by default
+        what the job says.
 
     Attributes
     ----------
@@ -131,14 +134,23 @@ class SharedOperation(InFlight):
         True after the end if nothing was done because some buffer could not be accessed; equal on all ranks.
     """
 
-    __slots__ = ("_address", "_is_patient", "_job", "_op_name", "_status", "falls_back", "may_fall_back")
+    __slots__ = ("_address", "_call", "_is_patient", "_job", "_op_name", "_status", "falls_back", "may_fall_back")
 
     def __init__(
-        self, channel: Channel, job: np.ndarray, number: int, status: int, op_name: str = "", patient: bool = False
+        self,
+        channel: Channel,
+        job: np.ndarray,
+        number: int,
+        status: int,
+        op_name: str = "",
+        *,
+        patient: bool = False,
+        call: int | None = None,
     ) -> None:
         super().__init__(channel, number)
         self._job, self._status, self._op_name, self._is_patient = job, status, op_name, patient
         self._address = job.ctypes.data
+        self._call = call
         self.may_fall_back = self.falls_back = False
 
     def advance(self) -> bool:
@@ -161,12 +173,17 @@ class SharedOperation(InFlight):
         raise_failure(status, self.number, self._op_name)
         assert self.channel.node is not None
         if status == words.FALLBACK and self._job[words.METHOD] != self.channel.node.method:
+            self._call = int(self._job[words.CALL]) if self._call is None else self._call
             self._status = start_through_stages(self._job, self.channel.node)
             return False
         self.falls_back = status == words.FALLBACK
         if self.falls_back and not self.may_fall_back:
             raise_inaccessible(self.number)
         return status in (words.DONE, words.FALLBACK)
+
+    def resume(self, status: int) -> None:
+        """Go on with the `status` that compiled code has returned elsewhere."""
+        self._status = status
 
     def be_patient(self) -> None:
         """Let compiled code wait some microseconds before it returns, as in blocking calls."""
@@ -182,7 +199,9 @@ class SharedOperation(InFlight):
     def waiting(self) -> Waiting:
         """Return the state of the wait."""
         progress, missing = progress_of(self._job, self.channel.size)
-        signature = Signature.of(describe(int(self._job[words.CALL]), int(self._job[words.COUNT])))
+        # As it was made: other ranks know it by this before and after a start through stages.
+        call = int(self._job[words.CALL]) if self._call is None else self._call
+        signature = Signature.of(describe(call, int(self._job[words.COUNT])))
         self.channel.watchdog.record(self.number, signature)
         return Waiting(self.number, signature, progress, missing)
 

@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.progress.waiting import LOOK_AFTER_SECONDS
 from mpicoll.shared_memory import method_times, peers
 from mpicoll.shared_memory.domain import NONBLOCKING_LANES
 from mpicoll.shared_memory.method_times import LENGTHS, Ratios
@@ -143,6 +145,34 @@ def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, a
     persistent.Free()
     for request in several:
         request.Wait()
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("how", ["blocking", "nonblocking", "persistent"])
+def test_a_late_rank_finds_a_call_that_begins_again_through_stages(single: Intracomm, how: str) -> None:
+    """The ranks that wait have told each other what they call; it is the same call afterwards."""
+    count, rank = LONG // 8, single.rank
+    data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
+    seen = np.array([data.size])
+    single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
+    if seen[0] == 0:
+        pytest.skip("this system has no secret memory")
+    data[:] = rank
+    persistent = single.Allreduce_init(data, result, algorithm="single_copy")
+    for _ in range(2):
+        result[:] = 0
+        WORLD.Barrier()
+        if rank == single.size - 1:
+            time.sleep(2 * LOOK_AFTER_SECONDS)
+        if how == "blocking":
+            single.Allreduce(data, result, algorithm="single_copy")
+        elif how == "nonblocking":
+            single.Iallreduce(data, result, algorithm="single_copy").Wait()
+        else:
+            persistent.Start()
+            persistent.Wait()
+        assert (result == single.size * (single.size - 1) // 2).all()
+    persistent.Free()
 
 
 @pytest.mark.parametrize("nodes", ["2", "1,7"])
