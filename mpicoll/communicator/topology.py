@@ -14,7 +14,7 @@ import os
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.channel import Ancestor, Channel
 
 
 class NodeTopology:
@@ -46,18 +46,14 @@ class NodeTopology:
         self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
         inside = comm.Split(self.my_node, comm.rank)
         across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)
-        self.node = Channel(MPI.Intracomm(inside))
-        self.lane = Channel(MPI.Intracomm(across), alone=True, apart=True) if across != MPI.COMM_NULL else None
+        ranks = range(comm.size)
+        on_node = [rank for rank in ranks if self.node_of[rank] == self.my_node]
+        on_lane = sorted((rank for rank in ranks if self.local_of[rank] == local), key=self.node_of.__getitem__)
+        self.node = _channel(inside, parent, on_node)
+        self.lane = _channel(across, parent, on_lane, alone=True, apart=True) if across != MPI.COMM_NULL else None
         for made in (inside, across):
             if made != MPI.COMM_NULL:
                 made.Free()
-        for channel in self.channels():
-            channel.watchdog.elsewhere = parent.watchdog
-        ranks = range(comm.size)
-        self.node.watchdog.numbers = [rank for rank in ranks if self.node_of[rank] == self.my_node]
-        if self.lane is not None:
-            on_lane = [rank for rank in ranks if self.local_of[rank] == local]
-            self.lane.watchdog.numbers = sorted(on_lane, key=self.node_of.__getitem__)
 
     def channels(self) -> list[Channel]:
         """Return the channels of this rank's node and of its lane, if it has one."""
@@ -67,6 +63,13 @@ class NodeTopology:
         """Free everything; collective."""
         for channel in self.channels():
             channel.close()
+
+
+def _channel(comm: MPI.Comm, parent: Channel, ranks: list[int], **facts: bool) -> Channel:
+    """Return the channel of some `ranks` of a parent, which has their settings, and whose numbers messages name."""
+    channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), **facts)
+    channel.watchdog.elsewhere, channel.watchdog.numbers = parent.watchdog, ranks
+    return channel
 
 
 def node_ids(comm: MPI.Intracomm) -> np.ndarray:
