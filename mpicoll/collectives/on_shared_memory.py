@@ -237,7 +237,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
-        if self._channel.broken is None and self._flight is None:
+        if self._channel.broken is None:
             status = begin.run(self._short)
         if status != DONE:
             self._start_the_long_way(status)

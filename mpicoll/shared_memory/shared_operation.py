@@ -149,7 +149,7 @@ class SharedOperation(InFlight):
     ) -> None:
         super().__init__(channel, number)
         self._job, self._status, self._op_name, self._is_patient = job, status, op_name, patient
-        self._address = job.ctypes.data
+        self._address = 0  # found where it is needed: NumPy takes a microsecond to tell it
         self._call = call
         self.may_fall_back = self.falls_back = False
 
@@ -167,6 +167,7 @@ class SharedOperation(InFlight):
         """
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
+            self._address = self._address or self._job.ctypes.data
             status = (executor.advance if self._is_patient else executor.look).run(self._address)
         if status == words.MISMATCH:
             self._raise_mismatch()
