@@ -78,11 +78,8 @@ def go_on(
         With which it was called; 0 if it was not.
     """
     if status == WAITING and not scope.channel.dispatch.running:
-        with scope.channel.alone.after_others:
-            if on_shared_memory.end(scope.channel, status, scope.timeout):
-                return
-            _make_in_another_way(scope, CallArguments(collective, sendbuf, recvbuf, op, root))
-            return
+        complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+        return
     plain = None
     if table and type(root) is int and 0 <= root < scope.channel.size:
         plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)

@@ -50,7 +50,7 @@ class Ratios(NamedTuple):
     alltoall: tuple[float, ...] = (1.0,) * len(LENGTHS)
 
     def at(self, collective: str, nbytes: int) -> float:
-        """Return the ratio for a vector of `nbytes` bytes; infinity where copies between processes do not pay."""
+        """Return the ratio for a vector of `nbytes` bytes; infinity where it was not measured."""
         place = sum(length <= nbytes for length in LENGTHS) - 1
         return float(getattr(self, collective)[place]) if place >= 0 and collective in self._fields else math.inf
 

@@ -203,7 +203,7 @@ def test_what_is_made_of_ours_knows_what_its_ranks_know_already(comm: Intracomm)
 
 
 def test_a_full_segment_of_one_rank_counts_for_all(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new communicator has shared memory of the MPI library's then, and copies between processes."""
+    """The new communicator has its common memory in a file then, and copies between processes."""
     if comm.channel.node is None or not comm.channel.node.segments:
         pytest.skip("no segments here")
     with monkeypatch.context() as patch:

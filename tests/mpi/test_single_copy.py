@@ -120,11 +120,7 @@ def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
 @pytest.mark.parametrize("algorithm", ["single_copy", None])
 def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, algorithm: str | None) -> None:
     count, rank = LONG // 4, single.rank
-    data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
-    seen = np.array([data.size])
-    single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
-    if seen[0] == 0:
-        pytest.skip("this system has no secret memory")
+    data, result = _secret_on_one_rank(single, count), np.zeros(count)
     for turn in range(3):
         data[:] = rank + turn
         result[:] = 0
@@ -152,11 +148,7 @@ def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, a
 def test_a_late_rank_finds_a_call_that_begins_again_through_stages(single: Intracomm, how: str) -> None:
     """The ranks that wait have told each other what they call; it is the same call afterwards."""
     count, rank = LONG // 8, single.rank
-    data, result = _secret(8 * count) if rank == 1 else np.zeros(count), np.zeros(count)
-    seen = np.array([data.size])
-    single.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
-    if seen[0] == 0:
-        pytest.skip("this system has no secret memory")
+    data, result = _secret_on_one_rank(single, count), np.zeros(count)
     data[:] = rank
     persistent = single.Allreduce_init(data, result, algorithm="single_copy")
     for _ in range(2):
@@ -223,6 +215,16 @@ def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segm
         comm.Allreduce(other, total)
         assert (total == size * (size - 1) // 2).all()
     persistent.Free()
+
+
+def _secret_on_one_rank(comm: Intracomm, count: int) -> np.ndarray:
+    """Return an array of float64, on rank 1 in memory that the system does not read for others; skip without any."""
+    data = _secret(8 * count) if comm.rank == 1 else np.zeros(count)
+    seen = np.array([data.size])
+    comm.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
+    if seen[0] == 0:
+        pytest.skip("this system has no secret memory")
+    return data
 
 
 def _secret(nbytes: int) -> np.ndarray:
