@@ -272,7 +272,7 @@ class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the subgrid that this rank is in, along the dimensions to keep; it has the same settings."""
-        return self._wrap(super().Sub(remain_dims))
+        return self._make(super().Sub, remain_dims)
 
 
 class Graphcomm(NeighborhoodCollectives, Intracomm, MPI.Graphcomm):

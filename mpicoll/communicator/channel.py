@@ -23,6 +23,7 @@ from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
+from mpicoll.progress.creation_order import private_duplicate
 from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node
@@ -61,7 +62,7 @@ class Channel:
     Attributes
     ----------
     comm
-        The private duplicate.
+        The private duplicate; the communicator itself where it was made for the channel (`is_private`).
     node
         The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
     is_alone, apart
@@ -117,8 +118,9 @@ class Channel:
         apart: bool = False,
         parent: Ancestor | None = None,
         session: int | None = None,
+        is_private: bool = False,
     ) -> None:
-        self.comm = comm.Dup()
+        self.comm = comm if is_private else private_duplicate(comm)
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.session = agree_on_session(self.comm) if session is None else session
@@ -148,8 +150,7 @@ class Channel:
         self.nonblocking_plans: Any = None
         self.slots = deque(self.tags.persistent_slots)
         self._plans: dict[Hashable, Any] = {}
-        self._read_news_at = NEWS_EVERY
-        self.is_lent = False
+        self._read_news_at, self.is_lent = NEWS_EVERY, False
         self.origin: Origin | None = None
         self.spares = SpareChannels()
         self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

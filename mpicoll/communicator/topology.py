@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
+from mpicoll.progress.creation_order import meet_before_making
 
 
 class NodeTopology:
@@ -44,16 +45,15 @@ class NodeTopology:
         self.blocked = self.node_of == sorted(self.node_of)
         self.even = len(self.node_of) == self.lanes * len(set(self.node_of))
         self.my_node, local = self.node_of[comm.rank], self.local_of[comm.rank]
+        meet_before_making(comm)
         inside = comm.Split(self.my_node, comm.rank)
+        meet_before_making(comm)
         across = comm.Split(local if local < self.lanes else MPI.UNDEFINED, self.my_node)
         ranks = range(comm.size)
         on_node = [rank for rank in ranks if self.node_of[rank] == self.my_node]
         on_lane = sorted((rank for rank in ranks if self.local_of[rank] == local), key=self.node_of.__getitem__)
         self.node = _channel(inside, parent, on_node)
         self.lane = _channel(across, parent, on_lane, alone=True, apart=True) if across != MPI.COMM_NULL else None
-        for made in (inside, across):
-            if made != MPI.COMM_NULL:
-                made.Free()
 
     def channels(self) -> list[Channel]:
         """Return the channels of this rank's node and of its lane, if it has one."""
@@ -66,8 +66,11 @@ class NodeTopology:
 
 
 def _channel(comm: MPI.Comm, parent: Channel, ranks: list[int], **facts: bool) -> Channel:
-    """Return the channel of some `ranks` of a parent, which has their settings, and whose numbers messages name."""
-    channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), **facts)
+    """Return the channel of some `ranks` of a parent, which has their settings, and whose numbers messages name.
+
+    It takes over the communicator `comm` of these ranks, and frees it.
+    """
+    channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), is_private=True, **facts)
     channel.watchdog.elsewhere, channel.watchdog.numbers = parent.watchdog, ranks
     return channel
 
@@ -80,6 +83,7 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     """
     own = pretended_node()
     if own is None:
+        meet_before_making(comm)
         together = comm.Split_type(MPI.COMM_TYPE_SHARED)
         lowest = np.array([comm.rank], np.int64)
         together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)

@@ -10,12 +10,13 @@ of the communicator itself. The new communicator has the settings of the old one
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
 from mpicoll.communicator.channel_cache import free_channel
+from mpicoll.progress.creation_order import meet_before_making
 
 if TYPE_CHECKING:
     _Comm = MPI.Comm
@@ -44,17 +45,27 @@ class Derived(_Comm):
         made._settings = self._settings
         return made
 
+    def _make(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
+        """Return what mpi4py's `method` makes as one of ours; collective over all ranks."""
+        meet_before_making(self)
+        return self._wrap(method(*arguments))
+
+    def _copy(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
+        """Return the duplicate that mpi4py's `method` makes, with the settings; collective over all ranks."""
+        meet_before_making(self)
+        return self._adopt(method(*arguments))
+
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Split as mpi4py does; the parts are mpicoll communicators with the same settings."""
-        return self._wrap(super().Split(color, key))
+        return self._make(super().Split, color, key)
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
         """Split by a type such as ``MPI.COMM_TYPE_SHARED``, as mpi4py does; see :meth:`Split`."""
-        return self._wrap(super().Split_type(split_type, key, info))
+        return self._make(super().Split_type, split_type, key, info)
 
     def Create(self, group: MPI.Group) -> Any:
         """Make a communicator from a group of ranks; see :meth:`Split`."""
-        return self._wrap(super().Create(group))
+        return self._make(super().Create, group)
 
     def Shrink(self) -> Any:
         """Make a communicator without the processes that have failed; see :meth:`Split`."""
@@ -62,15 +73,15 @@ class Derived(_Comm):
 
     def Clone(self) -> Any:
         """Duplicate; see :meth:`Split`."""
-        return self._adopt(super().Clone())
+        return self._copy(super().Clone)
 
     def Dup(self, info: MPI.Info | None = None) -> Any:
         """Duplicate; see :meth:`Split`."""
-        return self._adopt(super().Dup(info))
+        return self._copy(super().Dup, info)
 
     def Dup_with_info(self, info: MPI.Info) -> Any:
         """Duplicate with hints; see :meth:`Split`."""
-        return self._adopt(super().Dup_with_info(info))
+        return self._copy(super().Dup_with_info, info)
 
     def Idup(self, info: MPI.Info | None = None) -> Any:
         """Start to duplicate; return the duplicate, which may be used once the request is complete, and the request.
@@ -100,11 +111,11 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
         """Make a Cartesian grid, an :class:`mpicoll.Cartcomm`; see :meth:`Split`."""
-        return self._wrap(super().Create_cart(dims, periods, reorder))
+        return self._make(super().Create_cart, dims, periods, reorder)
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """Make a graph that every rank knows, an :class:`mpicoll.Graphcomm`; see :meth:`Split`."""
-        return self._wrap(super().Create_graph(index, edges, reorder))
+        return self._make(super().Create_graph, index, edges, reorder)
 
     def Create_dist_graph_adjacent(
         self,
@@ -116,8 +127,8 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         reorder: bool = False,
     ) -> Any:
         """Make a graph from each rank's own neighbours, an :class:`mpicoll.Distgraphcomm`; see :meth:`Split`."""
-        return self._wrap(
-            super().Create_dist_graph_adjacent(sources, destinations, sourceweights, destweights, info, reorder)
+        return self._make(
+            super().Create_dist_graph_adjacent, sources, destinations, sourceweights, destweights, info, reorder
         )
 
     def Create_dist_graph(
@@ -130,7 +141,7 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         reorder: bool = False,
     ) -> Any:
         """Make a graph from edges that any rank gives, an :class:`mpicoll.Distgraphcomm`; see :meth:`Split`."""
-        return self._wrap(super().Create_dist_graph(sources, degrees, destinations, weights, info, reorder))
+        return self._make(super().Create_dist_graph, sources, degrees, destinations, weights, info, reorder)
 
     def Create_intercomm(self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0) -> Any:
         """Make an :class:`mpicoll.Intercomm`; the communicators of both groups must be mpicoll's."""

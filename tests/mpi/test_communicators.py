@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -566,3 +567,29 @@ def test_too_many_communicators_are_an_error(comm: Intracomm) -> None:
     made = comm.Split(0)
     made.Barrier()
     made.Free()
+
+
+@pytest.mark.parametrize("nodes", ["", "2", "1"])
+def test_two_threads_make_communicators_of_all_and_of_some_ranks(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI hangs after some ten of these where a rank is ahead of the others, also with mpi4py alone."""
+    needs_threads()
+    monkeypatch.setenv("MPICOLL_NODES", nodes)
+    parents = [Intracomm(WORLD.Dup(), timeout=TIMEOUT) for _ in range(2)]
+
+    def make(number: int) -> bool:
+        parent, chance = parents[number], random.Random(number)
+        for turn in range(200):
+            first = parent.Dup() if chance.random() < 0.5 else parent.Split(parent.rank % 2)
+            second = first.Dup()
+            if turn % 50 == 0:  # calls let slow ranks catch up
+                check(second)
+            second.Free()
+            first.Free()
+        return True
+
+    thread, outcome = in_thread(lambda: make(1))
+    assert make(0)
+    thread.join(60)
+    assert outcome == [True]
+    for parent in parents:
+        parent.Free()
