@@ -43,6 +43,24 @@ def test_each_operation() -> None:
     assert words.tolist() == [7, 7, 13, 10]
 
 
+@kernel
+def copy_bytes(target, source, nbytes):
+    atomics.copy(target, source, nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 1024, 2047, 2048, 2049, 3071, 3072, 5000, 70_000])
+@pytest.mark.parametrize("ahead", [0, 1, 8, 16, 31, 32, 100, 4080])
+def test_copies_are_complete_and_leave_the_rest(nbytes: int, ahead: int) -> None:
+    """The distance modulo 4096 decides how long ranges are copied."""
+    room = np.random.default_rng(nbytes).integers(1, 255, 1 << 18, np.uint8)
+    begin = -room.ctypes.data % 4096
+    source, target = begin + 48, begin + (1 << 17) + 48 + ahead
+    expected = room.copy()
+    expected[target : target + nbytes] = room[source : source + nbytes]
+    copy_bytes(room.ctypes.data + target, room.ctypes.data + source, nbytes)
+    assert (room == expected).all()
+
+
 def test_processes_that_do_not_exist_cannot_be_read() -> None:
     room = np.zeros(5, np.int64)
     assert not atomics.try_transfers(2**22 + 12345, 4096, room.ctypes.data, 0)
