@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpicoll.collectives.mpi_requests import OwnRequest
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.request_lists import fill_empty, look_later
+from mpicoll.communicator.channel import Channel
 from mpicoll.compression import ErrorFeedback
 from mpicoll.errors import MpicollError
 from mpicoll.kernels import composition, dispatch, executor
@@ -77,6 +78,12 @@ class Request(OwnRequest):
         except Exception as error:
             self.give_up(error)
             self._error = error
+
+    def complete_on(self, channel: Channel) -> None:
+        """See :class:`~mpicoll.progress.progress_engine.Advancing`."""
+        flight = self._flight
+        if flight is not None and flight.channel is channel:
+            self.complete()
 
     @property
     def polls(self) -> int:

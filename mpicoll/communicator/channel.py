@@ -277,11 +277,6 @@ class Channel:
         self.known.clear()
         self.dispatch.forget_all()
 
-    def _complete_requests(self) -> None:
-        """Wait for nonblocking operations that have not ended: a communicator may be freed before them."""
-        for request in [*self.occupants.values(), *(self.node.last_operations if self.node is not None else ())]:
-            request.complete()
-
     @property
     def is_reusable(self) -> bool:
         """True if nothing has gone wrong on this rank, and nothing is in use."""
@@ -296,8 +291,6 @@ class Channel:
         If all ranks say `spare`, only what belongs to single calls is freed, and True is returned: the channel can
         serve another communicator.
         """
-        if self.broken is None:
-            self._complete_requests()
         if self.broken is None and self.refusal is not None and not self.watchdog.await_refusals(self.refusal):
             self.break_off("other ranks made a call that this one refused")
         self.release()

@@ -20,6 +20,7 @@ from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
 from mpicoll.kernels import dispatch, executor
 from mpicoll.kernels.decorators import DISABLED
+from mpicoll.progress import progress_engine
 
 _TEXT_NBYTES = 512
 
@@ -34,7 +35,12 @@ def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     if handle in _without_channel:
         _without_channel.discard(handle)
     elif not (sys.is_finalizing() or MPI.Is_finalized()):
-        retire(channel)
+        _retire(channel)
+
+
+def _retire(channel: Channel) -> None:
+    progress_engine.complete_on(channel)
+    retire(channel)
 
 
 _without_channel: set[int] = set()
@@ -75,7 +81,7 @@ def free_channel(comm: MPI.Intracomm) -> None:
     """
     channel = known_channel(comm)
     if channel is not None and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        retire(channel)
+        _retire(channel)
         _without_channel.add(MPI._handleof(comm))
 
 

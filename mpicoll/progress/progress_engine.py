@@ -25,6 +25,10 @@ class Advancing(Protocol):
         """Advance without waiting; return whether the operation has ended, successfully or not."""
         ...
 
+    def complete_on(self, channel: Channel) -> None:
+        """If the operation is one of `channel`, wait until it has ended; an exception is kept for Wait or Test."""
+        ...
+
 
 class InFlight(ABC):
     """A collective in flight.
@@ -133,6 +137,13 @@ def remove(operation: Advancing) -> None:
     with _lock:
         if operation in _active:
             _active.remove(operation)
+
+
+def complete_on(channel: Channel) -> None:
+    """Wait until this rank's operations on a channel have ended: a communicator may be freed before them."""
+    if channel.broken is None:
+        for operation in tuple(_active):
+            operation.complete_on(channel)
 
 
 def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:

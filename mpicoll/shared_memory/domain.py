@@ -218,11 +218,6 @@ class SharedMemoryDomain:
         """Return a nonblocking lane with the operation that uses it now."""
         self._turns.append(turn._replace(last=operation))
 
-    @property
-    def last_operations(self) -> list[Ending]:
-        """The last operation of each nonblocking lane on this rank."""
-        return [turn.last for turn in self._turns if turn.last is not None]
-
     def undo_turn(self, turn: NonblockingSlot) -> None:
         """Return a nonblocking lane unused."""
         self._turns.insert(0, turn)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from mpicoll.communicator.channel import Channel
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.progress import progress_engine
 from mpicoll.torch.group_work import PendingWork
@@ -66,6 +67,9 @@ class Message(PendingWork):
             return True
         self._arrive()
         return True
+
+    def complete_on(self, channel: Channel) -> None:
+        """Do nothing: a message is on a communicator without a channel."""
 
     def _arrive(self) -> None:
         try:

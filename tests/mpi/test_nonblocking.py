@@ -433,6 +433,31 @@ def test_misuse_of_persistent_operations(comm: Intracomm) -> None:
     assert (data == comm.size**2).all()
 
 
+@pytest.mark.parametrize("kind", ["persistent", "nonblocking", "by the MPI library"])
+def test_free_waits_for_operations_that_have_not_ended(kind: str) -> None:
+    """Their buffers and records are in memory of the communicator."""
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=20)
+    count, size = 50, comm.size
+    data, result = np.arange(float(count)) + comm.rank, np.zeros((size, count))
+    if kind == "persistent":
+        request = comm.Allgather_init(data, result)
+    if comm.rank == 0:
+        time.sleep(0.3)  # those of the others cannot end before
+    if kind == "persistent":
+        request.Start()
+    elif kind == "nonblocking":
+        request = comm.Iallgather(data, result)
+    else:
+        counts = [count] * size
+        request = comm.Ialltoallv([np.tile(data, size), counts], [result, counts])
+    plain.Free()
+    assert request.has_ended
+    request.Wait()
+    assert (result == np.arange(float(count)) + np.arange(size)[:, None]).all()
+    request.Free()
+
+
 def test_a_communicator_may_be_freed_before_its_persistent_operations() -> None:
     plain = MPI.COMM_WORLD.Dup()
     comm = Intracomm(plain, timeout=20)
