@@ -127,6 +127,6 @@ class PersistentNeighborhoodRequest(PersistentRequest):
     def Free(self) -> None:
         """Free the request; local."""
         self._refuse_free()
-        if self._task is not None and self._task.channel.broken is None:
+        if self._task is not None and not self._task.channel.has_failed:
             self._kept.Free()
         self._task = None

@@ -338,7 +338,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         self._refuse_free()
         if self._task is not None:
             self._channel.occupants.pop(self._slot, None)
-            if self._channel.broken is None:
+            if not self._channel.has_failed:
                 self._plan.free()
         self._task, self._address = None, 0
 

@@ -29,6 +29,8 @@ from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node
 from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
 
+FREED = "it was freed"
+"""Value of :attr:`Channel.broken` after :meth:`Channel.close`, if nothing had failed."""
 MAX_PLANS = 256
 """The largest number of plans kept for repeated calls; each holds its requests."""
 
@@ -278,6 +280,11 @@ class Channel:
         self.dispatch.forget_all()
 
     @property
+    def has_failed(self) -> bool:
+        """True if a failure broke it; False once it has been freed."""
+        return self.broken not in (None, FREED)
+
+    @property
     def is_reusable(self) -> bool:
         """True if nothing has gone wrong on this rank, and nothing is in use."""
         node, untroubled = self.node, self.refusal is None and self.watchdog.is_untroubled
@@ -308,7 +315,7 @@ class Channel:
             self.comm.Free()
         else:
             _kept.extend([self.comm, self.watchdog, self.node])
-        self.broken = "it was freed"
+        self.broken = self.broken or FREED
         return False
 
     def _start_anew(self) -> None:

@@ -95,11 +95,14 @@ class SpareChannels:
         return Found(spare, fresh)
 
     def close(self, *, broken: bool) -> None:
-        """Free all spares in the order in which they were kept; collective.
+        """Free all spares, in an order that all ranks share; collective.
+
+        They may have been kept in different orders, where several threads free communicators.
 
         A rank on which the communicator is `broken` gives them up, so that those on which it is not do not wait.
         """
-        for channel in [channel for channels in self._kept.values() for channel in channels]:
+        kept = (channel for channels in self._kept.values() for channel in channels)
+        for channel in sorted(kept, key=lambda channel: channel.session):
             self._count(channel.size, -1)
             if broken:
                 channel.abandon()

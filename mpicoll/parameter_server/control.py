@@ -18,8 +18,9 @@ from mpicoll.parameter_server.partition import Partition
 from mpicoll.parameter_server.polling import Pause
 from mpicoll.parameter_server.remote_memory import Memory, word_at
 
-NEVER = 1 << 62
-"""The clock of a worker that has finished or was dropped, for which no rank waits."""
+NEVER = 1 << 60
+"""The clock of a worker that has finished or was dropped, for which no rank waits. Several ranks may retire a worker at
+once: the sum of what they add is a clock, too."""
 BINS = 1024
 """Number of elements of the histogram of staleness; the last one also counts all larger values."""
 _LOOK_EVERY = 0.2

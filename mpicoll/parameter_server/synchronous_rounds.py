@@ -45,6 +45,8 @@ class SynchronousRound:
         if self._backup:
             yield from (worker for worker in range(self._workers) if waiting[worker] and not self.is_complete(over))
             return
+        if self._turn == self._workers and self.given == 0:
+            self._turn = 0  # all were over, and one that had been dropped has come back
         while self._turn < self._workers:
             if waiting[self._turn]:
                 yield self._turn

@@ -458,6 +458,20 @@ def test_free_waits_for_operations_that_have_not_ended(kind: str) -> None:
     request.Free()
 
 
+def test_persistent_operations_give_their_requests_back_after_the_communicator() -> None:
+    """Else each keeps a communicator of the MPI library, of which there are some thousand."""
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=20)
+    request = comm.Allreduce_init(MPI.IN_PLACE, np.ones(3), algorithm="ring")
+    request.Start()
+    request.Wait()
+    plan = request._plan
+    assert any(plan.requests)
+    plain.Free()
+    request.Free()
+    assert not any(plan.requests)
+
+
 def test_a_communicator_may_be_freed_before_its_persistent_operations() -> None:
     plain = MPI.COMM_WORLD.Dup()
     comm = Intracomm(plain, timeout=20)

@@ -99,7 +99,7 @@ def test_workers_hold_what_was_published(comm: Intracomm, spec: str, read_own: b
     published = {entry for rank in range(ps.workers, comm.size) for entry in everywhere[rank]}
     pulled = {entry for rank in range(ps.workers) for entry in everywhere[rank]}
     assert pulled <= published
-    assert len(pulled) > 5
+    assert len(pulled) >= (6 if ps.workers > 1 else 4)  # a single worker pulls every 15th step
     assert len(set(comm.allgather(b"" if ps.is_server else final)) - {b""}) == 1
 
 

@@ -1,0 +1,36 @@
+"""Synchronous steps of a parameter server, and clocks of workers, without ranks."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpicoll.communicator.spare_channels import SpareChannels
+from mpicoll.parameter_server.control import NEVER
+from mpicoll.parameter_server.synchronous_rounds import SynchronousRound
+
+
+def test_a_dropped_worker_that_comes_back_is_read():
+    steps = SynchronousRound(3, 0, 4, np.dtype(np.float32))
+    assert list(steps.due([False] * 3, [True] * 3)) == []
+    assert list(steps.due([False, False, True], [True] * 3)) == [2]
+    steps.add(2, np.ones(4, np.float32), 0.1)
+    assert steps.is_complete([True] * 3)
+
+
+def test_a_worker_may_be_retired_by_two_ranks_at_once():
+    clock = np.zeros(1, np.int64)
+    for _ in range(2):
+        clock += NEVER
+    assert clock[0] >= NEVER // 2
+
+
+@pytest.mark.parametrize("order", [(5, 3, 9), (9, 5, 3)])
+def test_spares_are_freed_in_one_order_on_all_ranks(order):
+    freed, spares = [], SpareChannels()
+    for session in order:
+        channel = SimpleNamespace(size=1, session=session, close=partial(freed.append, session))
+        spares.keep(session % 2, channel)
+    spares.close(broken=False)
+    assert freed == [3, 5, 9]
