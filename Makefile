@@ -93,6 +93,7 @@ test-torch: $(VENV)/torch warmup  ## the tests of mpicoll.torch on 1 to 4 ranks;
 	    $(BIN)/python -m tests.mpirun -n $$ranks -m pytest -q --with-mpi tests/mpi/torch $(ARGS) || exit; \
 	done
 	$(BIN)/python -m pytest -q tests/test_torch_missing.py tests/system/test_torch_failures.py tests/system/test_examples.py -k "torch or missing"
+	$(BIN)/python -m pytest -q tests/train/test_torch_counterparts.py tests/train/test_layer_gradients.py tests/train/test_batch_normalization.py
 
 $(VENV)/jax: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax>=0.8"
@@ -150,7 +151,7 @@ wheel: $(VENV)/ready  ## build the wheel and the source distribution, in dist/
 # Other MPI libraries that are already there are measured too.
 OTHERS = $(filter-out $(BIN)/python %-programs/bin/python,$(wildcard .venv*/bin/python))
 
-bench: warmup  ## everything against the MPI library, in ten minutes (for each library that is there), with a report
+bench: warmup  ## everything against the MPI library, in 25 minutes (for each library that is there), with a report
 	$(BIN)/python -m bench --also $(OTHERS) $(ARGS)
 
 bench-report: $(VENV)/ready  ## one page from sets of results: make bench-report RESULTS="folder folder"

@@ -1,4 +1,4 @@
-"""The selection that ``make bench`` runs: about ten minutes on 2 and on 8 ranks, and a report at the end.
+"""The selection that ``make bench`` runs: about 25 minutes on 2 and on 8 ranks, and a report at the end.
 
 Every launch leaves a JSON file in ``bench/results/<time>/``, and ``report.html`` beside them shows them all. Everything
 is launched several times, so that intervals know how launches differ. Stopped early, it reports what there is.
@@ -19,8 +19,8 @@ from bench.result_files import NATIVE, ResultSet
 from mpicoll.environment import cores
 
 _RESULTS = Path(__file__).parent / "results"
-_START_SECONDS = 2.5
-"""What a launch takes beside measuring, roughly."""
+_START_SECONDS = 30.0
+"""What a launch takes beside measuring: start, warm-up and checks; a guess, until it has been launched once."""
 _LAUNCHES = 3
 _FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M"]
 _LONGEST = "64M"
@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="how long to measure each library, roughly (default: %(default)s)")
+    add("--minutes", type=float, default=25.0, help="how long to measure each library, roughly (default: %(default)s)")
     add("--ranks", type=benchmark_options.rank_counts, default=[2, 8], help="rank counts (default: 2,8)")
     benchmark_options.add_buffers(parser)
     add("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters with other MPI libraries to measure too")
@@ -92,16 +92,41 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
                 yield BenchStage(title, collectives, own, size, many, 0.2, python, baseline)
 
 
+class TimeBudget:
+    """Seconds that are left for measuring, shared among the launches to come by their cases and weights.
+
+    What a launch takes beside that is learned when it is launched for the first time.
+    """
+
+    def __init__(self, plan: Sequence[BenchStage], seconds: float) -> None:
+        self._left, self._seconds = list(plan), seconds
+        self._beside: dict[tuple[Any, ...], float] = {}
+
+    def next_share(self) -> float:
+        """Return the seconds for each case of the next launch."""
+        free = self._seconds - sum(self._beside.get(_kind(stage), _START_SECONDS) for stage in self._left)
+        return max(0.05, free * self._left[0].weight / sum(stage.cases * stage.weight for stage in self._left))
+
+    def spent(self, seconds: float, share: float) -> None:
+        """Note what the next launch has taken, with that share."""
+        stage = self._left.pop(0)
+        self._beside[_kind(stage)] = max(0.0, seconds - stage.cases * share)
+        self._seconds -= seconds
+
+
+def _kind(stage: BenchStage) -> tuple[Any, ...]:
+    return stage.program, *stage.arguments, stage.ranks, stage.python
+
+
 def measure(plan: Sequence[BenchStage], minutes: float, folder: Path, buffers: str) -> int:
     """Run all launches, keep what they measure in `folder`, and return the exit status."""
-    seconds = (60 * minutes - _START_SECONDS * len(plan)) / sum(stage.cases * stage.weight for stage in plan)
-    status, total = 0, len(plan)
+    budget, status, total = TimeBudget(plan, 60 * minutes), 0, len(plan)
     for number, stage in enumerate(plan, 1):
-        own = max(0.05, seconds * stage.weight)
+        share = budget.next_share()
         sys.stdout.write(f"[{number:2d}/{total}] {stage.title}, {stage.ranks} rank{'s' * (stage.ranks > 1)} ... ")
         sys.stdout.flush()
         begin = time.monotonic()
-        arguments = [*stage.arguments, "--seconds", f"{own:.3f}", "--csv", os.devnull]
+        arguments = [*stage.arguments, "--seconds", f"{share:.3f}", "--csv", os.devnull]
         arguments += ["--buffers", buffers] if stage.program != "bench.kernels" else []
         ended, run = benchmark_options.launched(
             stage.program, arguments, stage.ranks, stage.baseline.thread_level, stage.python, stage.baseline.variables
@@ -109,7 +134,9 @@ def measure(plan: Sequence[BenchStage], minutes: float, folder: Path, buffers: s
         status = status or ended
         if run is not None:
             result_files.save_in(folder, run)
-        sys.stdout.write(f"{time.monotonic() - begin:.0f} s; {_in_short(run, ended)}\n")
+        taken = time.monotonic() - begin
+        budget.spent(taken, share)
+        sys.stdout.write(f"{taken:.0f} s; {_in_short(run, ended)}\n")
     return status
 
 

@@ -27,14 +27,16 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
     """Train once with the options' model, order, batch, learning rates and initial weights; collective."""
     import torch
 
+    from bench.torch_counterparts import Counterpart, loss_of
     from bench.training_outcomes import GOAL, TORCH, WARMUP_STEPS, Outcome, mean
     from mpicoll.data.datasets import load
     from mpicoll.data.sampler import batch_of_rank, epoch_order, steps_per_epoch
     from mpicoll.optim.learning_rate import learning_rate
+    from mpicoll.train.model_choice import build_model
 
     torch.set_num_threads(1)
     dataset = load(config, comm)
-    plain = _model(config, dataset)
+    plain, loss = Counterpart(build_model(config, dataset), config.seed), loss_of(config.task)
     model = _distributed(plain, comm)
     groups = [
         {"params": [p for p in plain.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
@@ -51,8 +53,7 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
         indices, count = batch_of_rank(order, step % per_epoch, config.batch, comm.Get_size(), comm.Get_rank())
         x, y = _batch(dataset.train, indices)
         optimizer.zero_grad(set_to_none=False)
-        loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
-        (loss * (comm.Get_size() / count)).backward()  # gradients are averaged over ranks
+        (loss(model(x), y) * (comm.Get_size() / count)).backward()  # gradients are averaged over ranks
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, total, config.lr, config.warmup, config.schedule)
         optimizer.step()
@@ -62,25 +63,6 @@ def train(task: str, config: TrainConfig, comm: MPI.Intracomm) -> Outcome:
             goal = seconds if _accuracy(plain, dataset) >= GOAL else None
     accuracy = _accuracy(plain, dataset) if dataset.test.count else None
     return Outcome(task, TORCH, comm.Get_size(), samples / mean(comm, seconds), goal, accuracy)
-
-
-def _model(config: TrainConfig, dataset: Dataset) -> Any:
-    """Return the perceptron with the same initial weights as ours."""
-    import torch
-
-    from mpicoll.models.sequential import FlatParameters
-    from mpicoll.train.model_choice import build_model
-
-    ours = build_model(config, dataset)
-    storage, layers = FlatParameters(ours.layout, ours.initial(config.seed)), []
-    for number in range(len(ours.layers)):
-        weight, bias = storage.parameters(number)
-        layer = torch.nn.Linear(*weight.shape)
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight.T)))
-            layer.bias.copy_(torch.from_numpy(bias))
-        layers += [layer, torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers[:-1])
 
 
 def _distributed(model: Any, comm: MPI.Intracomm) -> Any:

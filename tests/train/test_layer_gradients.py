@@ -262,10 +262,10 @@ def test_image_layers_match_pytorch(name):
     arrays, x = parameters_of(layer), sample(shape)
     image, functional = channels_first(torch, x), torch.nn.functional
     if isinstance(layer, Conv2d):
-        kernel, stride, padding = layer._window
+        kernel, stride, padding = layer.window
         weight = torch.tensor(arrays[0].reshape(kernel, kernel, shape[2], -1).transpose(3, 2, 0, 1).copy())
         out = functional.conv2d(image, weight, torch.tensor(arrays[1]), stride=stride, padding=padding)
-        out = functional.relu(out) if layer._relu else out
+        out = functional.relu(out) if layer.relu else out
     elif isinstance(layer, MaxPool):
         out = functional.max_pool2d(image, 3, stride=2, padding=1)
     else:

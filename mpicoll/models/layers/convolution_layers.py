@@ -76,23 +76,23 @@ class Conv2d:
         self.decays: tuple[bool, ...] = (True, False)
         self.initials: tuple[Initial, ...] = (Normal(math.sqrt((1 + relu) / inputs)), Constant(0.0))
         self.output: Shape = (height, width, filters)
-        self._image, self._window, self._relu = image, (kernel, stride, padding), relu
+        self.image, self.window, self.relu = image, (kernel, stride, padding), relu
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`; the samples may also be vectors of the image's pixels."""
         room.x = x
         near = self._near(len(x), room, x.dtype)
-        patches(np.ascontiguousarray(x).reshape(len(x), *self._image), near, *self._window)
+        patches(np.ascontiguousarray(x).reshape(len(x), *self.image), near, *self.window)
         out = room.rows("out", len(x), self.output, x.dtype)
         np.matmul(near.reshape(-1, near.shape[-1]), arrays[0], out=out.reshape(-1, self.output[2]))
         np.add(out, arrays[1], out=out)
-        return np.maximum(out, 0, out=out) if self._relu else out
+        return np.maximum(out, 0, out=out) if self.relu else out
 
     def backward(
         self, arrays: Arrays, delta: np.ndarray, room: Workspace, gradients: Arrays, *, below: bool, add: bool
     ) -> np.ndarray | None:
         """See :class:`Layer`."""
-        if self._relu:
+        if self.relu:
             relu_backward(delta, self.output, room)
         by_pixel = delta.reshape(-1, self.output[2])
         near = self._near(len(delta), room, delta.dtype)
@@ -102,8 +102,8 @@ class Conv2d:
         if not below:
             return None
         np.matmul(by_pixel, arrays[0].T, out=flat)  # in the patches' memory, which nobody needs any more
-        into = room.rows("into", len(delta), self._image, delta.dtype)
-        patches_backward(near, into, *self._window)
+        into = room.rows("into", len(delta), self.image, delta.dtype)
+        patches_backward(near, into, *self.window)
         return into.reshape(room.x.shape)
 
     def _near(self, rows: int, room: Workspace, dtype: np.dtype) -> np.ndarray:
@@ -130,21 +130,21 @@ class Convolution:
 
     def __init__(self, image: tuple[int, int, int], filters: int) -> None:
         self._height, self._width, channels = self.image = image
-        self._pooled = (self._height // 2, self._width // 2, filters)
+        self.pooled = (self._height // 2, self._width // 2, filters)
         self.shapes: tuple[Shape, ...] = ((9 * channels, filters), (filters,))
         self.decays: tuple[bool, ...] = (True, False)
         self.initials: tuple[Initial, ...] = (Normal(math.sqrt(2 / (9 * channels))), Constant(0.0))
-        self.output: Shape = (math.prod(self._pooled),)
+        self.output: Shape = (math.prod(self.pooled),)
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""
-        rows, filters, dtype = len(x), self._pooled[2], x.dtype
+        rows, filters, dtype = len(x), self.pooled[2], x.dtype
         patches = self._patches(rows, room, dtype)
         patches_3x3(x.reshape(rows, *self.image), patches)
         maps = self._maps(rows, room, dtype)
         np.matmul(patches, arrays[0], out=maps.reshape(-1, filters))
-        pooled = room.rows("pooled", rows, self._pooled, dtype)
-        relu_pool_2x2(maps, arrays[1], pooled, room.rows("taken", rows, self._pooled, np.dtype(np.int8)))
+        pooled = room.rows("pooled", rows, self.pooled, dtype)
+        relu_pool_2x2(maps, arrays[1], pooled, room.rows("taken", rows, self.pooled, np.dtype(np.int8)))
         return pooled.reshape(rows, *self.output)
 
     def backward(
@@ -155,9 +155,9 @@ class Convolution:
             raise NotImplementedError("a convolution is the first layer of a model")
         rows = len(delta)
         maps = self._maps(rows, room, delta.dtype)
-        taken = room.rows("taken", rows, self._pooled, np.dtype(np.int8))
+        taken = room.rows("taken", rows, self.pooled, np.dtype(np.int8))
         relu_pool_2x2_backward(delta.reshape(taken.shape), taken, maps)
-        by_pixel = maps.reshape(-1, self._pooled[2])
+        by_pixel = maps.reshape(-1, self.pooled[2])
         product(self._patches(rows, room, delta.dtype).T, by_pixel, gradients[0], room, add=add)
         sum_of_rows(by_pixel, gradients[1], add=add)
         return None
@@ -167,4 +167,4 @@ class Convolution:
         return room.rows("patches", rows, (self._height * self._width, width), dtype).reshape(-1, width)
 
     def _maps(self, rows: int, room: Workspace, dtype: np.dtype) -> np.ndarray:
-        return room.rows("maps", rows, (self._height, self._width, self._pooled[2]), dtype)
+        return room.rows("maps", rows, (self._height, self._width, self.pooled[2]), dtype)

@@ -26,7 +26,7 @@ class LayerNorm:
         self.shapes: tuple[Shape, ...] = ((shape[-1],), (shape[-1],))
         self.decays: tuple[bool, ...] = (False, False)
         self.initials: tuple[Initial, ...] = (Constant(1.0), Constant(0.0))
-        self.output, self._epsilon = shape, epsilon
+        self.output, self.epsilon = shape, epsilon
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""
@@ -34,7 +34,7 @@ class LayerNorm:
         factor = room.rows("factor", len(x), (*self.output[:-1], 1), x.dtype)
         np.subtract(x, x.mean(axis=-1, keepdims=True), out=normal)
         np.mean(np.multiply(normal, normal, out=out), axis=-1, keepdims=True, out=factor)
-        factor += x.dtype.type(self._epsilon)
+        factor += x.dtype.type(self.epsilon)
         np.divide(1, np.sqrt(factor, out=factor), out=factor)
         normal *= factor
         np.multiply(normal, arrays[0], out=out)
