@@ -86,7 +86,8 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, context, width = x.shape
         split = self.inward(x).reshape(rows, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*split, is_causal=True)
+        query, key, value = split.unbind()
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(rows, context, width))
         return out
 
@@ -145,9 +146,7 @@ class Counterpart(nn.Module):
     def converted(self, layers: Sequence[Arrays]) -> list[np.ndarray]:
         """Return parameters or gradients, given layer by layer, in the order and the shapes of :meth:`parameters`."""
         return [
-            array
-            for part, arrays in zip(self._of_layers, layers, strict=True)
-            for array in part.parameters_of(arrays)
+            array for part, arrays in zip(self._of_layers, layers, strict=True) for array in part.parameters_of(arrays)
         ]
 
 
