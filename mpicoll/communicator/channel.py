@@ -23,7 +23,7 @@ from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
-from mpicoll.progress.creation_order import private_duplicate
+from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
-from mpicoll.progress.creation_order import meet_before_making
+from mpicoll.progress.communicator_creation import meet_before_making, node_communicator
 
 
 class NodeTopology:
@@ -83,8 +83,7 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     """
     own = pretended_node()
     if own is None:
-        meet_before_making(comm)
-        together = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        together = node_communicator(comm)
         lowest = np.array([comm.rank], np.int64)
         together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
         together.Free()

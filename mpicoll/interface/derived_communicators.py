@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from mpicoll.communicator.channel_cache import free_channel
-from mpicoll.progress.creation_order import meet_before_making
+from mpicoll.progress.communicator_creation import meet_before_making
 
 if TYPE_CHECKING:
     _Comm = MPI.Comm

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.environment import core_limit, core_numbers, local_ranks
-from mpicoll.progress.creation_order import meet_before_making
+from mpicoll.progress.communicator_creation import node_communicator
 
 POLLS_BEFORE_YIELD = 200
 """About the time of a message on one node; with fewer cores than ranks the peer needs the core at once."""
@@ -53,15 +53,10 @@ class NodeCores(NamedTuple):
 
 def cores_on_node(comm: MPI.Intracomm) -> NodeCores:
     """Return the numbers of ranks and cores on this node; collective."""
-    node = _ranks_of_node(comm)
+    node = node_communicator(comm)
     found = _count_cores(node)
     node.Free()
     return found
-
-
-def _ranks_of_node(comm: MPI.Intracomm) -> MPI.Comm:
-    meet_before_making(comm)
-    return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 def _count_cores(node: MPI.Comm) -> NodeCores:
@@ -78,7 +73,7 @@ def polls_before_yield(comm: MPI.Intracomm) -> int:
 
     Ranks may see different limits; a node is oversubscribed if one of its ranks finds it to be.
     """
-    node = _ranks_of_node(comm)
+    node = node_communicator(comm)
     ranks, own, together = _count_cores(node)
     if together == own:  # nobody is pinned: other communicators' ranks want these cores too
         ranks = max(ranks, local_ranks() or 1)

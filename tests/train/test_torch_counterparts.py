@@ -19,7 +19,7 @@ MODELS = {
 ROWS, SEED = 5, 3
 
 
-def samples(name, model, rng):
+def samples(name, rng):
     if name == "transformer":
         text = rng.integers(0, 256, (ROWS, 13), np.uint8)
         return text[:, :-1].copy(), text[:, 1:].astype(np.int64)
@@ -31,7 +31,7 @@ def samples(name, model, rng):
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradient_are_those_of_pytorch(name):
     model, rng = MODELS[name](), np.random.default_rng(SEED)
-    x, y = samples(name, model, rng)
+    x, y = samples(name, rng)
     parameters, gradient = model.initial(SEED), np.empty(model.parameter_count)
     storage = FlatParameters(model.layout, parameters, gradient)
     loss, _ = model.loss_and_gradient(storage, x, y)

@@ -56,6 +56,13 @@ class Conv2d:
     ------
     ValueError
         If the filters are larger than the image with its border, or an argument is out of range.
+
+    Attributes
+    ----------
+    image, window : tuple of int
+        Height, width and channels of a sample; kernel, stride and padding.
+    relu : bool
+        True if a ReLU is applied.
     """
 
     waited = 0.0
@@ -122,8 +129,8 @@ class Convolution:
 
     Attributes
     ----------
-    image : tuple of int
-        Height, width and channels.
+    image, pooled : tuple of int
+        Height, width and channels of a sample, and of the output.
     """
 
     waited = 0.0

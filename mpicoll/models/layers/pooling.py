@@ -23,6 +23,11 @@ class MaxPool(WithoutParameters):
     ------
     ValueError
         If a window is larger than the image with its border, or an argument is out of range.
+
+    Attributes
+    ----------
+    window : tuple of int
+        Kernel, stride and padding.
     """
 
     def __init__(self, image: tuple[int, int, int], *, kernel: int, stride: int, padding: int = 0) -> None:
@@ -30,13 +35,13 @@ class MaxPool(WithoutParameters):
         if 2 * padding > kernel:
             raise ValueError(f"padding: {padding} is more than half of kernel {kernel}; a window would be empty")
         self.output: Shape = (height, width, image[2])
-        self.image, self.window = image, (kernel, stride, padding)
+        self._image, self.window = image, (kernel, stride, padding)
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""
         out = room.rows("out", len(x), self.output, x.dtype)
         taken = room.rows("taken", len(x), self.output, np.dtype(np.int32))
-        max_pool(np.ascontiguousarray(x).reshape(len(x), *self.image), out, taken, *self.window)
+        max_pool(np.ascontiguousarray(x).reshape(len(x), *self._image), out, taken, *self.window)
         room.x = x
         return out
 
@@ -46,7 +51,7 @@ class MaxPool(WithoutParameters):
         """See :class:`Layer`."""
         if not below:
             return None
-        into = room.rows("into", len(delta), self.image, delta.dtype)
+        into = room.rows("into", len(delta), self._image, delta.dtype)
         taken = room.rows("taken", len(delta), self.output, np.dtype(np.int32))
         max_pool_backward(np.ascontiguousarray(delta), taken, into)
         return into.reshape(room.x.shape)
@@ -71,14 +76,14 @@ class AveragePool(WithoutParameters):
     def __init__(self, image: tuple[int, int, int], *, kernel: int, stride: int) -> None:
         height, width = (window_positions(side, kernel, stride, 0) for side in image[:2])
         self.output: Shape = (height, width, image[2])
-        self.image, self._kernel, self._stride = image, kernel, stride
+        self._image, self._kernel, self._stride = image, kernel, stride
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""
         room.x = x
         out = room.rows("out", len(x), self.output, x.dtype)
         out[...] = 0
-        for place in self._places(x.reshape(len(x), *self.image)):
+        for place in self._places(x.reshape(len(x), *self._image)):
             out += place
         out /= x.dtype.type(self._kernel**2)
         return out
@@ -89,7 +94,7 @@ class AveragePool(WithoutParameters):
         """See :class:`Layer`."""
         if not below:
             return None
-        into = room.rows("into", len(delta), self.image, delta.dtype)
+        into = room.rows("into", len(delta), self._image, delta.dtype)
         into[...] = 0
         delta /= delta.dtype.type(self._kernel**2)
         for place in self._places(into):
