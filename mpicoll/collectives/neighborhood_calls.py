@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import refuse_if_running
-from mpicoll.collectives.native_requests import NonblockingNativeRequest
+from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import FREED, STARTED_AGAIN, PersistentRequest, Request
+from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.messages.call_agreement import settle
 from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
 
@@ -50,14 +50,21 @@ class NeighborhoodOperation(NativeOperation):
 
     def begin(self, number: int) -> NativeRun:
         """Make the MPI library's nonblocking call."""
-        request = NEIGHBORHOOD[self.collective](self.channel.comm, *self.arguments)
+        return self.follow(NEIGHBORHOOD[self.collective](self.channel.comm, *self.arguments), number)
+
+    def keep(self) -> MPI.Request:
+        """Make the MPI library's persistent call."""
+        return NEIGHBORHOOD_PERSISTENT[self.collective](self.channel.comm, *self.arguments)
+
+    def follow(self, request: MPI.Request, number: int) -> NativeRun:
+        """Return the run of a request that has been started."""
         return NativeRun(self.channel, request, self.signature(), number, self.sources)
 
     def run_after_meeting(self, timeout: float) -> None:
         """Make the MPI library's blocking call after a nonblocking one among the neighbours, which has a deadline."""
         comm, number = self.channel.comm, self.enter(timeout)
         try:
-            NEIGHBORHOOD_PERSISTENT[self.collective](comm, *self.arguments).Free()  # mpi4py checks the arguments
+            self.keep().Free()  # mpi4py checks the arguments
             here, there = np.zeros(1, np.uint8), np.empty(len(self.sources), np.uint8)
             meeting = NEIGHBORHOOD["neighbor_allgather"](comm, here, there)
         except Exception as error:
@@ -96,37 +103,4 @@ def keep(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any
     scope.channel.is_lent = True
     with scope.channel.alone:
         operation = _operation(scope, collective, around, sendbuf, recvbuf)
-        return PersistentNeighborhoodRequest(operation, scope.timeout)
-
-
-class PersistentNeighborhoodRequest(PersistentRequest):
-    """A persistent neighbourhood collective of the MPI library."""
-
-    def __init__(self, task: NeighborhoodOperation, timeout: float) -> None:
-        super().__init__(timeout)
-        self._number = task.enter(timeout)
-        try:
-            self._kept: MPI.Request = NEIGHBORHOOD_PERSISTENT[task.collective](task.channel.comm, *task.arguments)
-        except Exception as error:
-            task.channel.refuse_entered(self._number, error)
-            raise
-        self._task: NeighborhoodOperation | None = task
-
-    def Start(self) -> None:
-        """Start the operation; see :meth:`PersistentRequest.Start`."""
-        task = self._task
-        if task is None:
-            raise RuntimeError(FREED)
-        if self._flight is not None:
-            raise RuntimeError(STARTED_AGAIN)
-        task.channel.ensure_usable()
-        self._kept.Start()  # type: ignore[attr-defined]
-        self.active = True
-        self._begin(NativeRun(task.channel, self._kept, task.signature(), self._number, task.sources))
-
-    def Free(self) -> None:
-        """Free the request; local."""
-        self._refuse_free()
-        if self._task is not None and not self._task.channel.has_failed:
-            self._kept.Free()
-        self._task = None
+        return NativeRequest(operation, scope.timeout)

@@ -21,7 +21,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.messages.call_agreement import agree
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 
 _PLACES = 8
 """Calls of one signature that can be under way at the same time; further ones wait for their turn."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.collectives import compressed, select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
@@ -22,7 +23,7 @@ from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Phase, lower
-from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun, call_blocking
+from mpicoll.messages.native import NONBLOCKING, PERSISTENT, Arguments, NativeRun, call_blocking
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules import COLLECTIVES, find
@@ -194,7 +195,14 @@ class NativeOperation:
 
     def begin(self, number: int) -> NativeRun:
         """Make the MPI library's nonblocking call."""
-        request = NONBLOCKING[self.collective](self.channel.comm, *self.arguments)
+        return self.follow(NONBLOCKING[self.collective](self.channel.comm, *self.arguments), number)
+
+    def keep(self) -> MPI.Request:
+        """Make the MPI library's persistent call; NotImplementedError where it has none."""
+        return PERSISTENT[self.collective](self.channel.comm, *self.arguments)
+
+    def follow(self, request: MPI.Request, number: int) -> NativeRun:
+        """Return the run of a request that has been started."""
         return NativeRun(self.channel, request, self.signature(), number)
 
     def unload(self) -> None:

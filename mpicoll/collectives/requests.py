@@ -18,7 +18,7 @@ from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import take_slot
 from mpicoll.messages.p2p import PlanRun
 from mpicoll.progress import progress_engine
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 
 FREED = "persistent request: it was freed"
@@ -144,8 +144,10 @@ class Request(OwnRequest):
             self._complete()
         except Exception as error:  # raised where the caller asks for the result
             self._error = error
-            flight.abandon(error)
-            self._flight = None
+            try:
+                flight.abandon(error)
+            finally:
+                self._flight = None
         return True
 
     def Free(self) -> None:
@@ -194,7 +196,6 @@ class JobRequest(Request):
             flight.be_patient()
         for _ in range(self._tries):
             if progress_engine.advance_alone(self, self._go_on):
-                self._complete()
                 self.active = False
                 return True if status is None else super().Wait(status)
         return super().Wait(status)
@@ -203,7 +204,6 @@ class JobRequest(Request):
         """Return whether the operation is complete; see :meth:`Request.Test`."""
         if status is None and self._flight is not None and progress_engine.pending() == 1:
             if progress_engine.advance_alone(self, self._look):
-                self._complete()
                 self.active = False
                 return True
             if self._last_status == WAITING and self._flight is not None:
@@ -217,9 +217,14 @@ class JobRequest(Request):
         return self._note(executor.look.run(self._address))
 
     def _note(self, status: int) -> bool:
-        """Keep a status that the general path has to deal with; return whether the operation has ended."""
+        """Keep a status that the general path has to deal with; return whether the operation has ended.
+
+        It is completed here, before the progress engine drops it: after an interrupt in between it would never be.
+        """
         self._last_status = status
-        if status not in (DONE, WAITING) and self._flight is not None:
+        if status == DONE:
+            self._complete()
+        elif status != WAITING and self._flight is not None:
             self._flight.resume(status)
         return status == DONE
 

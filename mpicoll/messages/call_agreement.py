@@ -22,7 +22,7 @@ from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.messages.lowering import Vector, lower
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 from mpicoll.schedules import find
 
 _RECORD_NBYTES = 2048

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Signature, Waiting
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 
 Arguments = tuple[Any, ...]
 
@@ -56,6 +56,10 @@ NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "scan": MPI.Intracomm.Iscan,
     "exscan": MPI.Intracomm.Iexscan,
 }
+PERSISTENT: dict[str, Callable[..., MPI.Request]] = {
+    name: getattr(MPI.Intracomm, f"{function.__name__}_init") for name, function in BLOCKING.items()
+}
+"""Functions of MPI 4, which mpi4py refuses with NotImplementedError where the library has none."""
 
 
 def _with_topology(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ plans; they differ only in who calls :meth:`PlanRun.advance`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Message, Phase
 from mpicoll.messages.prefixed_sends import LateMessage, PrefixedMemory, PrefixedSends, send_late
 from mpicoll.progress.call_signature import Signature, Waiting
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 
 _SPINS, _YIELDS = 50, 50
 """Number of polls for messages, without and with yielding the core, before other operations are advanced. Yielding
@@ -167,9 +168,10 @@ class MessagePlan(Plan):
     def cancel(self) -> None:
         """Cancel the receives that are still posted, so that nothing more is written to the caller's memory."""
         for request in self._receives:
-            if not request.Test():
-                request.Cancel()
-                request.Test()
+            with contextlib.suppress(MPI.Exception):  # one that has failed is over: its sender is dead
+                if not request.Test():
+                    request.Cancel()
+                    request.Test()
 
 
 def _is_empty(message: Message) -> bool:
@@ -241,9 +243,11 @@ class PlanRun(InFlight):
 
     def abandon(self, error: BaseException) -> None:
         """Abandon the run, keep the plan alive, and tell the other ranks if they cannot know."""
-        self.plan.cancel()
-        self.break_off(error)
-        self.plan.settle()
+        try:
+            self.plan.cancel()
+        finally:
+            self.break_off(error)
+            self.plan.settle()
 
     def break_off(self, error: BaseException) -> None:
         """Break the channel, and tell the other ranks if they cannot know."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import is_failure
 
 CONTROL_TAG = 0
@@ -119,6 +120,7 @@ class Mailbox:
             if self.somebody_left or time.monotonic() > until:
                 return Drained(False, False)
             counted = counted or bool(request.Test())
+            progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
             os.sched_yield()
         return Drained(True, int(coming[1]) == self._sent.size)
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
+from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import DRAIN_SECONDS, Drained, Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
@@ -131,6 +132,7 @@ class Watchdog:
             while not self._mailbox.somebody_left and time.monotonic() < until:
                 if self.all_refused(number):
                     return True
+                progress_engine.progress()  # another rank may wait for an operation elsewhere before it refuses
                 time.sleep(1e-4)
         return False
 

@@ -15,7 +15,7 @@ from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.progress.call_signature import Signature, Waiting
-from mpicoll.progress.progress_engine import InFlight
+from mpicoll.progress.in_flight import InFlight
 from mpicoll.shared_memory.domain import Ending, SharedMemoryDomain
 from mpicoll.shared_memory.fast_dispatch import describe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -357,6 +358,52 @@ def test_persistent_operations_may_start_in_any_order(comm: Intracomm) -> None:
             assert (result == reference[id(op)](everybodys, axis=0)).all()
     for request in kept:
         request.Free()
+
+
+def test_persistent_operations_of_the_mpi_library_may_start_in_any_order(comm: Intracomm) -> None:
+    """Of different lengths, so that no operation could take the place of another one unseen."""
+    size, starts, random = comm.size, [], np.random.default_rng(comm.rank)
+    for part in (3, 5):
+        given = np.full(size * part, comm.rank, np.int32)
+        result = np.full(size * part, -1, np.int32)
+        where = [part] * size, [4 * part * rank for rank in range(size)], [MPI.INT] * size
+        kept = comm.Alltoallw_init([given, where[:2], where[2]], [result, where[:2], where[2]])
+        starts.append((kept, result, np.repeat(np.arange(size), part)))
+    for count in (40, 7):
+        given, result = np.full(count, comm.rank + 1.0), np.zeros(count)
+        kept = comm.Allreduce_init(given, result, algorithm="native")
+        starts.append((kept, result, np.full(count, size * (size + 1) / 2)))
+    for _ in range(10):
+        for number in random.permutation(len(starts)):
+            starts[number][0].Start()
+        for number in random.permutation(len(starts)):
+            starts[number][0].Wait()
+        for _, result, expected in starts:
+            np.testing.assert_array_equal(result, expected)
+            result[:] = -1
+    for kept, _, _ in starts:
+        kept.Free()
+
+
+def test_an_interrupt_at_the_end_of_a_wait_loses_nothing(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the operation has ended, and before the caller of the progress engine knows."""
+    advance_alone = progress_engine.advance_alone
+
+    def interrupted(*arguments: Any) -> bool:
+        if advance_alone(*arguments):
+            raise KeyboardInterrupt
+        return False
+
+    result = np.zeros(100)
+    request = comm.Iallreduce(np.ones(100), result)
+    time.sleep(0.001)
+    with monkeypatch.context() as patched:
+        patched.setattr(progress_engine, "advance_alone", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            request.Wait()
+    assert request.Wait()
+    assert (result == comm.size).all()
+    assert progress_engine.pending() == 0
 
 
 def test_hundreds_of_persistent_operations(comm: Intracomm) -> None:

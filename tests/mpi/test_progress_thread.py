@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.errors import MismatchError
-from mpicoll.progress import progress_engine, progress_thread
+from mpicoll.progress import control_messages, progress_engine, progress_thread
 
 pytestmark = [
     pytest.mark.mpi,
@@ -70,6 +70,27 @@ def test_a_channel_is_freed_first(comm: Intracomm) -> None:
     for one in made:
         one.Barrier()
     waits_for_others(comm, lambda: made.pop().Free(), 3_000)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_communicator_is_freed_first_without_the_thread(
+    comm: Intracomm, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free itself advances operations of other communicators while it waits for ranks that are late."""
+    made = Intracomm(MPI.COMM_WORLD.Dup())
+    made.Barrier()
+    monkeypatch.setattr(progress_thread.ProgressThread, "_take_over", lambda thread: None)
+    request, result = begin(comm, 1_000_000)
+    if comm.rank != 0:
+        request.Wait()
+    if refused:
+        with pytest.raises(ValueError, match="recvbuf: the blocks end at element"):
+            made.Igatherv(np.ones(4), [np.zeros(3), [4] * comm.size], comm.rank)
+    started = time.monotonic()
+    made.Free()
+    assert time.monotonic() - started < control_messages.DRAIN_SECONDS / 2, "nobody advanced the operation"
+    request.Wait()
+    check(comm, result)
 
 
 @pytest.mark.parametrize("count", COUNTS)

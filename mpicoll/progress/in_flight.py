@@ -1,0 +1,88 @@
+"""Collectives in flight: one at a time is advanced, waited for with a deadline, and abandoned if it fails."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from mpicoll.communicator.channel import Channel
+from mpicoll.progress.call_signature import Waiting
+from mpicoll.progress.progress_engine import with_progress
+from mpicoll.progress.waiting import wait_until
+
+
+class InFlight(ABC):
+    """A collective in flight.
+
+    Attributes
+    ----------
+    number
+        The number of the collective on its communicator.
+    """
+
+    __slots__ = ("channel", "number")
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self.channel, self.number = channel, number
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Advance as far as messages have arrived, without waiting; return whether the collective is complete."""
+
+    @abstractmethod
+    def waiting(self) -> Waiting:
+        """Return the state of the wait."""
+
+    @abstractmethod
+    def abandon(self, error: BaseException) -> None:
+        """Abandon the collective: no message reaches the caller's memory afterwards, and the channel is broken."""
+
+    def resume(self, status: int) -> None:  # noqa: B027 - most are advanced from here only
+        """Go on with the `status` that compiled code has returned elsewhere, at the next :meth:`advance`."""
+
+    def be_patient(self) -> None:  # noqa: B027 - most have no choice
+        """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
+
+    def finish(self, timeout: float) -> None:
+        """Wait until the collective is complete, at most `timeout` seconds for each step.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CollectiveTimeout
+            The channel is broken after them.
+        """
+        try:
+            if not self.advance():
+                self.wait_until(with_progress(self.advance), timeout)
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
+        """Wait until `done` returns True, at most `timeout` seconds for each step of this collective."""
+        wait_until(done, self.polls, self.watch(timeout))
+
+    def watch(self, timeout: float) -> Callable[[float], float]:
+        """Return the watchdog of a long wait for this collective, which raises after `timeout` seconds in a step."""
+        return _Watch(self, timeout)
+
+    @property
+    def polls(self) -> int:
+        """Number of calls of :meth:`advance` before the core is yielded."""
+        return self.channel.polls
+
+
+class _Watch:
+    """Watchdog of a long wait; its time counts from the last step that was completed."""
+
+    def __init__(self, flight: InFlight, timeout: float) -> None:
+        self._flight, self._timeout = flight, timeout
+        self._seen = ("", 0.0)
+
+    def __call__(self, waited: float) -> float:
+        waiting = self._flight.waiting()
+        progress, since = self._seen
+        if waiting.progress != progress:
+            since = waited if progress else 0.0
+            self._seen = (waiting.progress, since)
+        return since + self._flight.channel.watchdog.look(waiting, waited - since, self._timeout)
