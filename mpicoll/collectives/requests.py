@@ -217,13 +217,10 @@ class JobRequest(Request):
         return self._note(executor.look.run(self._address))
 
     def _note(self, status: int) -> bool:
-        """Keep a status that the general path has to deal with; return whether the operation has ended.
-
-        It is completed here, before the progress engine drops it: after an interrupt in between it would never be.
-        """
+        """Keep a status that the general path has to deal with; return whether the operation has ended."""
         self._last_status = status
         if status == DONE:
-            self._complete()
+            self._complete()  # before the progress engine drops it: an interrupt in between would lose it
         elif status != WAITING and self._flight is not None:
             self._flight.resume(status)
         return status == DONE

@@ -23,7 +23,6 @@ from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
-from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node
@@ -64,7 +63,7 @@ class Channel:
     Attributes
     ----------
     comm
-        The private duplicate; the communicator itself where it was made for the channel (`is_private`).
+        A communicator of MPI that was made for the channel, and is freed with it.
     node
         The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
     is_alone, apart
@@ -120,9 +119,8 @@ class Channel:
         apart: bool = False,
         parent: Ancestor | None = None,
         session: int | None = None,
-        is_private: bool = False,
     ) -> None:
-        self.comm = comm if is_private else private_duplicate(comm)
+        self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.session = agree_on_session(self.comm) if session is None else session

@@ -21,6 +21,8 @@ from mpicoll.errors import RemoteError
 from mpicoll.kernels import dispatch, executor
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.progress import progress_engine
+from mpicoll.progress.communicator_creation import private_duplicate
+from mpicoll.progress.failed_ranks import revoked_after_failure
 
 _TEXT_NBYTES = 512
 
@@ -132,10 +134,12 @@ def _topology_of(comm: MPI.Intracomm) -> Hashable:
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, session: int | None) -> Channel:
     nodes = len(set(ids.tolist()))
-    channel = Channel(comm, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent, session=session)
-    channel.node_ids = ids
-    if 1 < nodes < comm.size:
-        channel.cluster = NodeTopology(channel, ids)
+    duplicate = private_duplicate(comm)
+    with revoked_after_failure(duplicate):
+        channel = Channel(duplicate, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent, session=session)
+        channel.node_ids = ids
+        if 1 < nodes < comm.size:
+            channel.cluster = NodeTopology(channel, ids)
     return channel
 
 

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.progress.communicator_creation import meet_before_making, node_communicator
+from mpicoll.progress.failed_ranks import revoked_after_failure
 
 
 class NodeTopology:
@@ -70,7 +71,8 @@ def _channel(comm: MPI.Comm, parent: Channel, ranks: list[int], **facts: bool) -
 
     It takes over the communicator `comm` of these ranks, and frees it.
     """
-    channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), is_private=True, **facts)
+    with revoked_after_failure(comm):
+        channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), **facts)
     channel.watchdog.elsewhere, channel.watchdog.numbers = parent.watchdog, ranks
     return channel
 

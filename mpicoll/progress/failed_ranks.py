@@ -7,6 +7,7 @@ is a part of Open MPI 5, turned on by ``mpirun --with-ft ulfm``. Elsewhere the l
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import lru_cache
 
 from mpi4py import MPI
@@ -44,6 +45,30 @@ def failed_ranks(comm: MPI.Intracomm) -> tuple[int, ...]:
     finally:
         dead.Free()
         everybody.Free()
+
+
+@contextlib.contextmanager
+def revoked_after_failure(comm: MPI.Comm) -> Iterator[None]:
+    """Revoke a communicator if a rank's death ends the block, so that ranks that wait on it for this one go on too."""
+    try:
+        yield
+    except (MPI.Exception, RankFailed) as error:
+        if is_failure(error) and survives_failures():
+            comm.Revoke()
+        raise
+
+
+def agree_on_success(comm: MPI.Intracomm, is_done: bool) -> bool:
+    """Return True, on all ranks that are left or on none, if all have done their part and none has died meanwhile.
+
+    Collective, also over a communicator that was revoked.
+    """
+    try:
+        return bool(comm.Agree(int(is_done)))
+    except MPI.Exception as error:
+        if not is_failure(error):
+            raise
+        return False
 
 
 def raise_if_failed(comm: MPI.Intracomm) -> None:

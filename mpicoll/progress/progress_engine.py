@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from mpicoll.progress.progress_thread import ProgressThread
-
-if TYPE_CHECKING:
-    from mpicoll.communicator.channel import Channel  # whose waits advance operations, too
 
 
 class Advancing(Protocol):
@@ -24,8 +21,8 @@ class Advancing(Protocol):
         """Advance without waiting; return whether the operation has ended, successfully or not."""
         ...
 
-    def complete_on(self, channel: Channel) -> None:
-        """If the operation is one of `channel`, wait until it has ended; an exception is kept for Wait or Test."""
+    def complete_on(self, channel: Any) -> None:
+        """If the operation is one of a `channel`, wait until it has ended; an exception is kept for Wait or Test."""
         ...
 
 
@@ -61,7 +58,7 @@ def remove(operation: Advancing) -> None:
             _active.remove(operation)
 
 
-def complete_on(channel: Channel) -> None:
+def complete_on(channel: Any) -> None:
     """Wait until this rank's operations on a channel have ended: a communicator may be freed before them."""
     if channel.broken is None:
         for operation in tuple(_active):

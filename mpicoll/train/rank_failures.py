@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.consensus import share
 from mpicoll.errors import MpicollError, NonFiniteLoss, TrainingError, UsageError
-from mpicoll.progress.failed_ranks import failed_ranks, is_failure, raise_if_failed, survives_failures
+from mpicoll.progress.failed_ranks import agree_on_success, failed_ranks, is_failure, raise_if_failed, survives_failures
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.asynchronous.asynchronous_state import ResumedState
 from mpicoll.train.asynchronous.work_sharing import WorkSharing
@@ -69,10 +69,10 @@ def can_go_on(config: TrainConfig, comm: MPI.Intracomm, error: BaseException) ->
     """
     if not config.goes_on or isinstance(error, TrainingError):
         return False
-    assert isinstance(comm, Intracomm)
+    carrier = comm.channel.comm if isinstance(comm, Intracomm) else comm
     until = time.monotonic() + _NOTICE_SECONDS
     while not is_failure(error) and time.monotonic() < until:
-        if failed_ranks(comm.channel.comm) or comm.channel.comm.Is_revoked():
+        if failed_ranks(carrier) or carrier.Is_revoked():
             return True
         time.sleep(_POLL_SECONDS)
     return is_failure(error)
@@ -112,9 +112,7 @@ class Recovery(NamedTuple):
         while True:
             assert isinstance(comm, Intracomm)
             comm.channel.revoke(f"{type(error).__name__}: {error}", comm, loop)
-            team = self.spares.regroup(comm)
-            assert team is not None  # who trains goes on to train
-            comm = make_communicator(self.config, team)
+            comm = self._communicator(comm, self._regrouped(comm))
             try:
                 return comm, _made_whole(comm, loop, self.make_loop)
             except (MPI.Exception, MpicollError) as another:  # one more rank has died meanwhile
@@ -124,13 +122,40 @@ class Recovery(NamedTuple):
 
     def join(self, team: MPI.Intracomm) -> tuple[Intracomm, Loop]:
         """Return what :meth:`go_on` returns on the training ranks, on one that was spare and is among `team` now."""
-        comm = make_communicator(self.config, team)
+        comm = self._communicator(team, team)
         try:
             return comm, _made_whole(comm, None, self.make_loop)
         except (MPI.Exception, MpicollError) as error:
             if not can_go_on(self.config, comm, error):
                 raise
             return self.go_on(comm, None, error)
+
+    def _regrouped(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        team = self.spares.regroup(comm)
+        assert team is not None  # who trains goes on to train
+        return team
+
+    def _communicator(self, comm: MPI.Intracomm, team: MPI.Intracomm) -> Intracomm:
+        """Return mpicoll's communicator of `team`, or of those that are left if ranks die meanwhile. Collective.
+
+        Parameters
+        ----------
+        comm
+            The revoked communicator from which `team` was made.
+        """
+        while True:
+            made = None
+            try:
+                made = make_communicator(self.config, team)
+            except (MPI.Exception, MpicollError) as error:
+                if not can_go_on(self.config, team, error):
+                    raise
+                team.Revoke()  # others may still be waiting for this rank in it
+            if agree_on_success(team, made is not None) and made is not None:
+                return made
+            if made is not None:
+                made.channel.revoke("a rank died while the communicator was made", made)
+            team = self._regrouped(comm)
 
 
 def _made_whole(comm: Intracomm, before: Loop | None, make_loop: MakeLoop) -> Loop:

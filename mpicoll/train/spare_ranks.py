@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import TrainingError
-from mpicoll.progress.failed_ranks import failed_ranks, is_failure
+from mpicoll.progress.failed_ranks import agree_on_success, failed_ranks, is_failure
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.run_report import complain
@@ -116,7 +116,7 @@ class SpareRanks:
                 if not is_failure(error):
                     raise
                 is_done = False
-            agreed = _agree(everyone, is_done)
+            agreed = agree_on_success(everyone, is_done)
         self._everyone, self._left = everyone, everyone.Get_size()
         self.is_training = team is not None
         return team
@@ -183,16 +183,6 @@ def _team(everyone: MPI.Intracomm, *, joins: bool) -> MPI.Intracomm | None:
     """Return a communicator of the ranks that join, in their order; None on the others."""
     found = everyone.Split(0 if joins else MPI.UNDEFINED, everyone.Get_rank())
     return found if joins and isinstance(found, MPI.Intracomm) else None
-
-
-def _agree(everyone: MPI.Intracomm, is_done: bool) -> bool:
-    """Return True, on all ranks that are left or on none, if all have done their part and none has died meanwhile."""
-    try:
-        return bool(everyone.Agree(int(is_done)))
-    except MPI.Exception as error:
-        if not is_failure(error):
-            raise
-        return False
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from bench import launch
 from mpicoll.train.launched_processes import processes_with
 from tests import extent
 from tests.kills.killed_run import Undisturbed, disturbed, undisturbed
+from tests.kills.second_death import SECOND
 
 pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 
@@ -79,6 +80,22 @@ def test_a_run_all_of_whose_ranks_die_is_started_again(tmp_path: Path) -> None:
     assert job.returncode == 0, text
     assert "it was cut off in training, though its launcher ended with status 0; restart 1 of 1 from step " in text
     assert [attempt["status"] for attempt in json.loads(report.read_text())] == [1, 0]
+
+
+@pytest.mark.skipif(not extent.SECOND_LIBRARY, reason="only Open MPI goes on without dead ranks")
+@pytest.mark.parametrize(
+    ("size", "options", "second"), [(4, (), 2), (5, ("--spares", "2"), 1), (5, ("--spares", "2"), 3)]
+)
+def test_a_rank_dies_while_the_others_make_their_communicator(size: int, options: tuple[str, ...], second: int) -> None:
+    train = ("-m", "tests.kills.second_death", "--steps", "60", "--quiet", "--on-failure", "shrink", *options)
+    mpirun, *more = launch.command(size, train)
+    environment = {**launch.clean_environment(), SECOND: str(second)}
+    job = subprocess.run(
+        [mpirun, "--with-ft", "ulfm", *more], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    left = "3 are left, of which 3 train on" if options else "the others go on"
+    assert f"2 of {size} ranks died; {left} after step " in job.stderr, job.stderr
 
 
 def _kill(processes: list[int]) -> None:
