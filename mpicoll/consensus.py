@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpicoll.errors import TrainingError
 from mpicoll.progress.failed_ranks import raise_if_failed
 
-_MAX_RECORD = 1 << 20
+_MAX_RECORD = 1 << 28
 _NAP_SECONDS = 0.0005
 _LOOK_SECONDS = 0.2
 """Time between two looks for dead ranks."""

@@ -286,7 +286,7 @@ class Model:
         key
             Key of random numbers; without one there are none, as in an evaluation.
         """
-        out = self.forward(storage, x, self._tape, key)
-        result = self.loss_function(out, y)
-        self.backward(storage, out, self._tape, add=add)
+        delta = self.forward(storage, x, self._tape, key).copy()  # the last layer may need its output later
+        result = self.loss_function(delta, y)
+        self.backward(storage, delta, self._tape, add=add)
         return result

@@ -34,6 +34,8 @@ class LocalSteps(FlatVectorStrategy):
     mean of the replicas is the model in the end. (Zinkevich et al., "Parallelized stochastic gradient descent", NIPS
     2010.) The optimizers' vectors are not averaged, except when a run resumes on another number of ranks. Parameters
     are those of :class:`~mpicoll.parallel.strategy.Replicated`.
+
+    A checkpoint between two averages has the centre as the model's parameters, and each rank's replica besides.
     """
 
     def __init__(
@@ -130,12 +132,12 @@ class LocalSteps(FlatVectorStrategy):
         return self._load_residuals(state)
 
     def adopt(self, states: dict[str, list[np.ndarray]], ranks: int) -> None:
-        """See :class:`Strategy`; replicas continue from the centre, with the mean of the optimizers' vectors."""
-        self.replica[:] = self._center
-        for name, vector in self._optimizer.state.items():
+        """See :class:`Strategy`; replicas and centre continue from the mean of the replicas, optimizers likewise."""
+        for name, vector in {"replica": self.replica, **self._optimizer.state}.items():
             vector[:] = sum(states[name], np.zeros_like(vector))
             self.sync.comm.Allreduce(MPI.IN_PLACE, vector, MPI.SUM)
             vector /= vector.dtype.type(ranks)
+        self._center[:] = self.replica
         steps = np.array([max((int(each[0]) for each in states.get("optimizer_steps", ())), default=0)])
         self.sync.comm.Allreduce(MPI.IN_PLACE, steps, MPI.MAX)
         self._optimizer.steps = int(steps[0])

@@ -214,8 +214,8 @@ class PipelineStage:
         if self._stage < self._stages - 1:
             slot.sent.append(self._link.send(out, self._stage + 1, _FORWARD, what))
             return 0.0, 0
-        slot.delta = out
-        return self._model.loss_function(out, part.y)
+        slot.delta = out.copy()  # the last layer may need its output later
+        return self._model.loss_function(slot.delta, part.y)
 
     def _backward(self, strategy: GradientStore, slot: _Slot, rows: int, number: int) -> None:
         what, first = f"the gradients of micro-batch {number}", self._stage == 0

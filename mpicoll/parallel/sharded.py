@@ -111,19 +111,15 @@ class Sharded:
         )
         self._arrays = [model.layout.arrays_in(own.start, own.stop) for own in division.own]
         joined = not OPTIMIZERS[config.optimizer].layerwise
+        chunks = zip(division.own, self._parameters.own, strict=True)
+        vectors = [chunk if updated is None else updated(own, chunk) for own, chunk in chunks]
         self._offloaded: OffloadedState | None = None
         if config.offload is not None:
-            sizes, slots = [chunk.nbytes for chunk in self._parameters.own], len(OPTIMIZERS[config.optimizer].slots)
+            sizes, slots = [vector.nbytes for vector in vectors], len(OPTIMIZERS[config.optimizer].slots)
             self._offloaded = OffloadedState(config.offload, sizes, slots, comm)
         self._optimizers = [
-            self._placed(
-                optimizer_for(
-                    config,
-                    chunk if updated is None else updated(own, chunk),
-                    model.layout.decayed(own.start, own.stop, joined=joined),
-                )
-            )
-            for own, chunk in zip(division.own, self._parameters.own, strict=True)
+            self._placed(optimizer_for(config, vector, model.layout.decayed(own.start, own.stop, joined=joined)))
+            for own, vector in zip(division.own, vectors, strict=True)
         ]
         self._scale, self._last, self._steps, self._part = 1.0, True, 0, 0
         self._applied = np.zeros(1, np.int64)  # updates of each chunk, those before a checkpoint included
@@ -145,6 +141,11 @@ class Sharded:
     @updates.setter
     def updates(self, updates: int) -> None:
         self._applied[0] = updates
+
+    def resume_after(self, step: int) -> None:
+        """Count the updates of `step` steps, from which keys of compressors come, if a checkpoint has not told them."""
+        if not self._optimizers[0].depends_on_steps:
+            self._applied[0] = step
 
     # ---- Storage ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.checkpoint import Checkpoint
 from mpicoll.data.datasets import Dataset
-from mpicoll.errors import UnknownAlgorithm, UsageError
+from mpicoll.errors import CheckpointFailed, UnknownAlgorithm, UsageError
 from mpicoll.models.initial_parameters import InitialParameters, StoredParameters
 from mpicoll.models.layers import batch_norms
 from mpicoll.models.micro_batches import SequentialMicroBatches, StepExecutor
@@ -154,7 +154,11 @@ def _asynchronous(
     whole = _all_of(initial, portion.model)
     resumed = found if isinstance(found, ResumedState) else read_state(config, mesh.world, found)
     if resumed.state is not None:
-        whole[:] = resumed.state["parameters"]
+        there = resumed.state["parameters"]
+        if (there.size, there.dtype) != (whole.size, whole.dtype):
+            has, wants = f"{there.size:,} of {there.dtype}", f"{whole.size:,} of {whole.dtype}"
+            raise CheckpointFailed(f"{config.checkpoint}: the checkpoint has {has} parameters, the model {wants}")
+        whole[:] = there
     exchange = EXCHANGES[config.mode](config, mesh.world, whole, resumed.state)
     strategy = AsynchronousStrategy(config, portion.model, whole, exchange, mesh.world.Get_size() - config.servers)
     return strategy, WorkSharing(config, mesh.world, plan, strategy, resumed)

@@ -134,6 +134,9 @@ class Coordination(Protocol):
     def ask_to_stop(self) -> None:
         """Request that all ranks stop; may be called from a signal handler."""
 
+    def beat(self) -> None:
+        """Give a sign of life, where other ranks do not wait for this one but have to know that it lives."""
+
     def lagging(self) -> int | None:
         """Return the rank that the others have been waiting for lately; None if there is none."""
 

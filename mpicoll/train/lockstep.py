@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpicoll.checkpoint import Checkpoint
+from mpicoll.errors import DataError, OperationError
 from mpicoll.parallel.mesh import Mesh
+from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.strategy import SynchronousStrategy
 from mpicoll.train.clock import Clock
 from mpicoll.train.coordination import SavedState, Share, ShareResult
@@ -62,6 +64,8 @@ class Lockstep:
         if self._balance is not None:
             self._balance.load(found.facts.get("shares"))
         self.first = self.done = self.applied = found.step
+        if isinstance(self.strategy, Sharded):
+            self.strategy.resume_after(found.step)
 
     def start_after(self, epochs: int) -> None:
         """Begin with the step after so many epochs, without their records; the strategy has its state already."""
@@ -130,6 +134,9 @@ class Lockstep:
         """See :class:`~mpicoll.train.coordination.Coordination`."""
         self.metrics.ask_to_stop()
 
+    def beat(self) -> None:
+        """Do nothing: ranks wait for each other in every step."""
+
     def lagging(self) -> int | None:
         """See :class:`~mpicoll.train.coordination.Coordination`."""
         return self.metrics.pace.lagging()
@@ -157,7 +164,15 @@ class Lockstep:
         return self.done
 
     def fail(self, error: Exception) -> None:
-        """Raise the error, which all ranks have."""
+        """Raise the error, which all ranks have; a DataError, of a user's model on one rank, as one that ends the job.
+
+        Raises
+        ------
+        OperationError
+            On the rank whose model gave something else than it has to.
+        """
+        if isinstance(error, DataError):
+            raise OperationError(str(error)) from error
         raise error
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

@@ -131,6 +131,11 @@ class Loop:
         return self.coordination.records
 
     @property
+    def is_chief(self) -> bool:
+        """True on the rank that reports of the run."""
+        return self._mesh.world.Get_rank() == 0
+
+    @property
     def first_step(self) -> int:
         """Steps that earlier runs took, up to the checkpoint from which this one resumed."""
         return self.coordination.first // self.coordination.shares_per_step
@@ -153,8 +158,8 @@ class Loop:
         coordination = self.coordination
         try:
             self._take_steps()
-            if coordination.attends:
-                self._end(coordination.settle())
+        except LeftBehind as error:
+            complain(str(error))
         except TrainingError as error:
             coordination.fail(error)
         finally:
@@ -168,13 +173,12 @@ class Loop:
 
     def _take_steps(self) -> None:
         coordination = self.coordination
-        try:
-            for share in coordination.shares():
-                if coordination.attends:
-                    self._attend(share.done)
-                self.take_step(share)
-        except LeftBehind as error:
-            complain(str(error))
+        for share in coordination.shares():
+            if coordination.attends:
+                self._attend(share.done)
+            self.take_step(share)
+        if coordination.attends:
+            self._end(coordination.settle())
 
     def _end(self, done: int) -> None:
         if self.coordination.together:

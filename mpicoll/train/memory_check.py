@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpicoll.errors import ModelTooLarge
 from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.parallel.mesh import Mesh
-from mpicoll.parallel.parameter_groups import cut
+from mpicoll.parallel.parameter_groups import ParameterGroup, cut
 from mpicoll.train.available_memory import MemoryLimit, group_limit, machine_limit
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.strategies import strategy_name
@@ -32,7 +33,9 @@ def check_memory(config: TrainConfig, model: Model, mesh: Mesh) -> None:
         On every rank, if too little is left on one of them under a limit on the address space (``ulimit -v``), or to
         the ranks of a node, or of a control group, together.
     """
-    lacking = lacking_memory(state_nbytes(config, model, mesh.data.Get_size()), mesh.world)
+    size = mesh.data.Get_size()
+    resident = state_nbytes(config, model, size)
+    lacking = lacking_memory(resident, mesh.world, mapped=offloaded_nbytes(config, model, size))
     if lacking is None:
         return
     hint = "" if config.shard == "parameters" or config.is_asynchronous else "; --strategy sharded divides them"
@@ -60,13 +63,14 @@ class LackingMemory(NamedTuple):
     left: int
 
 
-def lacking_memory(needed: int, comm: MPI.Intracomm) -> LackingMemory | None:
+def lacking_memory(needed: int, comm: MPI.Intracomm, *, mapped: int = 0) -> LackingMemory | None:
     """Return the first ranks that may not take `needed` bytes each, or None; the same on all ranks. Collective.
 
-    Limits are those on a process' address space, and those that the ranks of a node or of a control group share.
+    Limits are those on a process' address space, and those that the ranks of a node or of a control group share. Bytes
+    of a file that is `mapped` count for the first only.
     """
     limits = machine_limit(), group_limit()
-    own = [needed, address_space_left(), *(number for limit in limits for number in (limit.key, limit.left))]
+    own = [needed, address_space_left() - mapped, *(number for limit in limits for number in (limit.key, limit.left))]
     table = np.zeros((comm.Get_size(), len(own)), np.int64)
     comm.Allgather(np.array(own, np.int64), table)
     lacking = _of_one_rank(table)
@@ -95,14 +99,13 @@ def _of_many(table: np.ndarray, column: int, limit: MemoryLimit) -> LackingMemor
 
 
 def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
-    """Return the least bytes of parameters, gradients and optimizer state on one of `size` replicas.
+    """Return the least bytes of parameters, gradients and optimizer state in memory on one of `size` replicas.
 
-    See the table of :class:`~mpicoll.parallel.sharded.Sharded`.
+    See the table of :class:`~mpicoll.parallel.sharded.Sharded`; state in a file (``--offload``) is not counted.
     """
-    whole, slots = model.parameter_count, len(OPTIMIZERS[config.optimizer].slots)
-    is_mixed = config.precision != "full"
-    itemsize = 2 if is_mixed else model.dtype.itemsize
-    units = cut(model.layout.bounds, max(1, config.bucket_bytes // itemsize), size)
+    whole, is_mixed = model.parameter_count, config.precision != "full"
+    slots = 0 if config.offload is not None else len(OPTIMIZERS[config.optimizer].slots)
+    units = _units(config, model, size)
     block = sum(unit.block for unit in units)
     largest = max((unit.block * size for unit in units), default=0)
     if is_mixed:  # masters, state and sums of several parts have 4 bytes, what travels has 2
@@ -121,6 +124,20 @@ def state_nbytes(config: TrainConfig, model: Model, size: int) -> int:
     }
     count = 2 * whole if config.is_asynchronous else counts[config.shard]
     return count * model.dtype.itemsize
+
+
+def offloaded_nbytes(config: TrainConfig, model: Model, size: int) -> int:
+    """Return the bytes of optimizer state that one of `size` replicas keeps in a file."""
+    if config.offload is None:
+        return 0
+    itemsize = 4 if config.precision != "full" else model.dtype.itemsize
+    block = sum(unit.block for unit in _units(config, model, size))
+    return len(OPTIMIZERS[config.optimizer].slots) * block * itemsize
+
+
+def _units(config: TrainConfig, model: Model, size: int) -> Sequence[ParameterGroup]:
+    itemsize = 2 if config.precision != "full" else model.dtype.itemsize
+    return cut(model.layout.bounds, max(1, config.bucket_bytes // itemsize), size)
 
 
 def megabytes(nbytes: int) -> str:

@@ -172,6 +172,9 @@ def _check_sharing(options: dict[str, Any]) -> None:
     if options["offload"] is not None and not sharded:
         name = strategy_name(options["mode"], options["shard"])
         raise UsageError(f"--offload is for sharded strategies, not --strategy {name}")
+    for name in ("slow", "jitter", "step_seconds"):
+        if options[name] and pipeline > 1:
+            raise UsageError(f"--{name.replace('_', '-')} is not for --pipeline, whose stages wait for each other")
     for name in ("microbatches", "pipeline_schedule"):
         if options[name] is not None and pipeline == 1:
             raise UsageError(f"--{name.replace('_', '-')} has no meaning without --pipeline")

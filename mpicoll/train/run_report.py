@@ -216,14 +216,15 @@ def check_writable(paths: Iterable[str | None]) -> None:
     Raises
     ------
     UsageError
-        If a folder is missing or not writable, or the path is a folder.
+        If a folder is missing or not writable, or the path is a folder, a device or a pipe.
     """
     for path in paths:
         if path is None:
             continue
-        folder = Path(path).expanduser().absolute().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).expanduser().is_dir():
-            raise UsageError(f"{path}: cannot write this file: no such folder, no permission, or it is a folder")
+        place = Path(path).expanduser().resolve()
+        is_other = place.exists() and not place.is_file()
+        if not place.parent.is_dir() or not os.access(place.parent, os.W_OK) or is_other:
+            raise UsageError(f"{path}: cannot write this file: no such folder, no permission, or not a plain file")
 
 
 def write_json(path: str, result: dict[str, Any]) -> None:
@@ -244,10 +245,13 @@ def write_steps(path: str, rows: Iterable[tuple[int, int, float, float, float | 
 
 
 class Replacing:
-    """Context that writes a new file and moves it to `path` if its block succeeds; mode ``"w"`` or ``"wb"``."""
+    """Context that writes a new file and moves it to `path` if its block succeeds; mode ``"w"`` or ``"wb"``.
+
+    Symbolic links are followed.
+    """
 
     def __init__(self, path: str, mode: str = "w") -> None:
-        self._path, self._mode = Path(path).expanduser().absolute(), mode
+        self._path, self._mode = Path(path).expanduser().resolve(), mode
 
     def __enter__(self) -> IO[Any]:
         handle, self._name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,9 @@ FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", 
          "trace_steps", "servers", "replicas", "staleness", "backup", "damping", "pull_compression",
          "on_silence", "on_failure", "spares", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
+
+_BEAT_SECONDS = 0.2
+"""Seconds between two signs of life while a checkpoint is written."""
 
 
 class Saver(LoopCallback):
@@ -123,7 +127,8 @@ class Saver(LoopCallback):
                 "ranks": self._everywhere.Get_size(),
                 "epochs": [record._asdict() for record in loop.epochs],
             }
-            (self._background or self._store).save(state.step, state.tensors, {**facts, **state.facts})
+            store = self._background or self._store
+            self._beating(loop, lambda: store.save(state.step, state.tensors, {**facts, **state.facts}))
         if self._background is None:
             loop.announce_checkpoint(steps)
         else:
@@ -140,9 +145,20 @@ class Saver(LoopCallback):
         if self._background is None or self._under_way is None:
             return
         with loop.clock.spent_on("checkpoints"):
-            self._background.wait()
+            self._beating(loop, self._background.wait)
         steps, self._under_way = self._under_way, None
         loop.announce_checkpoint(steps)
+
+    def _beating(self, loop: Loop, action: Callable[[], None]) -> None:
+        """Call `action`, in a thread where other ranks would take this one for dead if it took long."""
+        if loop.coordination.together or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            action()
+            return
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            call = executor.submit(action)
+            while not wait([call], _BEAT_SECONDS).done:
+                loop.coordination.beat()
+            call.result()
 
     def close(self) -> None:
         """Release the folder for other runs; save no more checkpoints.
@@ -165,6 +181,8 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     CheckpointFailed
         Naming the options that differ.
     """
+    if "config" not in facts:
+        raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is not one of the trainer")
     there, here = facts["config"], asdict(config)
     odd = [
         f"--{name.replace('_', '-')} was {there.get(name, DEFAULTS[name])}, is {value}"

@@ -7,8 +7,8 @@ The command after ``--`` is the launcher's, with ``--checkpoint FOLDER`` among t
 your own has to understand ``--resume fallback``, which a restart adds. After SIGTERM or SIGINT a rank gets SIGTERM: the
 job saves a checkpoint and ends, and nothing is started again. A second signal kills the job.
 
-Exit status: 0 if a start ended well; 2 if options are wrong, which no restart mends; else that of the last start, 1 if
-its launcher ended with 0 although training had not ended.
+Exit status: 0 if a start ended well; 2 if options are wrong, for which no restart is of use; else that of the last
+start, 1 if its launcher ended with 0 although training had not ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mpicoll.errors import UsageError
 from mpicoll.quantities import positive, positive_number
-from mpicoll.train.run_report import complain
+from mpicoll.train.run_report import Replacing, check_writable, complain
 from mpicoll.train.supervised_job import Job, newest_step
 
 _USAGE_STATUS = 2
@@ -90,12 +91,14 @@ class Supervisor:
             if last.status == 0 or self._stopped:
                 return last.status
             if last.status == _USAGE_STATUS:
-                return self._give_up("its options are wrong")
-            moved = last.newest_step is not None and last.newest_step != last.resumed_from
-            failures = 1 if moved else failures + 1
-            if failures > self._options.restarts:
-                return self._give_up(f"{failures} starts in a row have failed without a new checkpoint")
-            self._shrink(failures)
+                if not self._take_one_fewer():
+                    return self._give_up("its options are wrong")
+            else:
+                moved = last.newest_step is not None and last.newest_step != last.resumed_from
+                failures = 1 if moved else failures + 1
+                if failures > self._options.restarts:
+                    return self._give_up(f"{failures} starts in a row have failed without a new checkpoint")
+                self._shrink(failures)
             self._pause(last, failures)
             if self._stopped:
                 return last.status
@@ -117,8 +120,19 @@ class Supervisor:
         """Take one rank fewer if a number of ranks has failed several times: a host or a core may be gone."""
         least, size = self._options.min_ranks, self.ranks
         if least is not None and size is not None and size > least and failures % _FAILURES_PER_SIZE == 0:
-            assert self._ranks is not None
-            self._command[self._ranks] = str(size - 1)
+            self._set_ranks(size - 1)
+
+    def _take_one_fewer(self) -> bool:
+        """Take one rank fewer where the options are wrong for a number that this supervisor chose; False elsewhere."""
+        least, size = self._options.min_ranks, self.ranks
+        if least is None or size is None or size == self.attempts[0].ranks or size <= least:
+            return False
+        self._set_ranks(size - 1)
+        return True
+
+    def _set_ranks(self, size: int) -> None:
+        assert self._ranks is not None
+        self._command[self._ranks] = str(size)
 
     def _pause(self, last: Attempt, failures: int) -> None:
         seconds = min(_LONGEST_BACKOFF_SECONDS, self._options.backoff * 2 ** (failures - 1))
@@ -194,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
                         "checkpoint for so long, and start it again (default: no limit)")  # fmt: skip
     parser.add_argument("--grace", type=positive_number, default=60.0, metavar="SECONDS", help="kill a job that has "
                         "not ended so long after it was asked to stop (default: %(default)g)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all starts with their ends to a file")
+    parser.add_argument("--json", metavar="FILE", help="write all starts with their ends to a file")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -207,8 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.command:
         parser.error("a command is missing: -- mpirun -n 8 python -m mpicoll.train --checkpoint FOLDER ...")
     try:
+        check_writable([arguments.json])
         supervisor = Supervisor(arguments)
-    except ValueError as error:
+    except (ValueError, UsageError) as error:
         parser.error(str(error))
     try:
         return supervisor.run()
@@ -217,7 +232,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps([attempt._asdict() for attempt in supervisor.attempts], indent=1))
+            _write(arguments.json, supervisor.attempts)
+
+
+def _write(path: str, attempts: Sequence[Attempt]) -> None:
+    """Write all starts; a file that cannot be written changes nothing of how the job has ended."""
+    try:
+        with Replacing(path) as stream:
+            json.dump([attempt._asdict() for attempt in attempts], stream, indent=1)
+    except OSError as error:
+        _say(f"--json {path}: {error}")
 
 
 if __name__ == "__main__":

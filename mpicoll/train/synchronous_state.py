@@ -9,6 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import Checkpoint, PerRank, Piece, Tensors, Whole
+from mpicoll.checkpoint.collective_reads import attempt
+from mpicoll.errors import CheckpointFailed
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import RESIDUAL, SynchronousStrategy
 from mpicoll.train.metrics import StepRecord
@@ -39,11 +41,19 @@ def restore(found: Checkpoint, mesh: Mesh, strategy: SynchronousStrategy) -> tup
     CheckpointFailed
         On every rank: it is damaged, or of another model.
     """
-    records = np.empty((found.step, len(StepRecord._fields)))
+    records = np.empty(_shape_of_records(found))
     found.restore({**_shared(mesh, strategy, writes=False), "records": Whole(records)})
     strategy.meet()
     anew = _take_over(found, mesh.world, strategy)
     return [_record_of(row) for row in records.tolist()], anew
+
+
+def _shape_of_records(found: Checkpoint) -> tuple[int, int]:
+    """Return the shape of the table of records, checked before memory is allocated for it."""
+    _, shape = found.description("records")
+    if shape != (found.step, len(StepRecord._fields)):
+        raise CheckpointFailed(f"records: {list(shape)} in the checkpoint of step {found.step}")
+    return found.step, len(StepRecord._fields)
 
 
 def _record_of(row: list[float]) -> StepRecord:
@@ -118,10 +128,12 @@ def _take_over(found: Checkpoint, world: MPI.Intracomm, strategy: SynchronousStr
     before, now = found.facts["ranks"], world.Get_size()
     if before != now:
         kept = {name: there for name, there in own.items() if not name.startswith(RESIDUAL)}
-        strategy.adopt({name: found.per_rank(there) for name, there in kept.items()}, before)
+        states = attempt(world, lambda: {name: found.per_rank(there) for name, there in kept.items()})
+        strategy.adopt(states, before)
         why = f"the checkpoint is of {before} ranks, these are {now}"
     else:
-        state = {name: arrays[0] for name, there in own.items() if (arrays := found.per_rank(there))}
+        read = attempt(world, lambda: {name: found.per_rank(there) for name, there in own.items()})
+        state = {name: arrays[0] for name, arrays in read.items() if arrays}
         fits = np.array([strategy.load_own_state(state)], np.int8)
         world.Allreduce(MPI.IN_PLACE, fits, MPI.MIN)
         if fits[0]:

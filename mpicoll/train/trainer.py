@@ -168,6 +168,7 @@ class Trainer:
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
         self.running: Loop | None = None
+        self._reports = False
         self.parameters: list[np.ndarray] = []
 
     def fit(self) -> dict[str, Any]:
@@ -193,7 +194,7 @@ class Trainer:
             if text == str(error):
                 raise
             raise type(error)(text) from error
-        for callback in self._callbacks if comm.Get_rank() == 0 else ():
+        for callback in self._callbacks if self._reports else ():
             callback.on_end(self, result)
         return result
 
@@ -232,7 +233,7 @@ class _Dispatch(Observer):
             callback.on_checkpoint(self._trainer, steps)
 
     def ended(self, loop: Loop) -> None:
-        self._trainer.running = None
+        self._trainer.running, self._trainer._reports = None, loop.is_chief
         self._trainer.parameters = self._model.arrays(loop.strategy)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpicoll.environment import address_space_left
+from mpicoll.models.builders import perceptron
 from mpicoll.train.available_memory import group_limit, machine_limit
+from mpicoll.train.memory_check import offloaded_nbytes, state_nbytes
+from mpicoll.train.options import parse
 
 MEGABYTE = 1 << 20
 NO_LIMIT = (1 << 63) - 1
@@ -77,3 +81,17 @@ def test_groups_differ_by_their_place(tmp_path: Path) -> None:
         files(root, {"proc/self/cgroup": f"0::/{name}\n", **group("sys/fs/cgroup", name, "1000", 1, 0)})
         keys.add(group_limit(root).key)
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize("precision", ["full", "bfloat16"])
+@pytest.mark.parametrize("strategy", ["sharded_optimizer", "sharded_gradients", "sharded"])
+def test_state_in_a_file_is_no_need_of_memory(strategy: str, precision: str) -> None:
+    words = f"--strategy {strategy} --precision {precision} --optimizer adam --hidden 100,100".split()
+    model, size = perceptron((64, 100, 100, 10), np.float32), 4
+    in_memory = parse(words)
+    in_file = parse([*words, "--offload", "folder"])
+    state = 2 * 4 * model.parameter_count / size  # two vectors of float32
+    saved = state_nbytes(in_memory, model, size) - state_nbytes(in_file, model, size)
+    assert saved == offloaded_nbytes(in_file, model, size)
+    assert state <= saved < 1.01 * state
+    assert offloaded_nbytes(in_memory, model, size) == 0

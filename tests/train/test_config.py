@@ -47,6 +47,8 @@ def test_options_arrive():
         ("--prefetch 2 --mode gossip", "--prefetch is for ranks that take steps together"),
         ("--share-data --dataset synthetic:10", "--share-data has no meaning for --dataset synthetic:10"),
         ("--share-data --model transformer", "--share-data has no meaning for --dataset synthetic_text"),
+        ("--pipeline 2 --slow 1:3", "--slow is not for --pipeline"),
+        ("--pipeline 2 --jitter 0.1", "--jitter is not for --pipeline"),
         ("--offload x", "--offload is for sharded strategies, not --strategy replicated"),
         ("--offload x --mode ps", "--offload is for sharded strategies, not --strategy parameter_server"),
         ("--batch 0", "--batch"),

@@ -23,6 +23,7 @@ from mpicoll.models.layers import (
 )
 from mpicoll.models.layers.layer_interface import Workspace
 from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.models.tasks import regression
 
 IMAGE = (5, 6, 2)
 LAYERS = {
@@ -237,6 +238,31 @@ def test_gradients_of_models_match_finite_differences_in_random_places(name):
         slope = (above - loss()) / (2 * width)
         parameters[place] += width
         assert gradient[place] == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+LAST = {
+    "dense-relu": [Dense(4, 3, relu=True)],
+    "relu": [Dense(4, 3), Relu((3,))],
+    "gelu": [Dense(4, 3), Gelu((3,))],
+    "layer-norm": [Dense(4, 3), LayerNorm((3,))],
+    "conv-relu": [Conv2d((2, 2, 1), 3, kernel=2, relu=True)],
+    "residual": [Dense(4, 3), Residual([Dense(3, 3), Relu((3,))])],
+    "view": [Dense(4, 3, relu=True), Reshape((3,))],
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_the_last_layer_of_a_model_may_need_its_output(name):
+    """A loss replaces the outputs that it gets with their gradient."""
+    model, random = Model(LAST[name], np.float64, regression), np.random.default_rng(4)
+    parameters = random.standard_normal(model.parameter_count)
+    x, y = random.standard_normal((5, 4)), random.standard_normal((5, 3)) + 1.0
+    gradient, trash = np.empty_like(parameters), np.empty_like(parameters)
+    found = model.loss_and_gradient(FlatParameters(model.layout, parameters, gradient), x, y)
+    storage = FlatParameters(model.layout, parameters, trash)
+    assert found == model.loss(storage, x, y)
+    for place, slope in enumerate(slopes(lambda: model.loss(storage, x, y)[0], parameters)):
+        assert gradient[place] == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
 
 def test_a_model_starts_with_the_loss_of_a_uniform_guess():

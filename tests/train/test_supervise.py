@@ -118,6 +118,33 @@ def test_ranks_are_left_out_where_a_number_of_them_fails_again_and_again(tmp_pat
     assert "on 3 ranks" in text
 
 
+def test_a_number_of_ranks_that_the_options_refuse_is_passed_over(tmp_path: Path) -> None:
+    """Three ranks are this supervisor's choice, and are no multiple of two."""
+    program = Program(tmp_path, "sys.exit(2 if ranks == 3 else 0 if ranks == 2 else 1)\n")
+    status, text = program.run("--restarts", "3", "--min-ranks", "2")
+    assert status == 0, text
+    assert [int(line.split()[0]) for line in program.starts()] == [4, 4, 3, 2]
+    (tmp_path / "again").mkdir()
+    program = Program(tmp_path / "again", "sys.exit(2 if ranks == 3 else 1)\n")
+    status, text = program.run("--restarts", "2", "--min-ranks", "3")
+    assert status == 2, text
+    assert "its options are wrong" in text
+
+
+def test_a_report_that_cannot_be_written_does_not_change_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(tmp_path, "sys.exit(0)\n")
+    command = ["--json", str(tmp_path / "gone" / "report.json"), *program.command()[4:]]
+    with pytest.raises(SystemExit):
+        supervise.main(command)
+    assert "cannot write this file" in capsys.readouterr().err
+    assert not program.folder.exists()
+    monkeypatch.setattr(supervise, "check_writable", lambda paths: None)
+    assert supervise.main(command) == 0
+    assert "gone" in capsys.readouterr().err
+
+
 def test_a_job_without_progress_is_killed_with_all_it_started(tmp_path: Path) -> None:
     body = """
 if starts == 1:

@@ -30,7 +30,7 @@ from mpicoll.schedules.machine import (
     textbook,
 )
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.prediction import recorded_collectives
+from mpicoll.train.prediction import prediction_command, recorded_collectives
 from mpicoll.train.prediction.recorded_collectives import (
     CollectiveEvent,
     Event,
@@ -386,6 +386,11 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_options_of_compression_are_for_the_rows_with_compression() -> None:
+    config = prediction_command.parsed(["--error-feedback", "off", "--warmup-dense", "3"], ["sign", "topk:0.1"])
+    assert (config.compression, config.error_feedback, config.warmup_dense) == (None, "off", 3)
 
 
 @pytest.mark.parametrize("option", [["--hosts", "0"], ["--rate", "fast"], ["--delay", "5"], ["--seconds", "-1"]])

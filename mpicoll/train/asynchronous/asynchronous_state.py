@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from mpicoll.checkpoint import Checkpoint, Whole
 from mpicoll.consensus import all_succeed, share
+from mpicoll.errors import CheckpointFailed
 from mpicoll.train.asynchronous.gradient_exchange import State
 from mpicoll.train.asynchronous.placed_momentum import is_fed_back
 from mpicoll.train.config import TrainConfig
@@ -68,7 +69,12 @@ def read_state(config: TrainConfig, comm: MPI.Intracomm, found: Checkpoint | Non
 
 
 def _read(found: Checkpoint) -> State:
-    state = {name: np.empty(count, kind) for name, (count, kind) in found.facts["vectors"].items()}
+    state = {}
+    for name, (count, kind) in found.facts["vectors"].items():
+        dtype, shape = found.description(name)  # which is that of a file whose length has been checked
+        if (shape, dtype) != ((count,), np.dtype(kind)):
+            raise CheckpointFailed(f"{name}: {dtype}{list(shape)} in the checkpoint, described as {kind}[{count}]")
+        state[name] = np.empty(shape, dtype)
     found.restore({name: Whole(vector) for name, vector in state.items()})
     return state
 

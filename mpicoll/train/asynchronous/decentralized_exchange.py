@@ -36,6 +36,7 @@ class AllToAllExchange:
     """
 
     scale = 1.0
+    has_result = True
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._comm, self._replica = comm, replica
@@ -180,6 +181,8 @@ class GossipExchange:
     "Gossip-based computation of aggregate information", FOCS 2003. Updates are applied to the replica, not to its
     product with the weight: those of a rank that sends more often than it receives would be too large.)
     """
+
+    has_result = True
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._comm, self._replica, self._size = comm, replica, comm.Get_size()

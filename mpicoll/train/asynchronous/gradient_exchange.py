@@ -27,9 +27,12 @@ class Exchange(Protocol):
     ----------
     scale
         Factor of the gradient of a worker's share of a batch; 1 if the gradients of all shares are summed.
+    has_result
+        True after :meth:`finish` on ranks whose replica is the final model.
     """
 
     scale: float
+    has_result: bool
 
     def before(self) -> None:
         """Update the replica for the next step; may wait, depending on the mode.

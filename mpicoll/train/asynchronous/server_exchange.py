@@ -15,6 +15,7 @@ from mpicoll.train.asynchronous.gradient_exchange import Sent, State
 from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
 from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.coordination import LeftBehind
+from mpicoll.train.run_report import complain
 
 
 class ServerExchange:
@@ -27,6 +28,7 @@ class ServerExchange:
     """
 
     scale = 1.0
+    has_result = False
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._replica, self._direct = replica, config.push == "direct"
@@ -85,18 +87,21 @@ class ServerExchange:
 
     def beat(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
-        self.ps.beat()
+        with self._noticing():
+            self.ps.beat()
 
     def snapshot(self) -> None:
         """Pull the parameters, each shard at one version; with direct pushes, which have no versions, as they are."""
-        self.ps.pull(self._replica, snapshot=not self._direct)
+        with self._noticing():
+            self.ps.pull(self._replica, snapshot=not self._direct)
 
     def state(self) -> tuple[State, int | None]:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`; residuals are not in it.
 
         With backup workers the number of shares is None, since the version does not count those left out.
         """
-        state = self.ps.state()
+        with self._noticing():
+            state = self.ps.state()
         shares = int(state["version"].min()) - self._before if self._counts else None
         return self._momentum.saved(state), shares
 
@@ -122,7 +127,8 @@ class ServerExchange:
 
     def settle(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
-        self.ps.settle()
+        with self._noticing():
+            self.ps.settle()
 
     def finish(self) -> None:
         """Wait for the last gradient of all workers and pull the result; on servers, serve until then."""
@@ -131,7 +137,13 @@ class ServerExchange:
         elif self.ps.is_dropped:
             self.ps.finish()
         else:
-            self.ps.result(self._replica)
+            try:
+                with self._noticing():
+                    self.ps.result(self._replica)
+                self.has_result = True
+            except LeftBehind as error:
+                complain(str(error))
+                self.ps.finish()
 
     def close(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`.

@@ -119,6 +119,10 @@ class WorkSharing:
         if not self._is_worker:  # a server does not look at `_stop`
             self._counter.draw(_STOP)
 
+    def beat(self) -> None:
+        """See :class:`~mpicoll.train.coordination.Coordination`."""
+        self._strategy.exchange.beat()
+
     def lagging(self) -> int | None:
         """Return None: no rank waits for the slowest one."""
         return None
@@ -179,11 +183,12 @@ class WorkSharing:
         is_cut_short = self._is_cut_short()
         exchange.close()
         all_succeed(comm, self._raise)
-        facts = np.array([is_cut_short, self.done, self._wall_seconds], np.float64)
+        own = comm.Get_rank() if exchange.has_result else comm.Get_size()
+        facts = np.array([is_cut_short, self.done, self._wall_seconds, -own], np.float64)
         comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
         self.stopped, self._wall_seconds = bool(facts[0]), float(facts[2])
         self.done = int(facts[1]) if self.stopped else self._total
-        comm.Bcast(self._strategy.vector)
+        comm.Bcast(self._strategy.vector, -int(facts[3]) % comm.Get_size())  # rank 0 may have been dropped
         self._counter.close()
         self._shares.share(comm)
         self.together = True

@@ -122,9 +122,8 @@ def parsed(rest: Sequence[str], compressions: Sequence[str]) -> TrainConfig:
     UsageError
         If an option is unknown, out of range, or contradicts another one.
     """
-    for spec in compressions:
-        options.parse([*rest, "--compression", spec])
-    return options.parse(rest)
+    checked = [options.parse([*rest, "--compression", spec]) for spec in compressions]
+    return replace(checked[0], compression=None) if checked else options.parse(rest)
 
 
 def _network(machine: MachineDescription, arguments: argparse.Namespace) -> MachineDescription:

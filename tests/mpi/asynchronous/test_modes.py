@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.checkpoint import CheckpointStore
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.train import saver
 from mpicoll.train.asynchronous import replica
 from mpicoll.train.asynchronous.decentralized_exchange import distances
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.training_run import run
+from mpicoll.train.loop import Loop
+from mpicoll.train.training_run import Observer, run
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(
@@ -228,3 +232,62 @@ def test_the_report_tells_of_the_mode(comm: Intracomm, shared_folder: Path) -> N
         assert (shared_folder / "run.png").stat().st_size > 10000
         names = {event["name"] for event in json.loads((shared_folder / "trace.json").read_text())["traceEvents"]}
         assert {"pull", "push", "compute"} <= names
+
+
+# ---- a slow rank 0 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ps", "synchronous", "p2p", "gossip"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_slow_checkpoint_is_no_silence(
+    comm: Intracomm, shared_folder: Path, name: str, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 writes for longer than the timeout, and the others wait for it at the end."""
+    save, timeout = CheckpointStore.save, 1.5
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(2 * timeout)
+        save(*arguments)
+
+    monkeypatch.setattr(CheckpointStore, "save", slowly)
+    more = {"checkpoint": str(shared_folder / "run"), "checkpoint_every": 10**6, "timeout": timeout}
+    result = run(configured(name, comm, epochs=1, background_checkpoints=background, **more), comm)
+    assert len(result["epochs"]) == 1
+    assert len(list((shared_folder / "run").glob("step-*"))) == 1
+
+
+class Sleeper(Observer):
+    """Keeps rank 0 from giving signs of life once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def on_step(self, loop: Loop, done: int) -> None:
+        time.sleep(self._seconds)
+        self._seconds = 0.0
+
+
+def test_rank_0_may_be_dropped(comm: Intracomm, capfd: pytest.CaptureFixture[str]) -> None:
+    """The others go on to the end, and the model is theirs."""
+    if comm.size < 3:
+        pytest.skip("another worker goes on")
+    config = configured("ps", comm, epochs=400, timeout=1.5, on_silence="drop")
+    result = run(config, comm, observer=Sleeper(4.0))
+    assert result["test_accuracy"] > 0.5
+    assert len(set(comm.allgather(result["parameters_sha256"]))) == 1
+    assert comm.rank or "gave no sign of life for longer than --timeout" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ps", "gossip"])
+def test_a_checkpoint_of_another_model_is_refused(comm: Intracomm, shared_folder: Path, name: str) -> None:
+    config = configured(name, comm, epochs=1, checkpoint=str(shared_folder / "run"))
+    run(config, comm)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(saver, "_check_same_run", lambda config, facts: None)  # a model of one's own has no width there
+        with pytest.raises(CheckpointFailed, match=r"the checkpoint has \d+ of float32 parameters, the model \d+ of"):
+            run(replace(config, hidden=(13,), resume="yes"), comm)
+
+
+def test_thousands_of_epochs(comm: Intracomm) -> None:
+    result = run(configured("gossip", comm, epochs=4000, dataset="synthetic:8x2x2", batch=8, evaluate_every=4000), comm)
+    assert len(result["epochs"]) == 4000

@@ -89,6 +89,7 @@ PAIRS: list[tuple[Options, Options]] = [
     ({"precision": "bfloat16"}, {"shard": "gradients", "overlap": "on", "bucket_bytes": 1000}),
     ({"batch_norm": "local"}, {"shard": "optimizer", "algorithm": "ring"}),
     ({"optimizer": "adam", "lr": 0.01, "shard": "parameters"}, {"offload": "FOLDER"}),
+    ({"precision": "bfloat16", "shard": "gradients", "hidden": [40, 40]}, {"offload": "FOLDER"}),
     ({"optimizer": "adamw", "lr": 0.01, "shard": "gradients"}, {"shard": "none"}),
     ({"optimizer": "adagrad", "lr": 0.01, "shard": "optimizer"}, {"shard": "gradients"}),
     ({"optimizer": "adam", "lr": 0.01, "compression": "sign"}, {"overlap": "on"}),
@@ -246,6 +247,39 @@ def test_the_velocity_is_taken_over_by_another_number_of_ranks(
     assert open_checkpoint(shared_folder / "run", MPI.COMM_SELF).facts["ranks"] == comm.size - 1
     assert np.linalg.norm(after) > 0.5 * np.linalg.norm(before) > 0
     assert after @ before > 0.8 * np.linalg.norm(after) * np.linalg.norm(before)
+
+
+@pytest.mark.parametrize("averaging", ["periodic", "elastic", "final"])
+def test_local_steps_go_on_from_all_replicas_on_another_number_of_ranks(
+    comm: Intracomm, shared_folder: Path, averaging: str
+) -> None:
+    """The checkpoint lies between two averages, where the centre knows nothing of the last steps."""
+    if comm.size < 2:
+        pytest.skip("too few ranks")
+    more: Options = {"mode": "local", "averaging": averaging, "steps": 30, "epochs": 9, "checkpoint_every": 14}
+    more |= {"sync_every": 100} if averaging != "final" else {}
+    config = configured(shared_folder, {**more, "quiet": True, "dataset": "synthetic:6000x6x4", "steps": 15}, comm.size)
+    before = run(config, comm)
+    if comm.rank == 0:
+        shutil.rmtree(shared_folder / "run" / "step-00000015")  # that of the end, for which replicas were averaged
+    fewer = comm.Split(int(comm.rank == comm.size - 1), comm.rank)
+    if comm.rank < comm.size - 1:
+        after = run(replace(config, resume="yes", steps=15), fewer)
+        assert after["test_loss"] < before["test_loss"] + 0.2
+        assert after["resumed_after"] == 14
+    wait_politely(comm)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_random_compressors_go_on_with_the_bits_of_a_whole_run(
+    comm: Intracomm, shared_folder: Path, shard: str
+) -> None:
+    more: Options = {"shard": shard, "compression": "qsgd:4", "quiet": True}
+    whole = run(configured(shared_folder, {**more, "steps": 8, "checkpoint": None}, comm.size), comm)
+    config = configured(shared_folder, more, comm.size)
+    run(config, comm)
+    again = run(replace(config, resume="yes", steps=8), comm)
+    assert again["parameters_sha256"] == whole["parameters_sha256"]
 
 
 ASYNCHRONOUS: list[Options] = [SERVED, SYNCHRONOUS, {"mode": "p2p"}, {"mode": "gossip"}]
