@@ -94,9 +94,15 @@ class TrainingError(MpicollError):
     """Base class of errors that end a training run; the message is one line, the same on every rank.
 
     The command line ends with :attr:`exit_status`.
+
+    Attributes
+    ----------
+    of_one_rank
+        True for an error of one rank, of which the others do not know.
     """
 
     exit_status = 1
+    of_one_rank = False
 
 
 class UsageError(TrainingError, ValueError):

@@ -276,6 +276,10 @@ class Model:
         """Return summed loss and number of hits; `y` are the targets that the loss takes."""
         return self.loss_function(self.forward(storage, x, self._tape), y)
 
+    def place_of_gradient(self, out: np.ndarray) -> np.ndarray:
+        """Return the outputs for the loss to overwrite: a copy if the last layer needs its own later."""
+        return out.copy() if getattr(self.layers[-1], "needs_output", True) else out
+
     def loss_and_gradient(
         self, storage: ParameterStore, x: np.ndarray, y: np.ndarray, *, add: bool = False, key: RandomKey | None = None
     ) -> tuple[float, int]:
@@ -286,7 +290,7 @@ class Model:
         key
             Key of random numbers; without one there are none, as in an evaluation.
         """
-        delta = self.forward(storage, x, self._tape, key).copy()  # the last layer may need its output later
+        delta = self.place_of_gradient(self.forward(storage, x, self._tape, key))
         result = self.loss_function(delta, y)
         self.backward(storage, delta, self._tape, add=add)
         return result

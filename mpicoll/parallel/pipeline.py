@@ -214,7 +214,7 @@ class PipelineStage:
         if self._stage < self._stages - 1:
             slot.sent.append(self._link.send(out, self._stage + 1, _FORWARD, what))
             return 0.0, 0
-        slot.delta = out.copy()  # the last layer may need its output later
+        slot.delta = self._model.place_of_gradient(out)
         return self._model.loss_function(slot.delta, part.y)
 
     def _backward(self, strategy: GradientStore, slot: _Slot, rows: int, number: int) -> None:

@@ -40,6 +40,8 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
             say(str(text))
         return 0
     except TrainingError as error:
+        if error.of_one_rank and world.size > 1:
+            return _end_job(f"error: rank {world.rank}: {error}", error.exit_status)
         return _refuse(str(error), error.exit_status, world.rank)
     except KeyboardInterrupt:
         return _end_job(f"rank {world.rank}: interrupted", _INTERRUPTED)

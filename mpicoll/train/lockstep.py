@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpicoll.checkpoint import Checkpoint
-from mpicoll.errors import DataError, OperationError
+from mpicoll.errors import DataError
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.strategy import SynchronousStrategy
@@ -164,15 +164,9 @@ class Lockstep:
         return self.done
 
     def fail(self, error: Exception) -> None:
-        """Raise the error, which all ranks have; a DataError, of a user's model on one rank, as one that ends the job.
-
-        Raises
-        ------
-        OperationError
-            On the rank whose model gave something else than it has to.
-        """
+        """Raise the error, which all ranks have, but for a DataError: of a user's model, on one rank."""
         if isinstance(error, DataError):
-            raise OperationError(str(error)) from error
+            error.of_one_rank = True
         raise error
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:

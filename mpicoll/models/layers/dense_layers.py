@@ -56,7 +56,7 @@ class Dense:
         self.decays: tuple[bool, ...] = (True, False)[: 1 + bias]
         self.initials: tuple[Initial, ...] = (Normal(deviation), Constant(0.0))[: 1 + bias]
         self.output: Shape = (*positions, outputs)
-        self.relu = relu
+        self.relu = self.needs_output = relu
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`."""

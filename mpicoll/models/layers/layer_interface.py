@@ -90,6 +90,9 @@ class Workspace:
 class Layer(Protocol):
     """Layer interface.
 
+    A layer whose `backward` neither reads nor writes the memory of its output may say so by an attribute `needs_output`
+    that is False: as a model's last layer it saves a copy of the outputs.
+
     Attributes
     ----------
     shapes
