@@ -22,7 +22,7 @@ from mpi4py import MPI
 from mpicoll import __version__
 from mpicoll.collectives import tuning_table
 from mpicoll.comm import Intracomm
-from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch
+from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, silent_unless
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
 from mpicoll.quantities import format_nbytes
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
     first = MPI.COMM_WORLD.rank == 0 and launched_rank() == 0
     write: Callable[[str], object] = sys.stdout.write if first else lambda text: None
     try:
-        with contextlib.nullcontext() if first else contextlib.redirect_stderr(None):
+        with silent_unless(first):
             arguments = make_parser().parse_args(argv)
     except SystemExit as end:
         return int(end.code or 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import platform
 import re
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -161,3 +163,13 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+@contextlib.contextmanager
+def silent_unless(speaks: bool) -> Iterator[None]:
+    """Discard what the block prints, such as argparse's usage, unless this rank `speaks` for all."""
+    with contextlib.ExitStack() as stack:
+        if not speaks:
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield

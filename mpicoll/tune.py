@@ -11,7 +11,6 @@ vectors. ``compression="auto:int8"`` then uses the table instead of measuring in
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from mpicoll.collectives.compression_tuning import PayingRange
 from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
+from mpicoll.environment import silent_unless
 from mpicoll.measure import compare
 from mpicoll.quantities import format_nbytes, positive_number, table, whole_number
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if MPI.COMM_WORLD.rank == 0:
         return run(make_parser().parse_args(argv))
     try:
-        with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
+        with silent_unless(False):
             arguments = make_parser().parse_args(argv)
     except SystemExit as end:  # rank 0 says it
         return int(end.code or 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpicoll.program import library_comparison
 from mpicoll.program.adoption_advice import Advice, advise
 from mpicoll.program.library_comparison import Comparison
 from mpicoll.program.profile_analysis import Analysis, Target
@@ -39,3 +41,11 @@ def test_the_sentence(numbers: tuple[Any, ...], facts: dict[str, Any], verdict: 
     found = advice(*numbers, **facts)
     assert found.verdict == verdict, found
     assert says in found.sentence
+
+
+@pytest.mark.parametrize("dtype", ["V", "S", "U", "O", "nothing"])
+def test_calls_on_other_than_numbers_are_not_repeated(dtype: str) -> None:
+    """A profile knows the kind of their elements only, which has no size."""
+    signature = SimpleNamespace(holds_objects=False)
+    target = Target((0, 1), (1, 0), 0, "Bcast", 96, dtype, "", 0)
+    assert library_comparison._repeat(target, SimpleNamespace(signature=signature, sample=None)) is None  # type: ignore[arg-type]

@@ -150,6 +150,7 @@ class ParameterServer(Lifecycle):
         **hyper: float,
     ) -> None:
         plain = arguments.checked_comm(comm)
+        channel = channel_of(comm)
         problem: Exception | None = None
         text, seconds = "", _TIMEOUT
         try:
@@ -163,11 +164,11 @@ class ParameterServer(Lifecycle):
             )  # fmt: skip
             arguments.check_replicas(settings.replicas, layout.servers, transport, push)
             before = arguments.checked_state(state, vector.size, settings)
-            places = places_of(layout, settings, plain.rank)
+            places = places_of(layout, settings, plain.rank, channel.node_ids)
             text, seconds = f"ParameterServer: {layout} {settings} {before is None}", settings.timeout
         except (TypeError, ValueError, MpicollError) as error:
             problem = error
-        agree_on(channel_of(comm), text, seconds, problem)
+        agree_on(channel, text, seconds, problem)
         layout = with_replicas(layout, plain, settings.replicas)
         super().__init__(ServerWindows(plain, layout, settings, places), layout, settings)
         self._parameters: np.ndarray | None = None

@@ -152,8 +152,19 @@ def with_replicas(layout: Partition, comm: MPI.Intracomm, replicas: int) -> Part
     return dataclasses.replace(layout, offsets=replica_offsets(nodes, replicas))
 
 
-def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
-    """Return the layout of each shard; raise ValueError on a server without enough shared memory."""
+def places_of(layout: Partition, settings: Settings, rank: int, nodes: np.ndarray | None) -> list[Places]:
+    """Return the layout of each shard.
+
+    Parameters
+    ----------
+    nodes
+        By rank, a number of its node; None for one node.
+
+    Raises
+    ------
+    ValueError
+        On servers of a node with less free shared memory than its servers need together.
+    """
     found = []
     for shard in range(layout.servers):
         start, stop = layout.bounds(shard)
@@ -164,13 +175,19 @@ def places_of(layout: Partition, settings: Settings, rank: int) -> list[Places]:
         deltas = 0 if pulls is None else pulls.wire_nbytes(stop - start)
         found.append(Places(layout.workers, stop - start, settings.dtype.itemsize, slots, nbytes, deltas))
     if rank >= layout.workers and settings.transport == "windows":
-        needed, free = found[rank - layout.workers].nbytes, free_nbytes()
+        here = [server for server in range(layout.servers) if _share_node(nodes, rank, layout.workers + server)]
+        needed, free = sum(found[server].nbytes for server in here), free_nbytes()
         if free is not None and needed > free:
+            who = f"rank {rank} needs" if len(here) == 1 else f"the {len(here)} servers on the node of rank {rank} need"
             raise ValueError(
-                f"initial: rank {rank} needs {needed} bytes of {SHARED_MEMORY} and {free} are free; "
-                f"take more servers, fewer slots, compression or a larger {SHARED_MEMORY}"
+                f"initial: {who} {needed} bytes of {SHARED_MEMORY} and {free} are free; "
+                f"take servers on more nodes, fewer slots, compression or a larger {SHARED_MEMORY}"
             )
     return found
+
+
+def _share_node(nodes: np.ndarray | None, rank: int, other: int) -> bool:
+    return nodes is None or bool(nodes[rank] == nodes[other])
 
 
 def agree_on(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:

@@ -8,12 +8,11 @@ on, and later predictions are for that machine.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from mpicoll.environment import launched_rank
+from mpicoll.environment import launched_rank, silent_unless
 from mpicoll.errors import MpicollError
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit status: 0, 2 for unusable arguments, 1 for ``--fit`` on one rank."""
     parser = make_parser()
     try:
-        with contextlib.nullcontext() if launched_rank() == 0 else contextlib.redirect_stderr(None):
+        with silent_unless(launched_rank() == 0):
             arguments = parser.parse_args(argv)
     except SystemExit as end:
         return int(end.code or 0)

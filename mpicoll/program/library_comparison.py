@@ -134,7 +134,7 @@ def _repeat(target: Target, kind: Kind | None) -> Callable[[Any], Any] | None:
         return None
     if name in ("Barrier", "barrier"):
         return lambda comm: comm.Barrier()
-    if target.nbytes < 0 or dtype.hasobject:
+    if target.nbytes < 0 or dtype.hasobject or dtype.itemsize == 0:  # of structures only the kind is known
         return None
     return _repeat_arrays(name, target, dtype)
 

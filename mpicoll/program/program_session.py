@@ -79,7 +79,12 @@ class ProgramSession:
         return report_and_finalize
 
     def end_with(self, status: int) -> None:
-        """Set the exit status; if it is not 0, MPI is aborted with it at the very end, as by ``python -m mpi4py``."""
+        """Set the exit status; if it is not 0, MPI is aborted with it at the very end, as by ``python -m mpi4py``.
+
+        Nothing happens in a forked child, which is no rank; so it is with :meth:`fail`.
+        """
+        if os.getpid() != self._process:
+            return
         self._status = status
         if status and "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
@@ -88,6 +93,8 @@ class ProgramSession:
 
     def fail(self, status: int, *, abort: bool) -> None:
         """Write the profile after an uncaught exception; with `abort`, end the job on all ranks."""
+        if os.getpid() != self._process:
+            return
         self._status = status
         self.report()
         MPI: Any = sys.modules.get("mpi4py.MPI")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.environment import launched_rank
+from mpicoll.environment import launched_rank, silent_unless
 from mpicoll.program import main_module
 from mpicoll.program.program_session import ProgramSession
 
@@ -94,10 +94,7 @@ def main(argv: Sequence[str]) -> int:
     own, program = split(argv)
     parser = make_parser()
     try:
-        with contextlib.ExitStack() as quiet:
-            if launched_rank() != 0:
-                quiet.enter_context(contextlib.redirect_stderr(None))
-                quiet.enter_context(contextlib.redirect_stdout(None))
+        with silent_unless(launched_rank() == 0):
             options = parser.parse_args(own)
             _check(parser, options, program)
     except SystemExit as end:

@@ -178,7 +178,7 @@ def _cut(parameters: Iterable[torch.Tensor], nbytes: int) -> list[list[torch.Ten
     lists: list[list[torch.Tensor]] = []
     room = 0
     for parameter in reversed([each for each in parameters if each.requires_grad]):
-        if room < parameter.nbytes or lists[-1][0].dtype != parameter.dtype:
+        if not lists or room < parameter.nbytes or lists[-1][0].dtype != parameter.dtype:
             lists.append([])
             room = max(nbytes, parameter.nbytes)
         lists[-1].append(parameter)

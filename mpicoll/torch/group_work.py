@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -103,11 +104,15 @@ class PendingWork(dist.Work):
             future, self._unsettled = self._unsettled, None
             if future is None:
                 return
-            if not future.has_callbacks:
-                self._settle(future)
-                return
-        with around_callbacks():
+            has_callbacks, future.settles_in = future.has_callbacks, threading.get_ident()
+        # Not under the lock: C++ code may have added callbacks, which nobody notes, and they may ask for futures.
+        with around_callbacks() if has_callbacks else nullcontext():
             self._settle(future)
+
+    @property
+    def has_callers(self) -> bool:
+        """True if somebody has asked for the future of a call that has ended, and it has no result yet."""
+        return self._unsettled is not None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call has ended; return True.
@@ -206,13 +211,18 @@ class _Future(torch.futures.Future):
     Parameters
     ----------
     state
-        Lock that is held while the future gets its result if it has none.
+        Lock under which callbacks are noted, and under which it is seen that there are none.
+
+    Attributes
+    ----------
+    settles_in
+        Number of the thread in which it gets its result; 0 before that.
     """
 
     def __init__(self, state: threading.Lock) -> None:
         super().__init__()
         self._state = state
-        self.has_callbacks = False
+        self.has_callbacks, self.settles_in = False, 0
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -232,6 +242,10 @@ class _Future(torch.futures.Future):
     def _note_callback(self) -> None:
         with self._state:
             self.has_callbacks = True
+            settles_in = self.settles_in
+        if settles_in not in (0, threading.get_ident()):
+            with contextlib.suppress(Exception):
+                self.wait()  # so that the callback runs in this thread; in a worker nobody has prepared for it
 
 
 def flat(outputs: Any) -> list[torch.Tensor]:

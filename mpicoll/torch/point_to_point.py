@@ -63,10 +63,18 @@ class Message(PendingWork):
             if not self._request.Test(self._status):
                 return False
         except Exception as error:
-            self.end(error)
+            self._end_in_step(error)
             return True
         self._arrive()
         return True
+
+    def _end_in_step(self, error: Exception | None = None) -> None:
+        """End while the progress engine advances messages: it would not advance others while callbacks run."""
+        self.note_end(error)
+        if self.has_callers:
+            threading.Thread(target=self.settle, name="mpicoll callbacks", daemon=True).start()
+        else:
+            self.settle()
 
     def complete_on(self, channel: Channel) -> None:
         """Do nothing: a message is on a communicator without a channel."""
@@ -75,9 +83,9 @@ class Message(PendingWork):
         try:
             self._receive_completely()
         except Exception as error:
-            self.end(error)
+            self._end_in_step(error)
         else:
-            self.end()
+            self._end_in_step()
 
     def _receive_completely(self) -> None:
         if self._expected is None:

@@ -88,6 +88,10 @@ def _own_name() -> str:
     return socket.gethostname().replace(" ", "")[:255] or "localhost"
 
 
+_unfinished: list[Any] = []
+"""Calls that were given up before all ranks had come, whose memory MPI may use for as long as the process lives."""
+
+
 def exchange_records(comm: MPI.Intracomm, record: str, seconds: float) -> list[str]:
     """Return the records of all ranks, text of up to 320 bytes, in rank order; collective over `comm`.
 
@@ -103,6 +107,7 @@ def exchange_records(comm: MPI.Intracomm, record: str, seconds: float) -> list[s
     request, until = comm.Iallgather(mine, everyone), time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > until:
+            _unfinished.append((request, mine, everyone))
             raise CollectiveTimeout(f"rendezvous: not all {comm.Get_size()} ranks have come after {seconds:g} s")
         time.sleep(_NAP_SECONDS)
     return [row.tobytes().rstrip(b"\0").decode() for row in everyone]

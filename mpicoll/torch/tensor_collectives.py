@@ -244,6 +244,9 @@ def scatter(comm: Intracomm, output: torch.Tensor, tensors: Sequence[torch.Tenso
     given = None
     if comm.rank == root:
         _check_list("scatter_list", tensors, comm.size, output)
+        wrong = [tensor.numel() for tensor in tensors if tensor.numel() != output.numel()]
+        if wrong:
+            raise ValueError(f"scatter_list: {wrong[0]} elements in one tensor, but {output.numel()} in the output")
         given = memory(_distinct(packed(tensors), output))
     elif len(tensors):
         raise ValueError(f"scatter_list: rank {comm.rank} is not the root {root} and must give none")

@@ -43,6 +43,7 @@ class _World:
         self.queue = CallQueue("mpicoll")
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
+        node.Free()
 
 
 _world: _World | None = None

@@ -26,6 +26,8 @@ _FEWEST_SLOTS, _MOST_SLOTS = 2, 16
 _PART = 8
 """Divisor of the free shared memory: slots beyond the fewest use at most one `_PART`-th of it."""
 _BINS = 1024
+_LEAST_WEIGHT = 2.0**-500
+"""Weight at which a rank that has received nothing for as many steps keeps it: half of it would be zero some day."""
 
 
 class AllToAllExchange:
@@ -228,7 +230,7 @@ class GossipExchange:
         if self._size == 1:
             return
         other = next(self._turns)
-        if not self._peers.has_room(other):
+        if not self._peers.has_room(other) or self._weight < _LEAST_WEIGHT:
             self._skipped += 1
             return
         self._weight /= 2

@@ -19,6 +19,7 @@ from mpicoll import Intracomm, ParameterServer
 from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, RemoteError
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
+from mpicoll.parameter_server import windows
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, ShardHeader
 
 pytestmark = pytest.mark.mpi
@@ -681,6 +682,25 @@ def test_wrong_arguments_are_refused_everywhere(comm: Intracomm, wrong: dict[str
         with pytest.raises(kinds, match=name):
             serving(arguments.pop("initial"), comm, **arguments)
     with serving(np.zeros(9, np.float32), comm):
+        pass
+
+
+def test_servers_of_a_node_need_its_memory_together(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would find enough for itself."""
+    nodes = comm.channel.node_ids
+    if comm.size < 3 or nodes[-1] != nodes[-2]:
+        pytest.skip("two servers on a node")
+    initial, needed = np.zeros(100_000, np.float32), []
+    kinds = ValueError if comm.rank >= comm.size - 2 else RemoteError
+    monkeypatch.setattr(windows, "free_nbytes", lambda: 1)
+    with pytest.raises(kinds, match="the 2 servers on the node of rank") as caught:
+        serving(initial, comm, servers=2)
+    needed.append(int(str(caught.value).split(" need ")[1].split()[0]))
+    monkeypatch.setattr(windows, "free_nbytes", lambda: needed[0] - 1)
+    with pytest.raises(kinds, match=f"need {needed[0]} bytes of .* and {needed[0] - 1} are free"):
+        serving(initial, comm, servers=2)
+    monkeypatch.setattr(windows, "free_nbytes", lambda: needed[0])
+    with serving(initial, comm, servers=2):
         pass
 
 

@@ -182,3 +182,18 @@ def test_a_state_is_what_it_goes_on_from(comm: Intracomm, kind: Any) -> None:
     assert all(np.array_equal(found[name], state[name]) for name in state)
     resumed.finish()
     resumed.close()
+
+
+def test_a_weight_does_not_become_zero(comm: Intracomm) -> None:
+    """A rank to which nobody sends for a long time would halve it until it is."""
+    replica = np.ones(4, np.float32)
+    exchange = GossipExchange(CONFIG, comm, replica, None)
+    if comm.rank > 0:
+        exchange._weight = 2.0**-1074  # the least positive number
+        for _ in range(5):
+            exchange.after(np.zeros(4, np.float32), 0.1)
+            exchange.before()
+        assert exchange._weight > 0
+    exchange.finish()
+    exchange.close()
+    assert (replica == 1).all()

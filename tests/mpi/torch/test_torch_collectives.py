@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 import mpicoll.torch
+from mpicoll.errors import RemoteError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -89,6 +90,17 @@ def test_all_reduce_and_reduce(pg: Any, dtype: torch.dtype) -> None:
             finish(dist.reduce(tensor, op=op, group=pg, group_dst=root, async_op=turn % 2 == 1))
             unchanged = values(pg.rank(), shape, dtype)
             assert torch.equal(tensor, wanted if pg.rank() == root else unchanged), (op, shape)
+
+
+def test_a_list_of_unequal_tensors_is_not_scattered(pg: Any) -> None:
+    """Together they are as long as they have to be."""
+    size, root = pg.size(), pg.size() - 1
+    lengths = [1, *[2] * (size - 2), 3] if size > 1 else [1]
+    tensors = [torch.ones(length) for length in lengths] if pg.rank() == root else None
+    with pytest.raises(
+        ValueError if pg.rank() == root else RemoteError, match=r"scatter_list: \d elements in one tensor, but 2"
+    ):
+        dist.scatter(torch.zeros(2), tensors, group_src=root, group=pg)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)

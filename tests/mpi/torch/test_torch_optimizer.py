@@ -55,6 +55,15 @@ def test_without_init() -> None:
         hvd.DistributedOptimizer(torch.optim.SGD(model().parameters(), 0.1))
 
 
+def test_a_parameter_without_elements() -> None:
+    last = torch.nn.Parameter(torch.empty(0))
+    first = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, last], 1.0))
+    (first.sum() * (RANK + 1) + last.sum()).backward()
+    optimizer.step()
+    assert torch.allclose(first.detach(), torch.full((2,), 1 - (SIZE + 1) / 2))
+
+
 def train(network: torch.nn.Module, optimizer: Any, steps: int = 5) -> None:
     for step in range(steps):
         x, y = part(samples(step, SIZE), RANK)

@@ -76,6 +76,36 @@ def test_callbacks_may_wait_for_further_calls(pg: Any) -> None:
         assert (blocking == size).all()
 
 
+def test_callbacks_of_messages_may_wait_for_further_messages(pg: Any) -> None:
+    if pg.size() < 2:
+        pytest.skip("nobody to send to")
+    rank, size = pg.rank(), pg.size()
+    first, second = torch.zeros(3), torch.zeros(3)
+    works = [
+        dist.irecv(each, group_src=(rank - 1) % size, group=pg, tag=tag) for tag, each in enumerate((first, second))
+    ]
+    later: list[Any] = []
+
+    def wait_for_second(done: Any) -> torch.Tensor:
+        later.append(dist.isend(torch.full((3,), 2.0), group_dst=(rank + 1) % size, group=pg, tag=1))
+        works[1].wait()
+        return second + done.value()[0]
+
+    total = works[0].get_future().then(wait_for_second)
+    dist.isend(torch.full((3,), 1.0), group_dst=(rank + 1) % size, group=pg, tag=0).wait()
+    assert total.wait().tolist() == [3.0] * 3
+    later[0].wait()
+
+
+def test_callbacks_that_cpp_code_adds_may_ask_for_futures(pg: Any) -> None:
+    works = [dist.all_reduce(torch.ones(count), group=pg, async_op=True) for count in (1, 100_000, 200_000)]
+    together = torch.futures.collect_all([work.get_future() for work in works])
+    again = together.then(lambda done: [works[-1].get_future().then(lambda last: last.value()[0]), done.value()])
+    last, all_of_them = again.wait()
+    assert (last.wait() == pg.size()).all()
+    assert all((each.value()[0] == pg.size()).all() for each in all_of_them)
+
+
 def test_an_argument_that_is_wrong_on_all_ranks(pg: Any) -> None:
     with pytest.raises(ValueError, match=r"op: MAX is not defined on tensors of torch\.complex64"):
         pg.allreduce([torch.ones(2, dtype=torch.complex64)], _options(dist.ReduceOp.MAX))
