@@ -66,8 +66,13 @@ class Mode:
 
     @property
     def interval(self) -> int:
-        """Largest number of steps that a kill may cost."""
-        return self.in_flight if self.in_one_job else INTERVAL
+        """Largest number of steps that a kill may cost.
+
+        Servers save what they have applied when a checkpoint is due: steps in flight count for the next one.
+        """
+        if self.in_one_job:
+            return self.in_flight
+        return INTERVAL + self.in_flight * ("parameter_server" in self.options)
 
 
 MODES = {
