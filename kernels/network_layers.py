@@ -8,9 +8,22 @@ whichever batch it stands in.
 import numpy as np
 
 from .codecs.counter_random import block_key, uniform
-from .decorators import FLOAT, INT, WORDS, kernel_for
+from .decorators import FLOAT, INT, WORDS, inline_helper, kernel_for
 
 _IMAGES, _PLACES, _MATRIX = "float32[4C]", "int32[4C]", "float32[2C]"
+
+
+@inline_helper
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy a run of elements; numbers from 0 on, which the compiler knows, make the loop one of vectors."""
+    for k in range(len(target)):
+        target[k] = source[k]
+
+
+@inline_helper
+def _add(source: np.ndarray, target: np.ndarray) -> None:
+    for k in range(len(target)):
+        target[k] += source[k]
 
 
 @kernel_for(_IMAGES, _IMAGES, INT, INT, INT)
@@ -25,16 +38,21 @@ def patches(images: np.ndarray, near: np.ndarray, kernel: int, stride: int, padd
     """
     rows, down, across, _ = near.shape
     _, height, width, channels = images.shape
+    lines, run = images.reshape(rows, height, width * channels), kernel * channels
     for row in range(rows):
         for i in range(down):
             for j in range(across):
-                element = 0
+                start, element = (j * stride - padding) * channels, 0
+                before, after = max(0, -start), min(run, width * channels - start)  # of each run of the image's line
                 for y in range(i * stride - padding, i * stride - padding + kernel):
-                    for x in range(j * stride - padding, j * stride - padding + kernel):
-                        inside = 0 <= y < height and 0 <= x < width
-                        for c in range(channels):
-                            near[row, i, j, element + c] = images[row, y, x, c] if inside else 0
-                        element += channels
+                    place = near[row, i, j, element : element + run]
+                    if 0 <= y < height:
+                        place[:before] = 0
+                        _copy(lines[row, y, start + before : start + after], place[before:after])
+                        place[after:] = 0
+                    else:
+                        place[:] = 0
+                    element += run
 
 
 @kernel_for(_IMAGES, _IMAGES, INT, INT, INT)
@@ -50,16 +68,19 @@ def patches_backward(near: np.ndarray, images: np.ndarray, kernel: int, stride: 
     rows, down, across, _ = near.shape
     _, height, width, channels = images.shape
     images[:] = 0
+    lines, run = images.reshape(rows, height, width * channels), kernel * channels
     for row in range(rows):
         for i in range(down):
             for j in range(across):
-                element = 0
+                start, element = (j * stride - padding) * channels, 0
+                before, after = max(0, -start), min(run, width * channels - start)
                 for y in range(i * stride - padding, i * stride - padding + kernel):
-                    for x in range(j * stride - padding, j * stride - padding + kernel):
-                        if 0 <= y < height and 0 <= x < width:
-                            for c in range(channels):
-                                images[row, y, x, c] += near[row, i, j, element + c]
-                        element += channels
+                    if 0 <= y < height:
+                        _add(
+                            near[row, i, j, element + before : element + after],
+                            lines[row, y, start + before : start + after],
+                        )
+                    element += run
 
 
 @kernel_for(_IMAGES, _IMAGES, _PLACES, INT, INT, INT)
@@ -81,14 +102,17 @@ def max_pool(images: np.ndarray, out: np.ndarray, taken: np.ndarray, kernel: int
             top, bottom = max(i * stride - padding, 0), min(i * stride - padding + kernel, height)
             for j in range(across):
                 left, right = max(j * stride - padding, 0), min(j * stride - padding + kernel, width)
+                best, where = out[row, i, j], taken[row, i, j]
                 for c in range(channels):
-                    largest, place = images[row, top, left, c], top * width + left
-                    for y in range(top, bottom):
-                        for x in range(left, right):
-                            value = images[row, y, x, c]
-                            if value > largest or value != value:
-                                largest, place = value, y * width + x
-                    out[row, i, j, c], taken[row, i, j, c] = largest, place
+                    best[c], where[c] = images[row, top, left, c], top * width + left
+                for y in range(top, bottom):
+                    for x in range(left, right):
+                        pixel, place = images[row, y, x], np.int32(y * width + x)
+                        for c in range(channels):  # the innermost loop, which is vectorised
+                            value = pixel[c]
+                            is_larger = value > best[c] or value != value
+                            best[c] = value if is_larger else best[c]
+                            where[c] = place if is_larger else where[c]
 
 
 @kernel_for(_IMAGES, _PLACES, _IMAGES)

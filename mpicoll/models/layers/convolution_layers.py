@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from mpicoll.models.layers.layer_interface import (
     relu_backward,
     sum_of_rows,
 )
+
+_PATCHES_NBYTES = 1 << 21
+"""Bytes of the neighbourhoods that are made at a time: they stay in the cache until they are multiplied."""
 
 
 def window_positions(side: int, kernel: int, stride: int, padding: int) -> int:
@@ -88,10 +92,9 @@ class Conv2d:
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`; the samples may also be vectors of the image's pixels."""
         room.x = x
-        near = self._near(len(x), room, x.dtype)
-        patches(np.ascontiguousarray(x).reshape(len(x), *self.image), near, *self.window)
         out = room.rows("out", len(x), self.output, x.dtype)
-        np.matmul(near.reshape(-1, near.shape[-1]), arrays[0], out=out.reshape(-1, self.output[2]))
+        for part, near in self._near(x, room):
+            np.matmul(near, arrays[0], out=out[part].reshape(-1, self.output[2]))
         np.add(out, arrays[1], out=out)
         return np.maximum(out, 0, out=out) if self.relu else out
 
@@ -101,20 +104,31 @@ class Conv2d:
         """See :class:`Layer`."""
         if self.relu:
             relu_backward(delta, self.output, room)
-        by_pixel = delta.reshape(-1, self.output[2])
-        near = self._near(len(delta), room, delta.dtype)
-        flat = near.reshape(-1, near.shape[-1])
-        product(flat.T, by_pixel, gradients[0], room, add=add)
-        sum_of_rows(by_pixel, gradients[1], add=add)
-        if not below:
-            return None
-        np.matmul(by_pixel, arrays[0].T, out=flat)  # in the patches' memory, which nobody needs any more
+        sum_of_rows(delta.reshape(-1, self.output[2]), gradients[1], add=add)
+        if not len(delta) and not add:
+            gradients[0][:] = 0
         into = room.rows("into", len(delta), self.image, delta.dtype)
-        patches_backward(near, into, *self.window)
-        return into.reshape(room.x.shape)
+        for part, near in self._near(room.x, room):
+            by_pixel = delta[part].reshape(-1, self.output[2])
+            product(near.T, by_pixel, gradients[0], room, add=add or part.start > 0)
+            if below:
+                np.matmul(by_pixel, arrays[0].T, out=near)  # in the patches' memory, which nobody needs any more
+                patches_backward(self._by_position(near), into[part], *self.window)
+        return into.reshape(room.x.shape) if below else None
 
-    def _near(self, rows: int, room: Workspace, dtype: np.dtype) -> np.ndarray:
-        return room.rows("patches", rows, (*self.output[:2], self.shapes[0][0]), dtype)
+    def _near(self, x: np.ndarray, room: Workspace) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the neighbourhoods of the pixels of some samples at a time, in memory that is used again."""
+        images, width = np.ascontiguousarray(x).reshape(len(x), *self.image), self.shapes[0][0]
+        rows = max(1, _PATCHES_NBYTES // (math.prod(self.output[:2]) * width * x.dtype.itemsize))
+        kept = room.rows("patches", min(rows, len(x)), (*self.output[:2], width), x.dtype)
+        for start in range(0, len(x), rows):
+            part = slice(start, min(start + rows, len(x)))
+            near = kept[: part.stop - start]
+            patches(images[part], near, *self.window)
+            yield part, near.reshape(-1, width)
+
+    def _by_position(self, near: np.ndarray) -> np.ndarray:
+        return near.reshape(-1, *self.output[:2], near.shape[-1])
 
 
 class Convolution:
