@@ -138,8 +138,8 @@ def max_pool_backward(delta: np.ndarray, taken: np.ndarray, images: np.ndarray) 
                     images[row, place // width, place % width, c] += delta[row, i, j, c]
 
 
-@kernel_for(_MATRIX, "int64[1C]", WORDS, FLOAT, FLOAT)
-def dropout(values: np.ndarray, samples: np.ndarray, keys: np.ndarray, rate: float, scale: float) -> None:
+@kernel_for(_MATRIX, "int64[1C]", WORDS, INT, FLOAT, FLOAT)
+def dropout(values: np.ndarray, samples: np.ndarray, keys: np.ndarray, first: int, rate: float, scale: float) -> None:
     """Set each element to zero with probability `rate`, and multiply the others by `scale`, in place.
 
     Parameters
@@ -149,12 +149,14 @@ def dropout(values: np.ndarray, samples: np.ndarray, keys: np.ndarray, rate: flo
         Number of the sample in each row, on which the choice depends beside `keys` and the element's place.
     keys : (2,) of uint32
         See :func:`mpicoll.kernels.codecs.counter_random.key`.
+    first
+        Place of the first element.
     """
     rows, elements = values.shape
     for row in range(rows):
         block = block_key(keys, samples[row])
         for i in range(elements):
-            if uniform(block, i) < rate:
+            if uniform(block, first + i) < rate:
                 values[row, i] = 0
             else:
                 values[row, i] *= scale

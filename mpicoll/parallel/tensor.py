@@ -7,13 +7,13 @@ One Allreduce sums them in the forward pass, and one in the backward pass sums t
     forward   x -> x @ W1[:, mine] + b1[mine] -> ReLU -> h @ W2[mine] -> ALLREDUCE -> + b2 -> ReLU
     backward  ALLREDUCE <- (.) @ W1[:, mine].T <- ReLU' <- (.) @ W2[mine].T <- ReLU' <- delta
 
-Within residual blocks a pair may have an activation in between, and a rank has some of the heads of an attention: their
-queries, keys and values are columns, their part of the output weights are rows.
+A pair may have an activation or a dropout in between. Of an attention a rank has some of the heads: their queries, keys
+and values are columns, their part of the output weights are rows.
 
-A last layer without a partner is replicated on every rank, and so are the second layer's bias and layers of other
-kinds. All ranks apply the same operations to the same numbers, so that their gradients, and after any number of steps
-their parameters, are equal bit for bit, provided that the ranks' matrix products are (processors of one kind, one
-library).
+A layer without a partner is replicated on every rank, and so are the second layer's bias and layers of other kinds,
+such as convolutions, which have few parameters. All ranks apply the same operations to the same numbers, so that their
+gradients, and after any number of steps their parameters, are equal bit for bit, provided that the ranks' matrix
+products are (processors of one kind, one library).
 
 (Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019,
 section 3.)
@@ -29,7 +29,18 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.errors import UsageError
-from mpicoll.models.layers import Arrays, CausalSelfAttention, Dense, Gelu, Layer, Relu, Residual, Shape, Workspace
+from mpicoll.models.layers import (
+    Arrays,
+    CausalSelfAttention,
+    Dense,
+    Dropout,
+    Gelu,
+    Layer,
+    Relu,
+    Residual,
+    Shape,
+    Workspace,
+)
 from mpicoll.schedules import chunk_bounds
 
 Index = tuple[slice, ...]
@@ -151,7 +162,7 @@ def divide(layers: Sequence[Layer], comm: MPI.Intracomm | None) -> list[Divided]
     Parameters
     ----------
     layers
-        The layers of the whole model; all dense, or some of them residual blocks, unless `comm` is None.
+        The layers of the whole model.
     comm
         The ranks that share them; None does not divide them.
 
@@ -162,24 +173,48 @@ def divide(layers: Sequence[Layer], comm: MPI.Intracomm | None) -> list[Divided]
     """
     if comm is None:
         return [_undivided(layer, common=False) for layer in layers]
-    if any(isinstance(layer, Residual) for layer in layers):
-        return [
-            _block(layer, comm) if isinstance(layer, Residual) else _undivided(layer, common=True) for layer in layers
-        ]
+    parts = _parts(layers, comm)
+    if all(same for part in parts for same in part.common):
+        raise UsageError(f"--tensor {comm.Get_size()} divides pairs of dense layers, and attention; the model has none")
+    return parts
+
+
+def _parts(layers: Sequence[Layer], comm: MPI.Intracomm) -> list[Divided]:
+    """Return this rank's part of each layer: of blocks, attentions, and pairs with or without a layer in between."""
     found: list[Divided] = []
-    for first, second in zip(layers[::2], layers[1::2], strict=False):
-        found += _pair(first, second, comm)
-    return found + [_undivided(layer, common=True) for layer in layers[len(found) :]]
+    while len(found) < len(layers):
+        layer, rest = layers[len(found)], layers[len(found) + 1 :]
+        between = rest[:1] if rest and _goes_between(rest[0]) else rest[:0]
+        second = rest[len(between)] if len(rest) > len(between) else None
+        if isinstance(layer, Residual):
+            found.append(_block(layer, comm))
+        elif isinstance(layer, CausalSelfAttention):
+            found.append(_heads(layer, comm))
+        elif isinstance(layer, Dense) and isinstance(second, Dense):
+            found += _pair(layer, between, second, comm)
+        else:
+            found.append(_undivided(layer, common=True))
+    return found
+
+
+def _goes_between(layer: Layer) -> bool:
+    """Return True for a layer that treats each element by itself, and may stand between the two layers of a pair."""
+    return isinstance(layer, (Gelu, Relu)) or (isinstance(layer, Dropout) and len(layer.output) == 1)
+
+
+def _part_of(layer: Layer, shape: Shape, first: int) -> Layer:
+    """Return the part of a layer that :func:`_goes_between`, of `shape`, from the element `first` on."""
+    if isinstance(layer, Dropout):
+        return Dropout(shape, layer.rate, layer.stream, first)
+    return Gelu(shape) if isinstance(layer, Gelu) else Relu(shape)
 
 
 def _undivided(layer: Layer, *, common: bool) -> Divided:
     return Divided(layer, (_ALL,) * len(layer.shapes), (common,) * len(layer.shapes))
 
 
-def _pair(first: Layer, second: Layer, comm: MPI.Intracomm) -> list[Divided]:
+def _pair(first: Dense, between: Sequence[Layer], second: Dense, comm: MPI.Intracomm) -> list[Divided]:
     size, rank = comm.Get_size(), comm.Get_rank()
-    if not isinstance(first, Dense) or not isinstance(second, Dense):
-        raise UsageError(f"--tensor {size} can divide dense layers and residual blocks only")
     (inputs, width), (_, outputs) = first.shapes[0], second.shapes[0]
     if width < size:
         raise UsageError(f"--tensor {size}: a layer of width {width} cannot be shared by {size} ranks")
@@ -192,31 +227,14 @@ def _pair(first: Layer, second: Layer, comm: MPI.Intracomm) -> list[Divided]:
         Divided(
             ColumnDense(columns, comm), ((slice(None), mine), (mine,))[: 1 + biases[0]], (False,) * (1 + biases[0])
         ),
+        *(_undivided(_part_of(layer, columns.output, mine.start), common=True) for layer in between),
         Divided(RowDense(rows, comm), ((mine,), _ALL)[: 1 + biases[1]], (False, True)[: 1 + biases[1]]),
     ]
 
 
 def _block(block: Residual, comm: MPI.Intracomm) -> Divided:
-    """Return this rank's part of a residual block: of its attentions, and of pairs with or without an activation."""
-    parts: list[Divided] = []
-    layers = list(block.layers)
-    while layers:
-        layer = layers.pop(0)
-        if isinstance(layer, CausalSelfAttention):
-            parts.append(_heads(layer, comm))
-            continue
-        between = layers[:1] if layers and isinstance(layers[0], (Gelu, Relu)) else []
-        second = layers[len(between)] if len(layers) > len(between) else None
-        if isinstance(layer, Dense) and isinstance(second, Dense):
-            columns, rows = _pair(layer, second, comm)
-            shape = columns.layer.output
-            middle = [
-                _undivided(Gelu(shape) if isinstance(each, Gelu) else Relu(shape), common=True) for each in between
-            ]
-            parts += [columns, *middle, rows]
-            del layers[: len(between) + 1]
-        else:
-            parts.append(_undivided(layer, common=True))
+    """Return this rank's part of a residual block."""
+    parts = _parts(block.layers, comm)
     cuts = tuple(cut for part in parts for cut in part.cuts)
     common = tuple(same for part in parts for same in part.common)
     return Divided(Residual([part.layer for part in parts]), cuts, common)

@@ -123,8 +123,8 @@ def check_tensor_and_pipeline(options: dict[str, Any]) -> None:
         If it cannot.
     """
     model, pipeline = options["model"], options["pipeline"]
-    if model not in ("mlp", "transformer") and options["tensor"] > 1:
-        raise UsageError(f"--tensor is for --model mlp or transformer, not {model}")
+    if model in ("logistic", "conv") and options["tensor"] > 1:
+        raise UsageError(f"--tensor is for --model mlp, alexnet or transformer, not {model}")
     if model == "transformer" and options["heads"] < options["tensor"]:
         raise UsageError(f"--tensor {options['tensor']} needs a head for each rank; --heads is {options['heads']}")
     if model == "mlp" and pipeline > len(options["hidden"]) + 1:

@@ -91,12 +91,14 @@ class Dropout(WithoutParameters):
         From 0, below 1.
     stream
         Number of this dropout among those of a model, which makes their random numbers differ.
+    first
+        Place of the first element, for a part of a layer.
     """
 
-    def __init__(self, shape: Shape, rate: float, stream: int) -> None:
+    def __init__(self, shape: Shape, rate: float, stream: int, first: int = 0) -> None:
         if not 0 <= rate < 1:
             raise ValueError(f"rate: {rate} is not from 0 on and below 1")
-        self.output, self.rate, self.stream = shape, rate, stream
+        self.output, self.rate, self.stream, self._first = shape, rate, stream, first
 
     def forward(self, arrays: Arrays, x: np.ndarray, room: Workspace) -> np.ndarray:
         """See :class:`Layer`; returns `x` itself in an evaluation."""
@@ -118,7 +120,7 @@ class Dropout(WithoutParameters):
         if len(samples) != len(values):
             raise ValueError(f"samples: {len(samples)} numbers for {len(values)} rows")
         flat = values.reshape(-1, math.prod(self.output))
-        dropout(flat, samples, random_key(seed, self.stream, step), self.rate, 1 / (1 - self.rate))
+        dropout(flat, samples, random_key(seed, self.stream, step), self._first, self.rate, 1 / (1 - self.rate))
         return flat.reshape(values.shape)
 
 

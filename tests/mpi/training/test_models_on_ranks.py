@@ -50,10 +50,11 @@ def test_losses_do_not_depend_on_the_stages_of_a_pipeline(comm: Intracomm, name:
 
 
 @pytest.mark.parametrize("words", ["--tensor 2", "--tensor 2 --strategy sharded", "--tensor 2 --pipeline 2"])
-def test_losses_do_not_depend_on_ranks_that_share_layers(comm: Intracomm, words: str) -> None:
+@pytest.mark.parametrize("name", ["transformer", "alexnet"])
+def test_losses_do_not_depend_on_ranks_that_share_layers(comm: Intracomm, name: str, words: str) -> None:
     if comm.size % (4 if "pipeline" in words else 2):
         pytest.skip("the number of ranks does not fit the mesh")
-    compare("transformer", comm, *words.split())
+    compare(name, comm, *words.split())
 
 
 @pytest.mark.parametrize("strategy", ["local", "parameter_server", "peer_to_peer", "gossip"])
