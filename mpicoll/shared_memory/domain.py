@@ -39,8 +39,11 @@ _LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
 STAGE_NBYTES = 512 << 10
 """Bytes of a stage; the stages of some ranks together fit into the caches."""
 _STAGES_NBYTES = words.STAGES_PER_LANE * _LANES * STAGE_NBYTES
-NEAR_SLOT_NBYTES = 8 << 10
-"""In bytes. Longer vectors that lie in memory segments do not pass through slots."""
+NEAR_SLOT_NBYTES = 64 << 10
+"""In bytes. Longer vectors that lie in memory segments do not pass through slots, where those are so long.
+
+To read them in place takes one more round of waiting. Plans of 16 KB take half the time through slots with 2 ranks on 2
+cores, and those of 16 and 64 KB a third to a half with 8; from 128 KB on copies cost more than the round."""
 _SPINS, YIELDS = 2000, 100
 """Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
 _START_SPINS = 100
