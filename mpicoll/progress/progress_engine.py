@@ -22,7 +22,7 @@ class Advancing(Protocol):
         ...
 
     def complete_on(self, channel: Any) -> None:
-        """If the operation is one of a `channel`, wait until it has ended; an exception is kept for Wait or Test."""
+        """Wait until the operation has ended, if it is on `channel`; an exception is kept for Wait or Test."""
         ...
 
 

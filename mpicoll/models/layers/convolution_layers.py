@@ -107,14 +107,14 @@ class Conv2d:
         sum_of_rows(delta.reshape(-1, self.output[2]), gradients[1], add=add)
         if not len(delta) and not add:
             gradients[0][:] = 0
-        into = room.rows("into", len(delta), self.image, delta.dtype)
+        into = room.rows("into", len(delta), self.image, delta.dtype) if below else None
         for part, near in self._near(room.x, room):
             by_pixel = delta[part].reshape(-1, self.output[2])
             product(near.T, by_pixel, gradients[0], room, add=add or part.start > 0)
-            if below:
+            if into is not None:
                 np.matmul(by_pixel, arrays[0].T, out=near)  # in the patches' memory, which nobody needs any more
-                patches_backward(self._by_position(near), into[part], *self.window)
-        return into.reshape(room.x.shape) if below else None
+                patches_backward(near.reshape(-1, *self.output[:2], near.shape[-1]), into[part], *self.window)
+        return None if into is None else into.reshape(room.x.shape)
 
     def _near(self, x: np.ndarray, room: Workspace) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the neighbourhoods of the pixels of some samples at a time, in memory that is used again."""
@@ -126,9 +126,6 @@ class Conv2d:
             near = kept[: part.stop - start]
             patches(images[part], near, *self.window)
             yield part, near.reshape(-1, width)
-
-    def _by_position(self, near: np.ndarray) -> np.ndarray:
-        return near.reshape(-1, *self.output[:2], near.shape[-1])
 
 
 class Convolution:

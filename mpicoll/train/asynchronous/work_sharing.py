@@ -183,12 +183,12 @@ class WorkSharing:
         is_cut_short = self._is_cut_short()
         exchange.close()
         all_succeed(comm, self._raise)
-        own = comm.Get_rank() if exchange.has_result else comm.Get_size()
-        facts = np.array([is_cut_short, self.done, self._wall_seconds, -own], np.float64)
+        holder = comm.Get_rank() if exchange.has_result else -1  # rank 0 may have been dropped
+        facts = np.array([is_cut_short, self.done, self._wall_seconds, holder], np.float64)
         comm.Allreduce(MPI.IN_PLACE, facts, MPI.MAX)
         self.stopped, self._wall_seconds = bool(facts[0]), float(facts[2])
         self.done = int(facts[1]) if self.stopped else self._total
-        comm.Bcast(self._strategy.vector, -int(facts[3]) % comm.Get_size())  # rank 0 may have been dropped
+        comm.Bcast(self._strategy.vector, max(0, int(facts[3])))
         self._counter.close()
         self._shares.share(comm)
         self.together = True
