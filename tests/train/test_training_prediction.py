@@ -268,7 +268,9 @@ def test_communication_is_that_of_the_bytes_on_a_machine_where_nothing_else_coun
     found = group.mean(SimulatedPricing(fluid(8e-9), blocks(ranks, 1)))
     nbytes = np.mean([sum(2 * (ranks - 1) / ranks * event.nbytes for event in step.events) for step in group])
     # Recursive doubling of short vectors, such as metrics, sends more than the least.
-    assert nbytes * 8e-9 <= found.communication <= nbytes * 8e-9 * ranks * math.log2(ranks) / 2 / (ranks - 1) * 1.001
+    # The mean over a number of steps that depends on the time is rounded.
+    least = nbytes * 8e-9
+    assert least * (1 - 1e-12) <= found.communication <= least * ranks * math.log2(ranks) / 2 / (ranks - 1) * 1.001
     twice = group.mean(SimulatedPricing(fluid(16e-9), blocks(ranks, 1)))
     assert twice.communication == pytest.approx(2 * found.communication)
     assert twice.computation == found.computation
