@@ -61,7 +61,7 @@ ALL, NONE = -1, -2
     NEXT_KEYS,  # number the operation, and write the keys of its random choices: keys, stream, counter
     ENCODE,  # payload out <- elements left: count, itemsize, function, words of the codec's call
     DECODE,  # elements out <- payload left, or add them: the same
-    SEND,  # start messages whose lengths stand in memory: count, words of the messages, function, counter of bytes
+    SEND_PREFIXED,  # start messages of lengths in memory: count, words of the messages, function, counter of bytes
 ) = range(1, 27)
 
 # Operands of MEET, AT_WORK, WAIT_DONE (a rank) and ENTER, IF, AGAIN stand in FIRST; of IF and TILES also in ROWS.
@@ -89,7 +89,7 @@ _, BOUND_JOB, BOUND_WORDS, BOUND_ASIDE = range(1, 5)
     CODEC_ADD,
 ) = range(7)
 CODEC_WORDS = 7
-# Words of a message of SEND: memory, which begins with its length without these 8 bytes; arguments of MPI_Isend.
+# Words of a message of SEND_PREFIXED: memory, which begins with its length less these 8 bytes; arguments of MPI_Isend.
 MESSAGE_MEMORY, MESSAGE_DATATYPE, MESSAGE_PEER, MESSAGE_TAG, MESSAGE_COMM, MESSAGE_REQUEST = range(6)
 MESSAGE_WORDS = 6
 MESSAGE_HEAD_NBYTES = 8

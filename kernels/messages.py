@@ -39,7 +39,7 @@ from .instructions import (
     MESSAGE_WORDS,
     NEXT_KEYS,
     REDUCE_BOUND,
-    SEND,
+    SEND_PREFIXED,
     STARTALL,
     TESTALL,
 )
@@ -216,6 +216,6 @@ def execute_bound(job, row, what):
     if what == NEXT_KEYS:
         _next_keys(row)
         return DONE
-    if what == SEND:
+    if what == SEND_PREFIXED:
         return _send(job, row)
     return CALLBACK

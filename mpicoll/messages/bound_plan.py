@@ -162,7 +162,7 @@ class Table:
         if self._functions is not None:
             places = send.bind(self._handles(requests)[-len(send.messages) :])
             row = _row(
-                instructions.SEND,
+                instructions.SEND_PREFIXED,
                 count=len(send.messages),
                 function=self._functions.isend,
                 **{name: memory.ctypes.data for name, memory in places.items()},

@@ -140,7 +140,8 @@ def test_the_executor_does_every_row(comm: Intracomm, spec: str) -> None:
 def test_the_executor_does_every_row_of_sparse_vectors(comm: Intracomm, spec: str) -> None:
     rows = kinds(comm, spec)
     assert instructions.CALL not in rows
-    assert rows.count(instructions.SEND) == (comm.size > 1) * (1 if spec == "topk:k=2" or comm.size <= 2 else 2)
+    rounds = 1 if spec == "topk:k=2" or comm.size <= 2 else 2
+    assert rows.count(instructions.SEND_PREFIXED) == (comm.size > 1) * rounds
     assert kinds(comm, ErrorFeedback(spec)).count(instructions.CALL) == 2  # its begin and its end
     own = SelectsInPython(spec)
     assert kinds(comm, own).count(instructions.CALL) == 1
