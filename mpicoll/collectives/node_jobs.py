@@ -31,7 +31,7 @@ def persistent_node_job(node: SharedMemoryDomain | None, plan: ComposedPlan, lan
     """
     if node is None or lane is None:
         return None
-    job = node.take_lane(lane, False)
+    job = node.take_lane(lane)
     plan.when_freed(lambda: node.return_lane(lane, job))
     return job
 

@@ -223,7 +223,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         assert node is not None
         self._task: CheckedOperation | None = task
         self._channel, self._node, self._lane = task.channel, node, lane
-        self._job = node.take_lane(lane.number, lane.near)
+        self._job = node.take_lane(lane.number, node.near_slot_nbytes(task.collective) if lane.near else None)
         self._address = self._job.ctypes.data
         operation = operation_of(task)
         self._aside, self._call = operation.aside, operation.words[words.CALL]

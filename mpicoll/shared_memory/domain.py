@@ -24,13 +24,8 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment
+from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment, slot_lengths
 
-MAX_SLOT_NBYTES = 256 << 10
-SLOTS_NBYTES = 4 << 20
-"""Bytes of all slots of one operation lane together, for many ranks."""
-ALL_SLOTS_NBYTES = 32 << 10
-"""Bytes of all slots together if every rank has a core: reading them takes less time than another round of waiting."""
 PLAN_LANES = 62
 """Largest number of persistent operations of one communicator on shared memory; they are bits of one word."""
 NONBLOCKING_LANES = 8
@@ -39,11 +34,6 @@ _LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
 STAGE_NBYTES = 512 << 10
 """Bytes of a stage; the stages of some ranks together fit into the caches."""
 _STAGES_NBYTES = words.STAGES_PER_LANE * _LANES * STAGE_NBYTES
-NEAR_SLOT_NBYTES = 64 << 10
-"""In bytes. Longer vectors that lie in memory segments do not pass through slots, where those are so long.
-
-To read them in place takes one more round of waiting. Plans of 16 KB take half the time through slots with 2 ranks on 2
-cores, and those of 16 and 64 KB a third to a half with 8; from 128 KB on copies cost more than the round."""
 _SPINS, YIELDS = 2000, 100
 """Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
 _START_SPINS = 100
@@ -96,12 +86,9 @@ class SharedMemoryDomain:
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
         self.size, self.rank = comm.size, comm.rank
         self._oversubscribed = oversubscribed
-        self.slot_nbytes = slot_nbytes(self.size)
-        if not oversubscribed:
-            # Every rank reads every slot, which costs more the more there are; a second round costs only a microsecond.
-            self.slot_nbytes = min(self.slot_nbytes, max(1 << 10, ALL_SLOTS_NBYTES // self.size))
+        self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
-        self._lane_slots = 2 * self.size * slot_nbytes(self.size)
+        self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
         self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
         self._memory[: _PAGE + _LANES * self._lane_nbytes] = 0  # the records, before the others know where they are
@@ -188,15 +175,19 @@ class SharedMemoryDomain:
         """The persistent operation lanes in use on this rank, as bits."""
         return self._busy
 
-    def take_lane(self, lane: int, near: bool) -> np.ndarray:
+    def near_slot_nbytes(self, collective: str) -> int:
+        """Return the longest vector, in bytes, that passes through slots where all ranks' buffers lie in segments."""
+        return slot_lengths.for_segments(collective, self.size, self._oversubscribed)
+
+    def take_lane(self, lane: int, longest_in_slots: int | None = None) -> np.ndarray:
         """Take a persistent operation lane that is free on all ranks, and return its job.
 
         Parameters
         ----------
-        near
-            Whether the buffers of all ranks lie in segments.
+        longest_in_slots
+            The longest vector, in bytes, that passes through slots; by default as in blocking operations.
         """
-        job = self._job(1 + lane, min(NEAR_SLOT_NBYTES, self.slot_nbytes) if near else self.slot_nbytes)
+        job = self._job(1 + lane, self.slot_nbytes if longest_in_slots is None else longest_in_slots)
         job[words.SEQUENCE] = job[words.SEEN] = self._sequences[lane]
         self._busy |= 1 << lane
         return job
@@ -257,12 +248,7 @@ def _page_from(address: int) -> int:
 def common_nbytes(size: int) -> int:
     """Return the bytes of shared memory that `size` ranks need in common."""
     records = _LANES * words.RECORD_NBYTES * 2 * size
-    return records + _LANES * 2 * size * slot_nbytes(size) + 2 * _PAGE
-
-
-def slot_nbytes(size: int) -> int:
-    """Return the longest vector, in bytes, that passes through slots."""
-    return max(_PAGE, min(MAX_SLOT_NBYTES, SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
+    return records + _LANES * 2 * size * slot_lengths.largest(size) + 2 * _PAGE
 
 
 @functools.cache

@@ -1,0 +1,44 @@
+"""Lengths of slots: up to which length a vector passes through slots, by collective and number of ranks.
+
+Through slots a collective takes one round of waiting, and copies every vector once more; a longer vector is read in
+place, or through stages, with one more round. All ranks have the same facts, and so the same lengths.
+"""
+
+from __future__ import annotations
+
+_PAGE = 4096
+_MAX_NBYTES = 256 << 10
+_SLOTS_NBYTES = 4 << 20
+"""Bytes of all slots of one operation lane together, for many ranks."""
+_ALL_SLOTS_NBYTES = 32 << 10
+"""Bytes of all slots together if every rank has a core: reading them takes less time than another round of waiting."""
+_NEAR_NBYTES = 64 << 10
+"""In bytes, for vectors that lie in memory segments. Another round of waiting costs most where ranks take turns on the
+cores: there an Alltoall of 64 KB by 8 ranks on 2 cores takes a quarter less through slots; from 128 KB on copies cost
+more."""
+_NEAR_REDUCED_NBYTES = 32 << 10
+"""The same for allreduce and reduce, of which every rank or the root reads all slots: in place they share the work."""
+_NEAR_CORES_NBYTES = 4 << 10
+"""The same where every rank has a core; but in bcast and scatter no more than the root's slot is read, once."""
+
+
+def largest(size: int) -> int:
+    """Return the room of a slot in bytes, with `size` ranks."""
+    return max(_PAGE, min(_MAX_NBYTES, _SLOTS_NBYTES // (2 * size) // _PAGE * _PAGE))
+
+
+def for_all(size: int, oversubscribed: bool) -> int:
+    """Return the longest vector, in bytes, that passes through slots wherever it lies."""
+    if oversubscribed:
+        return largest(size)
+    # Every rank reads every slot, which costs more the more there are; a second round costs only a microsecond.
+    return min(largest(size), max(1 << 10, _ALL_SLOTS_NBYTES // size))
+
+
+def for_segments(collective: str, size: int, oversubscribed: bool) -> int:
+    """Return the longest vector, in bytes, that passes through slots where the buffers of all ranks lie in segments."""
+    if collective in ("bcast", "scatter"):
+        return min(_NEAR_NBYTES, largest(size))
+    if not oversubscribed:
+        return min(_NEAR_CORES_NBYTES, for_all(size, oversubscribed))
+    return min(_NEAR_REDUCED_NBYTES if collective in ("allreduce", "reduce") else _NEAR_NBYTES, largest(size))
