@@ -69,18 +69,16 @@ from .operation_words import (
     WAITING,
     YIELDS,
     get,
+    is_brief,
     is_short,
     offsets_word,
     put,
-    vector_nbytes,
 )
 
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
 """Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""
 UNEVEN = 64
 """Added to the number of a collective whose parts may have different lengths; see `call`."""
-AT_ONCE_NBYTES = 256 << 10
-"""Longer vectors are only begun here, so that other threads can run meanwhile."""
 
 
 @helper
@@ -238,7 +236,7 @@ def _call_by_messages(table, job):
     note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
     bound = begin_known(table, job, known)
     start(bound)
-    if vector_nbytes(job) > AT_ONCE_NBYTES:
+    if not is_brief(job):
         return WAITING
     # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
     state = release_interpreter()
@@ -259,7 +257,7 @@ def make_call(table, collective, send, recv, op, root):
         return _call_by_messages(own, job)
     if chosen < 0 or not _begin(own, job):
         return OTHER
-    if vector_nbytes(job) > AT_ONCE_NBYTES:
+    if not is_brief(job):
         return WAITING  # the caller goes on where a signal cannot make it lose the operation
     return progress(job, 0)
 
@@ -292,7 +290,7 @@ def make_call_in(table, job, collective, send, recv, op, root):
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
     if chosen <= 0 or not _begin(table - (table & 7), job):
         return OTHER
-    return progress(job, int(not is_short(job)))
+    return progress(job, int(not is_brief(job)))
 
 
 @short_kernel(*["int64"] * 7)

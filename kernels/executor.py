@@ -107,11 +107,13 @@ from .operation_words import (
     WORKED,
     YIELDS,
     get,
-    is_short,
+    is_brief,
     put,
 )
 from .operation_words import OTHERS_STAGED as OTHERS_STAGED_WORD
 
+_LEAVING_PATIENCE = 4
+"""Polls of a rank that has done its share when it starts an operation, relative to those for ranks that are late."""
 _WORK_NBYTES = 32 << 20
 """Bytes after which `advance` returns, so that signals and deadlines are noticed."""
 
@@ -235,7 +237,7 @@ def progress(job, only_start):
 
 @short_kernel("int64")
 def begin(job):
-    """Start an operation, and complete it if it is short and the other ranks start it at the same time.
+    """Start an operation, and complete it if it is brief and the other ranks start it at the same time.
 
     Returns a status; OTHER if the job's last operation has not ended, or `job` is 0.
     """
@@ -245,7 +247,11 @@ def begin(job):
     spins, yields = get(job, SPINS), get(job, YIELDS)
     put(job, SPINS, get(job, START_SPINS))
     put(job, YIELDS, get(job, START_YIELDS))
-    status = progress(job, int(not is_short(job)))
+    status = progress(job, int(not is_brief(job)))
+    if status == WAITING and get(job, STATE) == LEAVING:
+        # The others are at work on it, and end sooner than the caller could take up the operation again.
+        put(job, SPINS, _LEAVING_PATIENCE * get(job, START_SPINS))
+        status = progress(job, 0)
     put(job, SPINS, spins)
     put(job, YIELDS, yields)
     return status

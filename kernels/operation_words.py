@@ -117,6 +117,8 @@ PEER_WORDS = 5
 PID, SEGMENT_ADDRESS, MAPPED, SEGMENT_NBYTES, STAGES = range(PEER_WORDS)
 """Process; where its segment is there, and here; how long it is; where its stages are, here."""
 
+AT_ONCE_NBYTES = 256 << 10
+"""Calls of longer vectors are only begun while the interpreter is held, so that other threads can run meanwhile."""
 TILE_NBYTES = 128 << 10
 """What is fetched from another process at once: amortises the system call and stays in the core's own cache."""
 SCRATCH_NBYTES = 2 * TILE_NBYTES + 64
@@ -187,6 +189,12 @@ def vector_nbytes(job):
 def is_short(job):
     """Say whether the vector travels through slots."""
     return vector_nbytes(job) <= get(job, SLOT_NBYTES)
+
+
+@helper
+def is_brief(job):
+    """Say whether a call takes so little time that it may be completed with the interpreter held."""
+    return vector_nbytes(job) <= AT_ONCE_NBYTES
 
 
 @helper

@@ -17,10 +17,10 @@ from .block_exchange import (
     take_blocks,
 )
 from .decorators import helper, linked, short_kernel
-from .dispatch import AT_ONCE_NBYTES, is_open, make_call
+from .dispatch import is_open, make_call
 from .dispatch_arguments import number_of_dtype
 from .dispatch_table import ITEMSIZES, JOB, data_of, dtype_of
-from .operation_words import ALLTOALL, DONE, get, read_word
+from .operation_words import ALLTOALL, AT_ONCE_NBYTES, DONE, get, read_word
 from .strided_copy import ADDRESS, DIMENSIONS, LAYOUT_WORDS, NBYTES, RUN
 from .vector_specs import arrays_are_apart, read_fitting
 

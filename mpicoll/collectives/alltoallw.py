@@ -30,8 +30,8 @@ from mpicoll.communicator.call_lock import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.decorators import DISABLED
-from mpicoll.kernels.dispatch import AT_ONCE_NBYTES, call
-from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, BARRIER, DONE, OTHER
+from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, AT_ONCE_NBYTES, BARRIER, DONE, OTHER
 from mpicoll.kernels.short_exchange import NOT_READ, TAKEN, exchange, exchange_vectors
 from mpicoll.kernels.strided_copy import ADDRESS, LAYOUT_WORDS, NBYTES, RUN
 from mpicoll.messages.call_agreement import refuse, settle

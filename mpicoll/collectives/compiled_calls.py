@@ -11,9 +11,8 @@ from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.collectives.plan_cache import CachedPlan, whole
 from mpicoll.collectives.select import AUTO
 from mpicoll.communicator.channel import Channel
-from mpicoll.kernels.dispatch import AT_ONCE_NBYTES
 from mpicoll.kernels.dispatch_table import KNOWN_LENGTH, STAGED_NBYTES, pack_call
-from mpicoll.kernels.operation_words import COLLECTIVES
+from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, COLLECTIVES
 from mpicoll.kernels.reduce import native_address
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, CompiledCall, op_number
