@@ -6,12 +6,16 @@ from .instructions import ALL, READ, WRITTEN
 from .movement import shown_address
 from .operands import header
 from .operation_words import (
+    AHEAD,
+    AWAITED,
     CALL,
     CAREFUL,
     COUNT,
     DONE,
+    INLINE_NBYTES,
     METHOD,
     MISMATCH,
+    PIECE,
     PLACE,
     RANK,
     RECORD_AT_WORK,
@@ -29,12 +33,16 @@ from .operation_words import (
     STAGED,
     STATE,
     WAITING,
+    WHOLE_SLOT,
     WORKING,
     YIELDS,
     get,
+    may_have_parts,
+    piece_nbytes,
     published,
     put,
     record_of,
+    vector_nbytes,
 )
 
 
@@ -67,7 +75,7 @@ def all_have_come(job, sequence, stage):
 
 
 @helper
-def calls_differed(job, sequence):
+def differed_in(job, sequence):
     """Return True if ranks made different calls in a past operation, which this rank left before all had started."""
     own = record_of(job, get(job, RANK), sequence)
     for rank in range(get(job, SIZE)):
@@ -75,6 +83,17 @@ def calls_differed(job, sequence):
         for word in (RECORD_CALL, RECORD_COUNT):
             if load(record + 8 * word) != load(own + 8 * word):
                 return True
+    return False
+
+
+@helper
+def calls_differed(job, sequence):
+    """Return True if ranks made different calls up to an operation that all have started; AWAITED is the first such."""
+    for past in range(get(job, SEEN) + 1, sequence + 1):
+        put(job, AWAITED, past)
+        if differed_in(job, past):
+            return True
+        put(job, SEEN, past)
     return False
 
 
@@ -89,16 +108,37 @@ def call_differs(job, rank):
 # Instructions of plans that concern records ---------------------------------------------------------------------------
 
 
+@helper
+def _choose_place(job, is_long):
+    """Choose where the vector is; return the operation that all ranks must have started before it is written.
+
+    Records and pieces of slots are used again after 2 AHEAD operations, slots and stages by the next one but one.
+    """
+    sequence, ahead, nbytes = get(job, SEQUENCE), get(job, AHEAD), vector_nbytes(job)
+    put(job, PIECE, 0)
+    if is_long:
+        return sequence - 1
+    if nbytes <= INLINE_NBYTES:
+        return sequence - ahead
+    if nbytes <= piece_nbytes(job) and not may_have_parts(job):
+        put(job, PIECE, (sequence >> 1 & (ahead - 1)) * piece_nbytes(job))
+        return min(sequence - 1, max(sequence - ahead, get(job, WHOLE_SLOT) + 1))
+    put(job, WHOLE_SLOT, sequence)
+    return sequence - 1
+
+
 @inline_helper
 def enter(job, is_long):
     """Write this rank's record; return DONE, WAITING, or MISMATCH if the calls of the operation before differed."""
     rank, sequence = get(job, RANK), get(job, SEQUENCE)
-    if get(job, SEEN) < sequence - 1:
-        if not all_have_come(job, sequence - 1, 0):
+    started = _choose_place(job, is_long)
+    if get(job, SEEN) < started:
+        put(job, AWAITED, started)
+        if not all_have_come(job, started, 0):
             return WAITING
-        if calls_differed(job, sequence - 1):
+        if calls_differed(job, started):
             return MISMATCH
-        put(job, SEEN, sequence - 1)
+    put(job, AWAITED, sequence)
     record = record_of(job, rank, sequence)
     store(record + 8 * RECORD_CALL, get(job, CALL))
     store(record + 8 * RECORD_COUNT, get(job, COUNT))
@@ -130,6 +170,9 @@ def meet(job, who):
         return MISMATCH if call_differs(job, who) else DONE
     if not all_have_come(job, sequence, 0):
         return WAITING
+    if calls_differed(job, sequence - 1):
+        return MISMATCH
+    put(job, AWAITED, sequence)
     put(job, SEEN, sequence)
     for peer in range(get(job, SIZE)):
         if call_differs(job, peer):

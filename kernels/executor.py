@@ -1,12 +1,12 @@
 """Executor of plans: one interpreter for all collectives, which returns at waits and resumes there.
 
-On shared memory every rank owns two *records* that all ranks see, one for operations with even and one for odd sequence
-numbers. A record holds its rank's current call, its progress in the call (started, at work, done) and the addresses of
-its buffers. Only its owner writes it. The instructions (see `instructions`) that concern records, in the order in which
-a plan has them::
+On shared memory every rank owns 2 A *records* that all ranks see, used in turn by operations with consecutive sequence
+numbers; A is the word AHEAD. A record holds its rank's current call, its progress in the call (started, at work, done)
+and the addresses of its buffers. Only its owner writes it. The instructions (see `instructions`) that concern records,
+in the order in which a plan has them::
 
-    ENTER      wait until every rank has started the operation before this one: then all have ended the one that used
-               this record and its slot last. Write the call, and the addresses if the vector is long.
+    ENTER      wait until every rank has started an operation before this one: then all have ended those that used this
+               record and its slot last. Write the call, and the addresses if the vector is long.
     STARTED    publish "started", after the rank's data were copied to where others read them.
     MEET       wait for the records that are needed, and check that all ranks make the same call.
     AT_WORK    publish "at work", and check that no rank has withdrawn meanwhile.
@@ -18,10 +18,18 @@ On 4 ranks a long allreduce is one step between MEET and DONE, rank r reducing c
     rank 0  reads a0 b0 c0 d0  writes the sum to chunk 0 of all four recvbufs
     rank 1  reads a1 b1 c1 d1  writes chunk 1       ...
 
-The flag of a record is ``4 * sequence number + 0 for started, 1 for done``; it only grows. Two records are enough: a
-rank that writes a record for number k has seen all ranks start k - 1, so no rank reads the contents for k - 2. (Reuse
-of slots in shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using
-shared memory", SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
+The flag of a record is ``4 * sequence number + 0 for started, 1 for done``; it only grows. A rank may be A operations
+ahead of others where it waits for none of them, as the root of short broadcasts. Before it writes a record for number k
+it has seen all ranks start k - A, and has compared their calls up to there. A rank that has started k - A has compared
+all calls up to k - 2 A, so that nobody reads the record for k - 2 A, which is overwritten. With A = 2::
+
+    number k of the root    4  5  6  7  8  9  ...
+    its record              0  1  2  3  0  1  ...    written for 8 when all ranks have started 6
+
+Pieces of slots, of which each slot has A, are used in the same way. Of whole slots and of stages for input every rank
+has two: it uses one for number k when all ranks have started k - 1, so that all have ended k - 2. (Reuse of slots in
+shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using shared memory",
+SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
 
 Plans of messages, which have no records, are executed here too; their instructions are in `messages`. Plans that
 consist of such plans are executed by `composition`. Withdrawal from an operation is in `withdrawal`.

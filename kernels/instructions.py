@@ -33,7 +33,7 @@ ALL, NONE = -1, -2
 
 # Instructions -----------------------------------------------------------------------------------------------------
 (
-    ENTER,  # wait until all ranks have started the operation before, then write the record; operand: 1 if long
+    ENTER,  # wait until all ranks have started an operation before, then write the record; operand: 1 if long
     STARTED,  # publish "started": the record, and what was copied since ENTER, may be read
     MEET,  # wait until a rank, or ALL, has started, and compare the calls; the own rank: do not wait
     RESOLVE,  # find out how the published buffers are reached

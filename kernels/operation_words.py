@@ -51,7 +51,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 41
+JOB_WORDS = 45
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -96,7 +96,11 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     RECV_BASE,
     PART_COUNT,  # elements of a part for which the job's own offsets are right
     COMPOSED,  # 1 if the plan starts other plans, see `composition`
-) = range(41)
+    AHEAD,  # a power of two: how many operations a rank may be ahead of others where nothing makes it wait for them
+    WHOLE_SLOT,  # the last operation in which ranks used whole slots
+    PIECE,  # where in a slot the vector of this operation is
+    AWAITED,  # the operation whose records are compared, or waited for: this one or one before
+) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""
 
@@ -112,6 +116,7 @@ WITHDRAWN = -(1 << 63)
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
 INLINE_NBYTES = RECORD_NBYTES - _INLINE
+_LINE_NBYTES = 64
 
 PEER_WORDS = 5
 PID, SEGMENT_ADDRESS, MAPPED, SEGMENT_NBYTES, STAGES = range(PEER_WORDS)
@@ -176,7 +181,8 @@ def put(job, word, value):
 @helper
 def record_of(job, rank, sequence):
     """Return where a rank's record for an operation is."""
-    return get(job, RECORDS) + RECORD_NBYTES * (2 * rank + (sequence & 1))
+    records = 2 * get(job, AHEAD)
+    return get(job, RECORDS) + RECORD_NBYTES * (records * rank + (sequence & (records - 1)))
 
 
 @helper
@@ -198,12 +204,24 @@ def is_brief(job):
 
 
 @helper
+def may_have_parts(job):
+    """Say whether the root may attach parts to this call, see `attached_parts`: a broadcast of a Scatterv's counts."""
+    return get(job, COLLECTIVE) == BCAST and get(job, CALL) >> 16 & 0xFFFF == SCATTER
+
+
+@helper
+def piece_nbytes(job):
+    """Return the length of a piece of a slot."""
+    return get(job, SLOT_NBYTES) // (_LINE_NBYTES * get(job, AHEAD)) * _LINE_NBYTES
+
+
+@helper
 def slot_of(job, rank):
-    """Return where a rank's short vector is."""
+    """Return where a rank's short vector is: in its record, in a piece of a slot, or in a whole slot."""
     sequence = get(job, SEQUENCE)
     if vector_nbytes(job) <= INLINE_NBYTES:
         return record_of(job, rank, sequence) + _INLINE
-    return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES)
+    return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES) + get(job, PIECE)
 
 
 @helper

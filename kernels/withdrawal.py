@@ -10,6 +10,7 @@ from .atomics import fence, load, load_acquire, store_release
 from .decorators import helper, kernel_for
 from .operation_words import (
     AT_SEGMENT,
+    AWAITED,
     CALL,
     COUNT,
     ENTERING,
@@ -78,12 +79,12 @@ def at_work(job):
 
 @kernel_for("int64", "int64", "int64[1C]")
 def recorded(job, rank, out):
-    """Write a rank's stage, call and count in the current operation to `out`, (3,) of int64.
+    """Write a rank's stage, call and count in the operation that is waited for to `out`, (3,) of int64.
 
     The stage is negative if the rank has not started, 0 if it has, and 1 if its part is done. Before this rank's
-    operation has started, the values are those of the operation before.
+    operation has started, the values are those of an operation before.
     """
-    sequence = get(job, SEQUENCE) - (get(job, STATE) == ENTERING)
+    sequence = get(job, AWAITED)
     record = record_of(job, rank, sequence)
     out[0] = load_acquire(record) - 4 * sequence
     out[1] = load(record + 8 * RECORD_CALL)

@@ -119,7 +119,8 @@ def _operands(row: Row, own: int) -> str:
         return _MEANINGS[what]
     if what == words.ENTER:
         shown = "call and addresses" if first else "call"
-        return f"wait until all have started the operation before; write the {shown} to the own record"
+        before = "the operation" if first else "an operation"
+        return f"wait until all have started {before} before; write the {shown} to the own record"
     if what in (words.MEET, words.AT_WORK, words.WAIT_DONE):
         return _meeting(what, first, own)
     if what == words.IF:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AnyMemory = Union[Memory, "ThreadMemory"]
 STAGE_NBYTES, SLOT_NBYTES = 512, 256
+"""Bytes of a stage; and of a slot if no rank is ahead of others, or of a piece of a slot."""
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
 """Bytes of a buffer, and of all plans of a rank."""
 ATTACHED = "scatterv"
@@ -59,6 +60,8 @@ class Processes:
     ----------
     lanes
         Number of operation lanes; each has stages of its own in every segment.
+    ahead
+        How many operations a rank may be ahead of others, a power of two.
 
     Attributes
     ----------
@@ -67,9 +70,15 @@ class Processes:
     """
 
     def __init__(
-        self, memory: AnyMemory, size: int, method: str = "STAGE", edits: Edits = None, lanes: int = 1
+        self,
+        memory: AnyMemory,
+        size: int,
+        method: str = "STAGE",
+        edits: Edits = None,
+        lanes: int = 1,
+        ahead: int = 1,
     ) -> None:
-        self.memory, self.method, self.lanes = memory, method, lanes
+        self.memory, self.method, self.lanes, self.ahead = memory, method, lanes, ahead
         self.modules = load_executor(memory, edits) if isinstance(memory, Memory) else memory.load_executor()
         words = self.modules.operation_words
         self.peers = memory.private(8 * words.PEER_WORDS * size)
@@ -103,6 +112,8 @@ class Ranks:
         By process, the scratch memory of this lane; by default the first one of the process.
     buffers
         The lane whose buffers they use.
+    ahead
+        As for :class:`Processes`, if these are new ones.
     """
 
     def __init__(
@@ -116,27 +127,31 @@ class Ranks:
         lane: int = 0,
         scratch: Sequence[int] | None = None,
         buffers: int = 0,
+        ahead: int = 1,
     ) -> None:
-        self.processes = processes or Processes(memory, memory.size, method, edits)
+        self.processes = processes or Processes(memory, memory.size, method, edits, ahead=ahead)
         self.members = list(range(memory.size) if members is None else members)
         self.size, self.memory, self.modules = len(self.members), memory, self.processes.modules
         self.words, self.executor = self.modules.operation_words, self.modules.executor
         words, size = self.words, self.size
         self.bounds = [memory.private(8 * (size + 1)) for _ in range(size)]
         self.jobs = [memory.private(8 * words.job_words(size)) for _ in range(size)]
-        self._told = [memory.private(SLOT_NBYTES) for _ in range(size)]
+        self._slot_nbytes = SLOT_NBYTES * self.processes.ahead
+        self._told = [memory.private(self._slot_nbytes) for _ in range(size)]
         self._plans: dict[tuple[str, int, int, bool], int] = {}
         self._plans_end = memory.private(size * PLANS_NBYTES)
         self.buffers = [self.processes.buffers[process][buffers] for process in self.members]
-        peers, records = self._peers(), memory.shared(words.RECORD_NBYTES * 2 * size)
-        slots = memory.shared(2 * size * SLOT_NBYTES)
+        ahead = self.processes.ahead
+        peers, records = self._peers(), memory.shared(words.RECORD_NBYTES * 2 * ahead * size)
+        slots = memory.shared(2 * size * self._slot_nbytes)
         own = self.processes.scratch if scratch is None else scratch
         for rank, process in enumerate(self.members):
             for word, value in {
                 words.RECORDS: records, words.SIZE: size, words.RANK: rank, words.PEERS: peers, words.SLOTS: slots,
-                words.SLOT_NBYTES: SLOT_NBYTES, words.SCRATCH: own[process], words.LANE: lane,
+                words.SLOT_NBYTES: self._slot_nbytes, words.SCRATCH: own[process], words.LANE: lane,
                 words.METHOD: getattr(words, self.processes.method), words.STAGE_NBYTES: STAGE_NBYTES,
                 words.SPINS: 1, words.YIELDS: 1, words.START_SPINS: 1, words.ITEMSIZE: 8,
+                words.AHEAD: ahead,
             }.items():  # fmt: skip
                 self.put(rank, word, value)
 
@@ -168,7 +183,7 @@ class Ranks:
     def plan_of(self, rank: int, operation: SimulatedOperation) -> int:
         """Return the address of an operation's plan; plans are made one at a time."""
         kind = operation.kind
-        return self.plan(kind, rank, operation.root, 8 * operation.count > SLOT_NBYTES and kind != "barrier")
+        return self.plan(kind, rank, operation.root, 8 * operation.count > self._slot_nbytes and kind != "barrier")
 
     def start(self, rank: int, operation: SimulatedOperation) -> int:
         """Write this rank's input and start the operation; return the status."""

@@ -83,7 +83,9 @@ def attached_operations(size: int) -> Iterator[SimulatedOperation]:
         yield operation(size, ATTACHED, count, root)
 
 
-def prove(size: int, sequence: Sequence[SimulatedOperation], method: str = "STAGE", edits: Edits = None) -> None:
+def prove(
+    size: int, sequence: Sequence[SimulatedOperation], method: str = "STAGE", edits: Edits = None, ahead: int = 1
+) -> None:
     """Prove that a sequence of operations is correct for `size` ranks.
 
     Parameters
@@ -94,13 +96,15 @@ def prove(size: int, sequence: Sequence[SimulatedOperation], method: str = "STAG
         The method of access to private memory: ``"STAGE"`` or ``"TRANSFER"``.
     edits
         Changes to the executor's source, by module, for tests of the proof.
+    ahead
+        How many operations a rank may be ahead of others, a power of two: records are used again after twice as many.
 
     Raises
     ------
     Refuted
         If it is not correct; the message names the operations and the first error.
     """
-    ranks = Ranks(memory_for(size, size), method, edits)
+    ranks = Ranks(memory_for(size, size), method, edits, ahead=ahead)
     with _refuting(f"{size} ranks, {method}: {_text(sequence)}"):
         run(ranks, sequence)
 

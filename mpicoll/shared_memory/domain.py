@@ -87,7 +87,7 @@ class SharedMemoryDomain:
         self.size, self.rank = comm.size, comm.rank
         self._oversubscribed = oversubscribed
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
-        self._lane_nbytes = words.RECORD_NBYTES * 2 * self.size
+        self._lane_nbytes = slot_lengths.records_nbytes(self.size)
         self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
         self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
@@ -142,6 +142,7 @@ class SharedMemoryDomain:
             (words.METHOD, self.method),
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
+            (words.AHEAD, slot_lengths.ahead(self.size)),
             (words.SPINS, 1 if self._oversubscribed else _SPINS),
             (words.YIELDS, YIELDS),
             (words.START_SPINS, 1 if self._oversubscribed else _START_SPINS),
@@ -247,7 +248,7 @@ def _page_from(address: int) -> int:
 
 def common_nbytes(size: int) -> int:
     """Return the bytes of shared memory that `size` ranks need in common."""
-    records = _LANES * words.RECORD_NBYTES * 2 * size
+    records = _LANES * slot_lengths.records_nbytes(size)
     return records + _LANES * 2 * size * slot_lengths.largest(size) + 2 * _PAGE
 
 

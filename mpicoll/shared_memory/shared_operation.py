@@ -192,7 +192,7 @@ class SharedOperation(InFlight):
 
     def _raise_mismatch(self) -> None:
         calls, gone = calls_of(self._job, range(self.channel.size))
-        number = self.number - int(self._job[words.STATE] == words.ENTERING)
+        number = self.number - int(self._job[words.SEQUENCE] - self._job[words.AWAITED])
         if len(calls) == 1:
             self.channel.watchdog.raise_departure(number, gone)
         self.channel.watchdog.raise_difference(number, calls)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -20,17 +20,21 @@ from mpicoll.plans.simulated_memory import Memory, Race
 from mpicoll.plans.tell_plan import make_tell
 from mpicoll.plans.verify_plan import (
     METHODS,
+    ONE_SEGMENT,
     SEGMENTS,
+    SHORT,
     SLOT,
     Refuted,
     attached_operations,
     every_operation,
+    memory_for,
     operation,
     prove,
     prove_communicators,
     prove_lanes,
     run,
 )
+from mpicoll.schedules import COLLECTIVES as ROWS
 from tests import extent
 from tests.kernels.world import COUNTS, KINDS, World, run_all
 
@@ -173,10 +177,10 @@ PLANTED = {
     "two stages instead of three": ("operands", "INPUT_STAGES, index", "1, index"),
     "no wait before a record is used again": (
         "call_records",
-        "if not all_have_come(job, sequence - 1, 0):",
+        "if not all_have_come(job, started, 0):",
         "if False:",
     ),
-    "one record": ("operation_words", "RECORD_NBYTES * (2 * rank + (sequence & 1))", "RECORD_NBYTES * (2 * rank)"),
+    "one record": ("operation_words", "sequence & (records - 1)", "0"),
     "one slot": ("operation_words", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
     "parts at a wrong place": ("attached_parts", "offset = total", "offset = 0"),
     "parts of another rank's slot": ("attached_parts", "slot_of(job, root) + begin", "slot_of(job, own) + begin"),
@@ -190,10 +194,93 @@ PLANTED = {
 }
 
 
+def ahead_of_others(size: int, ahead: int, length: int, seed: int) -> list[SimulatedOperation]:
+    """Return operations most of which are so short that ranks do not wait for all others."""
+    numbers, operations = random.Random(seed), list(every_operation(size))
+    short = [one for one in operations if one.count <= SLOT and ROWS[one.kind].rooted]
+    operations += [operation(size, "scatterv", count, size - 1) for count in (SHORT, 20 * ahead)]
+    return [numbers.choice(short if numbers.random() < 1 - 1 / ahead else operations) for _ in range(length)]
+
+
+@pytest.mark.parametrize(("ahead", "length"), [(2, 7), (4, 14), (8, 30)])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_ahead_of_others(size: int, ahead: int, length: int) -> None:
+    """Sequences so long that every record is used again, some of them more than once."""
+    for seed in range((400 if extent.ALL else 40) // ahead):
+        prove(size, ahead_of_others(size, ahead, length, seed), METHODS[seed % 2], ahead=ahead)
+    for root in range(size):
+        prove(size, [operation(size, "bcast", 1, root)] * 3 * ahead, ahead=ahead)
+        prove(size, [operation(size, "gather", 1, root), operation(size, "bcast", 1, 0)] * 2 * ahead, ahead=ahead)
+
+
+TOO_FAR = {
+    "half of the records": ("operation_words", "sequence & (records - 1)", "sequence & (records // 2 - 1)"),
+    "half of the pieces": ("call_records", "sequence >> 1 & (ahead - 1)", "sequence >> 1 & (ahead // 2 - 1)"),
+    "stages used again too early": (
+        "call_records",
+        "is_long:\n        return sequence - 1",
+        "is_long:\n        return sequence - ahead",
+    ),
+    "records used again too early": ("call_records", "return sequence - ahead\n", "return sequence - 2 * ahead\n"),
+    "pieces used again too early": ("call_records", "max(sequence - ahead,", "max(sequence - 2 * ahead,"),
+    "pieces of a slot that is in use": ("call_records", "get(job, WHOLE_SLOT) + 1", "0"),
+    "slots used again too early": (
+        "call_records",
+        "sequence)\n    return sequence - 1\n",
+        "sequence)\n    return sequence - 2\n",
+    ),
+    "parts in a piece": ("call_records", "and not may_have_parts(job)", ""),
+}
+
+
+@pytest.mark.parametrize("ahead", [2, 4])
+@pytest.mark.parametrize("error", TOO_FAR)
+def test_ranks_too_far_ahead_are_found(error: str, ahead: int) -> None:
+    module, old, new = TOO_FAR[error]
+    sequences = [ahead_of_others(3, ahead, 4 * ahead, seed) for seed in range(100)]
+    sequences += [[operation(3, "bcast", count)] * 4 * ahead for count in (1, SLOT, ONE_SEGMENT)]
+    sequences.append([operation(3, "scatterv", 20 * ahead), *[operation(3, "bcast", SLOT)] * 5] * ahead)
+    with pytest.raises(Refuted):
+        prove_all(3, sequences, {module: (old, new)}, ahead)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("between", range(4))
+def test_calls_that_differed_are_found_later(between: int, ahead: int) -> None:
+    """Two ranks that leave different calls at once hear of it when they must, and of which call it was."""
+    memory = memory_for(2, 2)
+    ranks = Ranks(memory, ahead=ahead)
+    same = [operation(2, "bcast", 1)] * between + [operation(2, "barrier", 1)]
+    own = [operation(2, "bcast", 1, 0), *same], [operation(2, "reduce", 1, 0), *same]
+    ended = [0, 0]
+
+    def program(rank: int) -> Iterator[int]:
+        for one in own[rank]:
+            status = ranks.start(rank, one)
+            while status == ranks.words.WAITING:
+                yield -1
+                status = ranks.advance(rank)
+            if status != ranks.words.DONE:
+                ended[rank] = status
+                return
+
+    programs = [program(rank) for rank in range(2)]
+    for _ in range(50):
+        for rank, each in enumerate(programs):
+            memory.rank = rank
+            next(each, None)
+    assert ended == [ranks.words.MISMATCH] * 2
+    assert [memory.load(job + 8 * ranks.words.AWAITED) for job in ranks.jobs] == [1, 1]
+
+
+def prove_all(size: int, sequences: Iterable[Sequence[SimulatedOperation]], edits: Edits, ahead: int = 1) -> None:
+    for sequence in sequences:
+        prove(size, sequence, edits=edits, ahead=ahead)
+
+
 def prove_pairs(size: int, edits: Edits) -> None:
     operations = [*every_operation(size), *attached_operations(size)]
-    for pair in some(list(itertools.product(operations, repeat=2)), 400):
-        prove(size, pair, edits=edits)
+    prove_all(size, some(list(itertools.product(operations, repeat=2)), 400), edits)
 
 
 @pytest.mark.parametrize("error", PLANTED)

@@ -13,7 +13,7 @@ import pytest
 
 from mpicoll.plans.simulated_executor import BUFFER_NBYTES, SimulatedOperation
 from tests import extent
-from tests.kernels.world import KINDS, World, run_all
+from tests.kernels.world import COUNTS, KINDS, World, run_all
 
 EVERY_PAIR = list(itertools.product(KINDS, repeat=2))
 PAIRS = EVERY_PAIR if extent.ALL else random.Random(2).sample(EVERY_PAIR, 36)
@@ -32,8 +32,8 @@ def test_pairs_of_long_operations(size: int, pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_mixtures(size: int, method: str) -> None:
     for seed in range(12):
-        world = World(size, seed, method)
-        run_all(world, [world.draw(KINDS) for _ in range(8)])
+        world = World(size, seed, method, ahead=1 << seed % 3)
+        run_all(world, [world.draw(KINDS, (1, *COUNTS)) for _ in range(8)])
 
 
 def give_up(world: World, rank: int) -> None:
@@ -71,7 +71,7 @@ def run_until_somebody_gives_up(world: World, operations: list[SimulatedOperatio
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_gives_up_gets_its_buffers_back(size: int, method: str) -> None:
     for seed in range(60):
-        world = World(size, seed, method)
+        world = World(size, seed, method, ahead=1 << seed % 3)
         kinds = world.machine.random.sample(KINDS, 2)
         run_until_somebody_gives_up(world, [world.draw((kind,), LONG) for kind in kinds])
 

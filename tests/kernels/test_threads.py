@@ -18,6 +18,7 @@ from mpicoll.kernels.decorators import DISABLED
 from mpicoll.plans.simulated_executor import PLANS_NBYTES, Ranks, SimulatedOperation
 from mpicoll.plans.thread_memory import ThreadMemory
 from mpicoll.plans.verify_plan import METHODS, every_operation, operation
+from mpicoll.shared_memory.slot_lengths import ahead
 from tests import extent
 from tests.kernels.world import COUNTS, draw
 
@@ -26,7 +27,7 @@ SECONDS = 60
 
 
 def ranks_as_threads(size: int, method: str) -> Ranks:
-    return Ranks(ThreadMemory(size, size * (PLANS_NBYTES + (3 << 17))), method)
+    return Ranks(ThreadMemory(size, size * (PLANS_NBYTES + (3 << 17))), method, ahead=ahead(size))
 
 
 def work(ranks: Ranks, rank: int, operations: list[SimulatedOperation], until: float) -> None:

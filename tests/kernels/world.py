@@ -35,9 +35,9 @@ def _places(pick: random.Random, near: float) -> tuple[int, int]:
 class World(Ranks):
     """Ranks with one lane of operations."""
 
-    def __init__(self, size: int, seed: int, method: str = "STAGE") -> None:
+    def __init__(self, size: int, seed: int, method: str = "STAGE", ahead: int = 1) -> None:
         self.machine = Machine(size, size * (PLANS_NBYTES + (1 << 19)), seed)
-        super().__init__(self.machine, method)
+        super().__init__(self.machine, method, ahead=ahead)
 
     def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> SimulatedOperation:
         """Draw an operation, of which all ranks know everything."""

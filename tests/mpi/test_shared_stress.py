@@ -91,6 +91,38 @@ def test_ten_thousand_different_calls(comm: Intracomm) -> None:
         plan.Free()
 
 
+def test_roots_that_are_ahead_of_the_others(comm: Intracomm) -> None:
+    """Bursts of calls in which no rank waits for all others: in records, pieces of slots, whole slots, and longer."""
+    alike, own = np.random.default_rng(8), np.random.default_rng(comm.rank)
+    size, rank, base = comm.size, comm.rank, np.arange(LONGEST)
+    for turn in range(CALLS // 2):
+        burst = np.random.default_rng(turn // 100)  # the same rank is root, nearly always of the same collective
+        root, kind = int(burst.integers(size)), burst.integers(5) if alike.random() < 0.99 else alike.integers(5)
+        collective = ("Bcast", "Scatter", "Gather", "Reduce", "Scatterv")[kind]
+        # Few different calls: of each the first is compared between all ranks.
+        part = int(alike.choice((1, 3, 60))) if turn % 97 else int(alike.choice((900, LONGEST // size)))
+        if own.integers(500) == 0 or (turn % 100 == 10 and rank == turn // 100 % size):
+            time.sleep(2e-2)
+        whole, wanted = base[: size * part] * (1 + rank) + turn, base[: size * part] * (1 + root) + turn
+        mine = wanted[rank * part : (rank + 1) * part]
+        got = np.zeros_like(mine)
+        if collective == "Bcast":
+            comm.Bcast(whole, root)
+            got = whole[rank * part : (rank + 1) * part]
+        elif collective == "Scatter":
+            comm.Scatter(whole, got, root)
+        elif collective == "Scatterv":
+            comm.Scatterv([whole, [part] * size] if rank == root else None, got, root)
+        elif collective == "Gather":
+            comm.Gather(mine, whole, root)
+            got, mine = (whole, wanted) if rank == root else (got, got)
+        else:
+            comm.Reduce(whole, sums := np.zeros_like(whole), root=root)
+            total = base[: size * part] * (size * (size + 1) // 2) + size * turn
+            got, mine = (sums, total) if rank == root else (got, got)
+        assert (got == mine).all(), (turn, collective, root, part)
+
+
 def test_the_same_calls_twice_give_the_same_bits(comm: Intracomm) -> None:
     given = np.random.default_rng(comm.rank).standard_normal(LONGEST) * 1e10
     seen: dict[int, bytes] = {}
