@@ -11,7 +11,6 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
 import numpy as np
-from mpi4py import MPI
 
 HOST_DEVICES = (1, 3, 11)
 """Device types whose memory the CPU can read: CPU, and pinned memory of CUDA and ROCm."""
@@ -49,8 +48,16 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
+class _Memory:
+    """Bytes of a tensor, which stay alive as long as an array of them."""
+
+    def __init__(self, address: int, nbytes: int, owner: Any) -> None:
+        self._owner = owner
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+
+
 def array_of_tensor(data: Any) -> np.ndarray:
-    """Return the memory of an object with ``__dlpack__`` as an array; the caller keeps the object alive.
+    """Return the memory of an object with ``__dlpack__`` as an array, which keeps the object alive.
 
     The memory must be of one of :data:`HOST_DEVICES`.
 
@@ -72,5 +79,5 @@ def array_of_tensor(data: Any) -> np.ndarray:
     spans = [(count - 1) * step for count, step in zip(shape, steps, strict=True)]
     low = sum(span for span in spans if span < 0)
     nbytes = sum(map(abs, spans)) + dtype.itemsize
-    memory: Any = MPI.buffer.fromaddress((tensor.data or 0) + tensor.byte_offset + low, nbytes)
+    memory = np.asarray(_Memory((tensor.data or 0) + tensor.byte_offset + low, nbytes, data))
     return np.ndarray(shape, dtype, memory, -low, steps)

@@ -55,12 +55,14 @@ class ScatteredBlocks(Buffer):
 
     def give_back(self) -> None:
         """Copy the blocks to their places in the caller's memory."""
+        self._blocks.buffer.take_in()  # what is between the blocks may have changed since
         for packed, scattered in self._pairs():
             scattered[...] = packed
         self._blocks.buffer.give_back()
 
     def take_in(self) -> None:
         """Pack the caller's present blocks."""
+        self._blocks.buffer.take_in()
         for packed, scattered in self._pairs():
             packed[...] = scattered
 
@@ -90,7 +92,7 @@ def resolve_blocks(spec: Any, argument: str, size: int, *, writable: bool = True
 
 def _plain_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:
     """Describe blocks of elements of a basic type."""
-    if is_pointer(parts):
+    if is_pointer(parts) or _has_a_rest(parts, argument, writable):
         counts, displs = _placed(parts, argument, size, 0)
         whole: Any = [parts.data, max(map(operator.add, counts, displs), default=0)]
     else:
@@ -101,6 +103,14 @@ def _plain_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Bloc
     counts, displs = [buffer.unit * count for count in counts], [buffer.unit * displ for displ in displs]
     _check_blocks(buffer.count, counts, displs, argument, writable)
     return Blocks(buffer, counts, displs)
+
+
+def _has_a_rest(parts: Spec, argument: str, writable: bool) -> bool:
+    """Return whether the memory is no whole number of elements, of which counts say how many there are."""
+    if parts.counts is None or parts.datatype is None:
+        return False
+    entry_nbytes = datatype_of(parts.datatype, argument).Get_size()
+    return bool(entry_nbytes and array_of(parts, argument, writable=writable).nbytes % entry_nbytes)
 
 
 def _derived_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:

@@ -89,16 +89,20 @@ class VectorCalls:
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
         status = call_uneven.run(self.table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+        plain = None  # of which a part may be a temporary array: it has to live until the call has ended
         if status == OTHER:
-            status = self._call(ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf))
+            plain = self._plain_allgatherv(sendbuf, recvbuf)
+            status = self._call(ALLGATHER, plain)
         if status != DONE:
             self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
         """Make a Reduce_scatter, whose counts every rank gives."""
         status = call_uneven.run(self.table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), id(recvcounts))
+        plain = None  # see above
         if status == OTHER:
-            status = self._call(REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
+            plain = self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts)
+            status = self._call(REDUCE_SCATTER, plain, op)
         if status != DONE:
             self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
 

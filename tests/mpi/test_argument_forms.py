@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -358,3 +359,66 @@ def test_read_only_dlpack_is_refused(comm: Intracomm) -> None:
     data.flags.writeable = False
     with pytest.raises(TypeError, match=r"recvbuf: Shown cannot be communicated: .*readonly"):
         comm.Allreduce(numbers(comm.rank), Shown(data))
+
+
+class Lent:
+    """Memory that is shown by DLPack only, and is overwritten when nobody holds the object any more."""
+
+    def __init__(self, owner: np.ndarray) -> None:
+        self.owner = owner
+
+    def __dlpack__(self, **settings: Any) -> Any:
+        return self.owner.__dlpack__(**settings)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.owner.__dlpack_device__()
+
+    def __del__(self) -> None:
+        self.owner[...] = -1
+
+
+def test_requests_keep_what_is_shown_by_dlpack(comm: Intracomm) -> None:
+    got = np.zeros(COUNT)
+    request = comm.Iallreduce(Lent(numbers(comm.rank)), got)
+    gc.collect()
+    request.Wait()
+    assert (got == sum(map(numbers, range(comm.size)))).all()
+    kept = comm.Allreduce_init(Lent(numbers(comm.rank)), got, info=MPI.INFO_NULL)
+    for _ in range(2):
+        gc.collect()
+        got[:] = 0
+        kept.Start()
+        kept.Wait()
+        assert (got == sum(map(numbers, range(comm.size)))).all()
+    kept.Free()
+
+
+def test_bytes_behind_the_elements_that_are_counted(comm: Intracomm) -> None:
+    memory, size = bytearray(8 * comm.size + 4), comm.size
+    comm.Allgatherv(np.full(1, float(comm.rank)), [memory, ([1] * size, [*range(size)]), MPI.DOUBLE])
+    assert np.frombuffer(memory[: 8 * size]).tolist() == [*range(size)]
+
+
+def test_persistent_blocks_of_a_strided_array_are_read_at_each_start(comm: Intracomm) -> None:
+    size, whole, part = comm.size, np.arange(6.0 * comm.size), np.zeros(2)
+    blocks = [whole[::2], ([2] * size, [3 * rank for rank in range(size)])]
+    request = comm.Scatterv_init(blocks if comm.rank == 0 else None, part, 0)
+    for turn in (0.0, 100.0):
+        whole[:] = np.arange(6.0 * size) + turn
+        request.Start()
+        request.Wait()
+        assert part.tolist() == [6.0 * comm.rank + turn, 6.0 * comm.rank + 2 + turn]
+    request.Free()
+
+
+def test_what_is_between_persistent_blocks_is_left_alone(comm: Intracomm) -> None:
+    size, whole = comm.size, np.zeros(6 * comm.size)
+    request = comm.Allgatherv_init(
+        np.full(2, comm.rank + 1.0), [whole[::2], ([2] * size, [3 * rank for rank in range(size)])]
+    )
+    whole[:] = 9
+    request.Start()
+    request.Wait()
+    request.Free()
+    assert whole[::2].tolist() == [number for rank in range(size) for number in (rank + 1, rank + 1, 9)]
+    assert (whole[1::2] == 9).all()
