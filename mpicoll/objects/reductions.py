@@ -4,7 +4,7 @@
 - Long arrays of equal shape and element type are reduced by the collectives on arrays, where these give what Python's
   operators give.
 - Everything else is reduced in Python. Where that runs code of the program, the ranks agree at the end that none has
-  failed; long objects of an allreduce or reduce are then combined on one rank only.
+  failed; an allreduce or a reduce is then made on one rank only.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ class Reductions(Moves):
         if number and all(each.kind < PICKLE or each.flags & TRUSTED for each in found):
             result = self._fold(name, function, self.objects(given, found))
             return result if name != "reduce" or self.rank == root else None
-        if name in ("allreduce", "reduce") and any(each.data is None for each in found):
+        if name in ("allreduce", "reduce"):
             return self._reduce_at(name, function, given, found, root)
-        return self._reduce_and_confirm(name, function, given, found, root)
+        return self._scan_and_confirm(name, function, given, found)
 
     def _fold(self, name: str, function: folding.AnyCallable, objects: Sequence[Any]) -> Any:
         if name in ("scan", "exscan"):
@@ -196,10 +196,13 @@ class Reductions(Moves):
     def _reduce_at(
         self, name: str, function: folding.AnyCallable, given: Given, found: list[Description], root: int
     ) -> Any:
-        """Combine the objects on the root, and send the result, or that there is one, from there."""
+        """Combine the objects on the root, and send the result, or that there is one, from there.
+
+        Not on every rank: what the function returns may differ between processes, as the order of sets does.
+        """
         error, result, outcome = None, None, None
         try:
-            objects = self.exchange.gather_long(given.payload, found, root)
+            objects = self.objects(given, found, root)
             if self.rank == root:
                 result = folding.fold(function, objects)
         except MpicollError:
@@ -213,10 +216,10 @@ class Reductions(Moves):
         arrived = self.bcast_given(outcome, _OUTCOME, root)
         return arrived if name == "allreduce" else result
 
-    def _reduce_and_confirm(
-        self, name: str, function: folding.AnyCallable, given: Given, found: list[Description], root: int
+    def _scan_and_confirm(
+        self, name: str, function: folding.AnyCallable, given: Given, found: list[Description]
     ) -> Any:
-        """Combine the objects on every rank; raise on all if that fails on one."""
+        """Combine the objects up to this rank's on every rank; raise on all if that fails on one."""
         error = result = None
         try:
             result = self._fold(name, function, self.objects(given, found))
@@ -228,4 +231,4 @@ class Reductions(Moves):
         if error is not None:
             outcome.fail(error)
         self.gather_records(_OUTCOME, outcome)
-        return result if name != "reduce" or self.rank == root else None
+        return result
