@@ -174,17 +174,15 @@ def _measure_list(entry: list[Any] | tuple[Any, ...]) -> tuple[int, str]:
     """Return bytes and element type of a list like ``[data, count, datatype]``; without a count, of all the data."""
     nbytes, dtype = measure(entry[0]) if not isinstance(entry[0], (list, tuple)) else _UNKNOWN
     counts, datatype = (entry[1] if len(entry) > 1 else None), entry[-1]
-    if isinstance(counts, (list, tuple)) and counts and isinstance(counts[0], (list, tuple)):
-        counts = counts[0]
-    size = getattr(datatype, "Get_size", None)
-    width = size() if size is not None else 0
+    if isinstance(counts, (list, tuple)) and len(counts) == 2 and not isinstance(counts[0], (int, np.integer)):
+        counts = counts[0]  # of (counts, displacements)
     try:
-        total = sum(counts) if not isinstance(counts, int) else counts  # type: ignore[arg-type]
-    except TypeError:
+        size = getattr(datatype, "Get_size", None)
+        width = size() if size is not None else _width(entry[0]) if dtype else 0
+        total = int(counts if isinstance(counts, int) else sum(counts))  # type: ignore[arg-type]
+    except Exception:  # what mpi4py does not take either, or None
         return nbytes, dtype
-    if not width and dtype:
-        width = _width(entry[0])
-    return (int(total) * width, dtype) if width else (nbytes, dtype)
+    return (total * width, dtype) if width else (nbytes, dtype)
 
 
 def _width(data: Any) -> int:

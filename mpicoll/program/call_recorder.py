@@ -104,9 +104,19 @@ class Kind:
 
 
 class _Inside(threading.local):
-    """Flag of a thread that is inside a collective: calls that it makes there are not the program's."""
+    """State of a thread.
+
+    Attributes
+    ----------
+    call
+        Whether it is inside a collective: calls that it makes there are not the program's.
+    begun
+        When it began to wait for several requests; None outside such a wait. The first request that is complete takes
+        the time.
+    """
 
     call = False
+    begun: float | None = None
 
 
 class CallRecorder:

@@ -109,7 +109,7 @@ def _of_noted(
         if noted is None or not recorder.running or inside.call:
             return method(self, *arguments, **named)
         inside.call = True
-        begun = clock()
+        begun, inside.begun = clock() if inside.begun is None else inside.begun, None
         try:
             return method(self, *arguments, **named)
         finally:
@@ -120,10 +120,25 @@ def _of_noted(
     return call
 
 
+def waiting_for_several(method: Callable[..., Any], recorder: CallRecorder) -> Callable[..., Any]:
+    """Return a method that waits for several requests; its time belongs to the first of them that is complete then."""
+    inside = recorder.inside
+
+    @functools.wraps(method)
+    def call(*arguments: Any) -> Any:
+        inside.begun = clock()
+        try:
+            return method(*arguments)
+        finally:
+            inside.begun = None
+
+    return call
+
+
 def wrap_classes(recorder: CallRecorder) -> None:
     """Wrap the methods of mpicoll's communicators and requests, for the rest of the process."""
     from mpicoll import comm
-    from mpicoll.collectives import on_shared_memory, requests
+    from mpicoll.collectives import on_shared_memory, request_lists, requests
     from mpicoll.objects import pickling
 
     del on_shared_memory  # imported for its classes of requests
@@ -140,6 +155,8 @@ def wrap_classes(recorder: CallRecorder) -> None:
         recorder.stream_of(self)
 
     comm.Intracomm.__init__ = make  # type: ignore[method-assign]
+    mixed = request_lists.MixedRequests
+    mixed.until = waiting_for_several(mixed.until, recorder)  # type: ignore[method-assign]
     for cls in _with_subclasses(requests.Request):
         for name in WAITS:
             if name in vars(cls):
