@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -18,6 +20,35 @@ Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 _NAMES: dict[int, str] = {getattr(MPI, name).handle: name for name in kernels.OPS}
 """Handles, because MPI.Op objects are not hashable."""
+
+
+class _HeldOp(MPI.Op):
+    """An MPI.Op that keeps the object alive at whose end it is freed: a call that is under way uses it."""
+
+    holder: Any
+
+    @classmethod
+    def of(cls, operation: MPI.Op, holder: Any) -> _HeldOp:
+        """Return the same operation with a holder."""
+        held = cls(operation)
+        held.holder = holder
+        return held
+
+
+def _create(callback: Callable[..., None], commutative: bool) -> MPI.Op:
+    try:
+        return MPI.Op.Create(callback, commutative)
+    except RuntimeError:  # mpi4py has room for 32 at a time: some may belong to objects that nobody uses any more
+        gc.collect()
+        return MPI.Op.Create(callback, commutative)
+
+
+def _free(operations: list[MPI.Op]) -> None:
+    """Free operations of the MPI library, if this thread may call it."""
+    if MPI.Is_finalized() or not (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main()):
+        return
+    for operation in operations:
+        operation.Free()
 
 
 class UserOperation:
@@ -38,6 +69,8 @@ class UserOperation:
         self.name = getattr(function, "__qualname__", repr(function))
         self._reducers: dict[np.dtype[Any], Reducer] = {}
         self._mpi: dict[np.dtype[Any], MPI.Op] = {}
+        self._created: list[MPI.Op] = []
+        weakref.finalize(self, _free, self._created)
 
     def reducer(self, dtype: np.dtype[Any]) -> Reducer:
         """Return the compiled loop for `dtype`; TypeError names function and dtype if Numba cannot compile it."""
@@ -60,7 +93,8 @@ class UserOperation:
                 except BaseException as error:
                     end_job(error)
 
-            self._mpi[dtype] = MPI.Op.Create(callback, self.commutative)
+            self._created.append(_create(callback, self.commutative))
+            self._mpi[dtype] = _HeldOp.of(self._created[-1], self)
         return self._mpi[dtype]
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
