@@ -138,7 +138,7 @@ class Intracomm(ObjectCollectives):
         return self._settings.timeout
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
-        """Return the names that ``algorithm=`` takes here, besides ``"auto"``; local.
+        """Return the names that ``algorithm=`` takes here, besides ``"auto"``; local, but for what :meth:`Idup` says.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Intracomm(ObjectCollectives):
     def choice(
         self, collective: str, nbytes: int, *, commutative: bool = True, compression: str | Compressor | None = None
     ) -> str:
-        """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes; local.
+        """Return the algorithm that ``"auto"`` takes for a vector of `nbytes` bytes; local as :meth:`algorithms` is.
 
         Parameters
         ----------

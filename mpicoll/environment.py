@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,17 @@ _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 """Open MPI's variable, which ``mpirun --with-ft ulfm`` sets for the ranks."""
 UNLIMITED = (1 << 63) - 1
 """Number of bytes where there is no limit."""
+
+
+def warn_alone(text: str, stacklevel: int = 1) -> None:
+    """Issue a RuntimeWarning on this rank only, while the others go on.
+
+    Where warnings are errors it is written to standard error: an exception here would leave the others waiting.
+    """
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    except RuntimeWarning as warning:
+        sys.stderr.write(f"RuntimeWarning: {warning}\n")
 
 
 def survives_dead_ranks(variables: Mapping[str, str] = os.environ) -> bool:

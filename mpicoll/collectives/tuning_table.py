@@ -11,7 +11,6 @@ import json
 import math
 import os
 import platform
-import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from mpicoll.collectives.compression_tuning import PayingRange
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, SINGLE_COPY, Rule
 from mpicoll.communicator.channel import Channel
 from mpicoll.compression import compressor
-from mpicoll.environment import cache_folder, cores, processor
+from mpicoll.environment import cache_folder, cores, processor, warn_alone
 
 _FORMAT = 1
 _MAX_NBYTES = 1 << 20
@@ -130,7 +129,7 @@ def _text_for(channel: Channel) -> str:
                 text = path.read_text()
                 parse(text, known)
         except (OSError, ValueError) as error:
-            warnings.warn(f"the tuning table {path} is ignored: {error}", RuntimeWarning, stacklevel=2)
+            warn_alone(f"the tuning table {path} is ignored: {error}")
             text = ""
         _read[path] = text
     return _read[path]

@@ -86,7 +86,8 @@ class Derived(_Comm):
     def Idup(self, info: MPI.Info | None = None) -> Any:
         """Start to duplicate; return the duplicate, which may be used once the request is complete, and the request.
 
-        The first collective call on the duplicate makes its private channel, which is collective over its ranks.
+        The first collective call on the duplicate makes its private channel, which is collective over its ranks; so
+        does the first call of :meth:`~mpicoll.Intracomm.algorithms` or :meth:`~mpicoll.Intracomm.choice`.
         """
         made, request = super().Idup(info)
         return self._adopt(made, complete=False), request

@@ -49,8 +49,9 @@ def common_memory(comm: MPI.Intracomm, nbytes: int) -> np.ndarray:
     token = np.frombuffer(bytearray(secrets.token_bytes(_TOKEN_NBYTES)), np.uint8)
     comm.Bcast(token)
     path = DIRECTORY / f"mpicoll-{token.tobytes().hex()}"
-    memory = _made(path, nbytes) if comm.rank == 0 else None
+    memory = None
     try:
+        memory = _made(path, nbytes) if comm.rank == 0 else None
         comm.Barrier()
         if comm.rank:
             memory = _opened(path, nbytes)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import plans
-from mpicoll.environment import address_space_left
+from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment, slot_lengths
@@ -312,7 +311,7 @@ def _made(comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None) -> Sh
         return SharedMemoryDomain(comm, oversubscribed, known)
     except common_file.NoCommonMemory as problem:
         if comm.rank == 0:
-            warnings.warn(f"shared memory is not used: {problem}", RuntimeWarning, stacklevel=2)
+            warn_alone(f"shared memory is not used: {problem}")
         return None
 
 
@@ -322,5 +321,5 @@ def _is_possible(comm: MPI.Intracomm) -> bool:
     first = np.array([comm.rank if reason else comm.size], np.int64)
     comm.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
     if first[0] == comm.rank and reason not in _INTENDED:
-        warnings.warn(f"shared memory is not used: {reason}", RuntimeWarning, stacklevel=2)
+        warn_alone(f"shared memory is not used: {reason}")
     return bool(first[0] == comm.size)

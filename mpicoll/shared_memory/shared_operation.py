@@ -135,6 +135,7 @@ class SharedOperation(InFlight):
     """
 
     __slots__ = ("_address", "_call", "_is_patient", "_job", "_op_name", "_status", "falls_back", "may_fall_back")
+    outlasts = False
 
     def __init__(
         self,
