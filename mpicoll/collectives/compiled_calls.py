@@ -64,12 +64,12 @@ def _describe(task: CheckedOperation, plan: Plan) -> CompiledCall | None:
     )
 
 
-def end(channel: Channel, status: int, recvbuf: Any, timeout: float) -> None:
+def end(channel: Channel, status: int, sendbuf: Any, recvbuf: Any, timeout: float) -> None:
     """Wait for the end of a call that compiled code began with `status`."""
     lane, number = channel.known[channel.dispatch.running], channel.dispatch.number
     channel.watchdog.record(number, lane.plan.signature)
     try:
-        PlanRun(channel, lane.plan, number, status=status).finish(timeout)
+        PlanRun(channel, lane.plan, number, status=status).finish(timeout, sendbuf, recvbuf)
     finally:
         channel.dispatch.end_known()
     if lane.outbox is not None:

@@ -45,7 +45,9 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
             if on_shared_memory.run(task, scope.timeout):
                 return
-            task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
+            # Its plan is not kept: ranks with other arrays would try shared memory again.
+            _make_in_another_way(scope, made._replace(algorithm=None))
+            return
         plan = task.run(scope.timeout)
         if plan is not None:
             compiled_calls.learn(scope, made, task, plan)
@@ -99,7 +101,7 @@ def complete(scope: CallContext, status: int, made: CallArguments) -> None:
     """Complete a call that has begun with `status`."""
     with scope.channel.alone.after_others:
         if scope.channel.dispatch.running:
-            compiled_calls.end(scope.channel, status, made.recvbuf, scope.timeout)
+            compiled_calls.end(scope.channel, status, made.sendbuf, made.recvbuf, scope.timeout)
         elif not on_shared_memory.end(scope.channel, status, scope.timeout):
             _make_in_another_way(scope, made)
 

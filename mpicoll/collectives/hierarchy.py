@@ -87,9 +87,9 @@ class HierarchicalOperation(CheckedOperation):
         """Execute the operation and return its plan; None if it is freed, since it holds much memory."""
         if not self._needs_much_memory:
             return super().run(timeout)
-        plan = self.plan(0, fresh_memory)
+        plan = self.plan_or_refusal(lambda: self.plan(0, fresh_memory), timeout)
         try:
-            self.begin(plan, timeout).finish(timeout)
+            self.begin(plan, timeout).finish(timeout, self)
         finally:
             if self.channel.broken is None:  # else messages may still be under way
                 plan.free()

@@ -47,6 +47,11 @@ class OwnRequest(MPI.Request):
         """True if the operation is known to have ended, successfully or not; advances nothing."""
 
     @property
+    def has_failed(self) -> bool:
+        """True if the operation has ended with an exception that Wait raises."""
+        return self.has_ended and getattr(self, "_error", None) is not None
+
+    @property
     @abstractmethod
     def polls(self) -> int:
         """Number of polls before the core is yielded."""

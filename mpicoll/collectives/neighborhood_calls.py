@@ -70,7 +70,7 @@ class NeighborhoodOperation(NativeOperation):
         except Exception as error:
             self.channel.refuse_entered(number, error)
             raise
-        NativeRun(self.channel, meeting, self.signature(), number, self.sources).finish(timeout)
+        NativeRun(self.channel, meeting, self.signature(), number, self.sources).finish(timeout, self)
         NEIGHBORHOOD_BLOCKING[self.collective](comm, *self.arguments)
 
 

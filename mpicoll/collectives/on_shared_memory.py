@@ -22,7 +22,7 @@ from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.executor import begin
 from mpicoll.kernels.operation_words import DONE, OTHER
-from mpicoll.messages.call_agreement import agree
+from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
 from mpicoll.shared_memory.domain import PLAN_LANES
@@ -63,7 +63,7 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     """
     node, channel = task.channel.node, task.channel
     assert node is not None
-    operation = operation_of(task)
+    operation = _operation_or_refusal(task, timeout)
     number = _number(channel, operation, timeout)
     fill(node.blocking, task, operation)
     status = begin.run(node.blocking.ctypes.data)
@@ -74,6 +74,14 @@ def run(task: CheckedOperation, timeout: float) -> bool:
         return False
     _unload(task, operation.aside)
     return True
+
+
+def _operation_or_refusal(task: CheckedOperation, timeout: float) -> OperationWords:
+    """Return an operation as words; if there is no memory for its result, the other ranks are told."""
+    try:
+        return operation_of(task)
+    except Exception as error:
+        refuse(task.channel, task.collective, error, timeout)
 
 
 def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
@@ -186,7 +194,7 @@ class SharedRequest(Request):
         channel, node = task.channel, task.channel.node
         assert node is not None
         self._task: CheckedOperation | None = task
-        self._operation = operation_of(task)
+        self._operation = _operation_or_refusal(task, timeout)
         number = _number(channel, self._operation, timeout)
         turn = node.take_turn()
         self._job = turn.job
@@ -223,9 +231,9 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         assert node is not None
         self._task: CheckedOperation | None = task
         self._channel, self._node, self._lane = task.channel, node, lane
+        operation = _operation_or_refusal(task, timeout)
         self._job = node.take_lane(lane.number, node.near_slot_nbytes(task.collective) if lane.near else None)
         self._address = self._job.ctypes.data
-        operation = operation_of(task)
         self._aside, self._call = operation.aside, operation.words[words.CALL]
         self._plain = self._aside is None and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)

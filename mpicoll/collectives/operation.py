@@ -7,7 +7,7 @@ serves all buffers of that length. Plans for long vectors work on the caller's b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from mpicoll.collectives import compressed, select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.communicator.channel import Channel
+from mpicoll.errors import MpicollError
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
-from mpicoll.messages.call_agreement import agree
+from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Phase, lower
 from mpicoll.messages.native import NONBLOCKING, PERSISTENT, Arguments, NativeRun, call_blocking
@@ -90,6 +91,15 @@ class CheckedOperation(CheckedArguments):
     def agree_on_memory(self, signature: Signature, number: int, timeout: float) -> None:
         """Agree with the other ranks on memory for a persistent operation, before its plan is made."""
 
+    def plan_or_refusal(self, make: Callable[[], Plan], timeout: float) -> Plan:
+        """Return the plan that `make` returns; if it raises an exception, the other ranks are told."""
+        try:
+            return make()
+        except MpicollError:  # of a call inside, which all ranks have heard of
+            raise
+        except Exception as error:  # there is no memory for it, or a state is not for these ranks
+            refuse(self.channel, self.collective, error, timeout)
+
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, the cached one if there is one."""
         key = self.plan_key()
@@ -144,8 +154,8 @@ class CheckedOperation(CheckedArguments):
 
     def run(self, timeout: float) -> Plan | None:
         """Execute the operation and return its plan, which is cached for the next call; None if it is not."""
-        plan = self.shared_plan()
-        self.begin(plan, timeout).finish(timeout)
+        plan = self.plan_or_refusal(self.shared_plan, timeout)
+        self.begin(plan, timeout).finish(timeout, self)
         self.unload(plan)
         return plan
 
@@ -216,7 +226,7 @@ class NativeOperation:
             self.enter(timeout)
             call_blocking(self.channel, self.collective, self.arguments)
         else:
-            self.start(timeout).finish(timeout)
+            self.start(timeout).finish(timeout, self)
 
 
 @dataclass

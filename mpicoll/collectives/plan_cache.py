@@ -120,6 +120,6 @@ def repeat(channel: Channel, lane: CachedPlan, sendbuf: Any, recvbuf: np.ndarray
     if lane.inbox is not None:
         source = sendbuf if type(sendbuf) is np.ndarray else recvbuf
         np.copyto(lane.inbox, source if source.ndim == 1 else source.reshape(-1))
-    PlanRun(channel, plan, number).finish(timeout)
+    PlanRun(channel, plan, number).finish(timeout, sendbuf, recvbuf)
     if lane.outbox is not None:
         np.copyto(recvbuf if recvbuf.ndim == 1 else recvbuf.reshape(-1), lane.outbox)

@@ -30,7 +30,7 @@ Outcome = tuple[Any, Any]
 """An index, indices, or True (MPI.UNDEFINED or None if no request is active); and objects that mpi4py has received."""
 
 
-class _Mixture:
+class MixedRequests:
     """A list of requests of both kinds.
 
     Parameters
@@ -95,6 +95,8 @@ class _Mixture:
     def all(self, statuses: Sequence[MPI.Status] | None) -> Outcome | None:
         """Complete all requests if all have ended, and return the objects received; otherwise return None."""
         progress_engine.progress()
+        if self._waits and self.plain:
+            self._raise_failure()
         ended = all(self.requests[place].has_ended for place in self.own)
         if not ended and not self._waits:
             MPI.COMM_SELF.Iprobe()  # plain ones move on in calls of the MPI library only
@@ -108,6 +110,12 @@ class _Mixture:
         if not ended:
             return None
         return True, self._end_all(_padded(statuses, len(self.requests)))
+
+    def _raise_failure(self) -> None:
+        """Raise the exception of a request of mpicoll that has failed: the plain ones may then wait for ever."""
+        for place in self.own:
+            if self.requests[place].has_failed:
+                self._end(place, None)
 
     def _end_all(self, statuses: Sequence[MPI.Status]) -> list[Any]:
         messages: list[Any] = [None] * len(self.requests)
@@ -227,7 +235,7 @@ def function(name: str, is_own: Callable[[Any], bool], plain: Callable[..., Any]
     test = getattr(MPI.Request, tested + which) if waits else plain
 
     def mixed(requests: Sequence[Any], statuses: Any) -> Any:
-        mixture = _Mixture(requests, is_own, test, tested, waits=waits)
+        mixture = MixedRequests(requests, is_own, test, tested, waits=waits)
         look = getattr(mixture, which)
         outcome = mixture.until(lambda: look(statuses)) if waits else look(statuses)
         return _shaped(way, which, outcome)

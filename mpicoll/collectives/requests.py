@@ -101,7 +101,7 @@ class Request(OwnRequest):
         progress_engine.remove(self)  # from here on no other thread advances it
         flight, self._flight, self.active = self._flight, None, False
         if flight is not None:
-            flight.abandon(error)
+            flight.fail(error, self)
 
     def _has_ended(self) -> bool:
         """Advance everything, this one included: only one thread at a time may do so."""
@@ -145,7 +145,7 @@ class Request(OwnRequest):
         except Exception as error:  # raised where the caller asks for the result
             self._error = error
             try:
-                flight.abandon(error)
+                flight.fail(error, self)
             finally:
                 self._flight = None
         return True

@@ -13,6 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Channel
+from mpicoll.errors import MpicollError
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.in_flight import InFlight
 
@@ -123,6 +124,8 @@ class NativeRun(InFlight):
     def abandon(self, error: BaseException) -> None:
         """Mark the channel as broken; the request stays alive because it cannot be cancelled."""
         self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
+        if not isinstance(error, MpicollError):
+            self.channel.watchdog.give_up(self.number, error)
 
 
 def call_blocking(channel: Channel, collective: str, arguments: Arguments) -> None:

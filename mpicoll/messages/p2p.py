@@ -8,6 +8,7 @@ plans; they differ only in who calls :meth:`PlanRun.advance`.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ _SPINS, _YIELDS = 50, 50
 """Number of polls for messages, without and with yielding the core, before other operations are advanced. Yielding
 takes less than a microsecond if no other process waits for the core; otherwise it may be the one that is waited for."""
 
+_CANCEL_SECONDS = 1.0
+"""How long a failed run waits for messages that cannot be cancelled."""
 _MAX_SENT_NBYTES = (1 << 31) - 1
 """MPI_Isend, which compiled code calls, counts bytes in 32 bits; mpi4py sends longer messages."""
 
@@ -166,12 +169,25 @@ class MessagePlan(Plan):
         self.requests, self._receives, self._waits, self.table = [], [], [], Table()
 
     def cancel(self) -> None:
-        """Cancel the receives that are still posted, so that nothing more is written to the caller's memory."""
+        """Cancel the receives that are still posted, so that nothing more is written to the caller's memory.
+
+        The MPI library does not cancel a receive whose message is under way: it is waited for, but not for long.
+        """
+        posted = []
         for request in self._receives:
             with contextlib.suppress(MPI.Exception):  # one that has failed is over: its sender is dead
                 if not request.Test():
                     request.Cancel()
-                    request.Test()
+                    posted.append(request)
+        until = time.monotonic() + _CANCEL_SECONDS
+        while (posted := [request for request in posted if not _has_ended(request)]) and time.monotonic() < until:
+            time.sleep(1e-4)
+
+
+def _has_ended(request: MPI.Request) -> bool:
+    with contextlib.suppress(MPI.Exception):
+        return bool(request.Test())
+    return True
 
 
 def _is_empty(message: Message) -> bool:

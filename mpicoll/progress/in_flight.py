@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Waiting
@@ -18,9 +19,13 @@ class InFlight(ABC):
     ----------
     number
         The number of the collective on its communicator.
+    outlasts
+        Whether the MPI library may access the caller's memory after the collective was abandoned: it sends what was
+        announced to a rank that is late, and does not cancel a receive whose message is under way.
     """
 
     __slots__ = ("channel", "number")
+    outlasts: ClassVar[bool] = True
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.channel, self.number = channel, number
@@ -35,7 +40,15 @@ class InFlight(ABC):
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
-        """Abandon the collective: no message reaches the caller's memory afterwards, and the channel is broken."""
+        """Abandon the collective; the channel is broken afterwards."""
+
+    def fail(self, error: BaseException, *owners: Any) -> None:
+        """Abandon the collective because of `error`; the owners of the caller's memory live on if need be."""
+        try:
+            self.abandon(error)
+        finally:
+            if self.outlasts:
+                self.channel.break_off(f"{type(error).__name__}: {error}", *owners)
 
     def resume(self, status: int) -> None:  # noqa: B027 - most are advanced from here only
         """Go on with the `status` that compiled code has returned elsewhere, at the next :meth:`advance`."""
@@ -43,8 +56,13 @@ class InFlight(ABC):
     def be_patient(self) -> None:  # noqa: B027 - most have no choice
         """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
 
-    def finish(self, timeout: float) -> None:
+    def finish(self, timeout: float, *owners: Any) -> None:
         """Wait until the collective is complete, at most `timeout` seconds for each step.
+
+        Parameters
+        ----------
+        owners
+            Objects that own the caller's memory.
 
         Raises
         ------
@@ -55,7 +73,7 @@ class InFlight(ABC):
             if not self.advance():
                 self.wait_until(with_progress(self.advance), timeout)
         except BaseException as error:
-            self.abandon(error)
+            self.fail(error, *owners)
             raise
 
     def wait_until(self, done: Callable[[], bool], timeout: float) -> None:

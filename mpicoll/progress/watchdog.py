@@ -93,8 +93,9 @@ class Watchdog:
 
     def record(self, number: int, signature: Signature) -> None:
         """Record that this rank calls collective `number` now."""
-        self._history[number % _HISTORY] = (number, signature)
-        self._newest = number
+        if self._history[number % _HISTORY][0] <= number:  # persistent operations keep the number of their set-up
+            self._history[number % _HISTORY] = (number, signature)
+        self._newest = max(self._newest, number)
 
     def called(self, number: int) -> Signature | None:
         """Return the signature of this rank's collective `number`, None if it is too long ago."""

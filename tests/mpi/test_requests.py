@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm, Request
 from mpicoll.collectives.requests import PersistentRequest
-from mpicoll.errors import CollectiveTimeout
+from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.progress import progress_engine
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -250,3 +252,37 @@ def test_another_thread_completes_an_operation_while_one_begins_to_wait(
         monkeypatch.setattr(progress_engine, "pending", ended_meanwhile)
     request.Wait()
     assert (x == comm.size).all()
+
+
+def test_waitall_raises_what_has_failed_though_a_message_never_comes(comm: Intracomm) -> None:
+    plain = WORLD.Dup()
+    made = Intracomm(plain, timeout=20)
+    receive = WORLD.Irecv(np.zeros(1), comm.rank, 9)
+    with pytest.raises(MismatchError):
+        MPI.Request.Waitall([receive, made.Iallreduce(MPI.IN_PLACE, np.ones(10 if comm.rank else 20))])
+    WORLD.Send(np.zeros(1), comm.rank, 9)
+    receive.Wait()
+    WORLD.Barrier()
+    plain.Free()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_memory_lives_on_after_a_call_by_messages_has_failed(comm: Intracomm, blocking: bool) -> None:
+    """The MPI library still sends from it, when the rank that was late looks for its messages."""
+
+    class Owned(np.ndarray):
+        pass
+
+    plain = WORLD.Dup()
+    made = Intracomm(plain, timeout=0.5, algorithm="ring")
+    data = np.ones(300_000).view(Owned)
+    alive = weakref.ref(data)
+    if comm.rank == comm.size - 1:
+        time.sleep(1.5)
+    call = made.Allreduce if blocking else lambda *buffers: made.Iallreduce(*buffers).Wait()
+    with pytest.raises((CollectiveTimeout, RemoteError)):
+        call(data, np.zeros(300_000))
+    del data
+    gc.collect()
+    assert alive() is not None or comm.rank == comm.size - 1
+    WORLD.Barrier()
