@@ -108,7 +108,7 @@ class SharedMemoryDomain:
         self._nonblocking: dict[int, np.ndarray] = {}
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
-        self._busy = 0
+        self._busy: set[int] = set()  # changed in one step each, as requests may be freed in between
 
     def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> method_times.Ratios | None:
         if not (self.reach and self.segments):
@@ -173,7 +173,7 @@ class SharedMemoryDomain:
     @property
     def busy_lanes(self) -> int:
         """The persistent operation lanes in use on this rank, as bits."""
-        return self._busy
+        return sum(1 << lane for lane in tuple(self._busy))
 
     def near_slot_nbytes(self, collective: str) -> int:
         """Return the longest vector, in bytes, that passes through slots where all ranks' buffers lie in segments."""
@@ -189,7 +189,7 @@ class SharedMemoryDomain:
         """
         job = self._job(1 + lane, self.slot_nbytes if longest_in_slots is None else longest_in_slots)
         job[words.SEQUENCE] = job[words.SEEN] = self._sequences[lane]
-        self._busy |= 1 << lane
+        self._busy.add(lane)
         return job
 
     def take_turn(self) -> NonblockingSlot:
@@ -232,7 +232,7 @@ class SharedMemoryDomain:
     def return_lane(self, lane: int, job: np.ndarray) -> None:
         """Return a persistent operation lane whose last operation has ended; local."""
         self._sequences[lane] = int(job[words.SEQUENCE])
-        self._busy &= ~(1 << lane)
+        self._busy.discard(lane)
 
     @property
     def longest(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpicoll import GradientSynchronizer, Intracomm
 from mpicoll.compression import compressor
@@ -135,3 +136,21 @@ def test_matrices_keep_their_shapes(comm: Intracomm) -> None:
     sync.synchronize()
     np.testing.assert_allclose(sync.gradients[0], (comm.size + 1) / 2 * np.outer(rows, columns), atol=1e-3)
     assert sync.sent_nbytes < sync.nbytes
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_operations_of_synchronizers_that_are_gone_are_freed(comm: Intracomm, algorithm: str) -> None:
+    """Otherwise lanes and slots of the communicator run out."""
+    made = Intracomm(MPI.COMM_WORLD.Dup(), timeout=20, algorithm=algorithm)
+    node = made.channel.node
+    for _ in range(5):
+        synchronizer = GradientSynchronizer([(64,)] * 8, comm=made, bucket_bytes=256)
+        synchronizer.flat[:] = 1
+        synchronizer.start()
+        assert comm.size == 1 or made.channel.occupants or (node is not None and node.busy_lanes)
+        synchronizer.wait()
+        assert (synchronizer.flat == 1).all()
+        del synchronizer
+    assert node is None or node.busy_lanes == 0
+    assert not made.channel.occupants
+    made.Free()
