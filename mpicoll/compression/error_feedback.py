@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,9 @@ from mpicoll.compression.compressor_specs import compressor
 from mpicoll.kernels.codecs import residuals as kernels
 
 _MEMORY = "memory."
+_PART = re.compile(r"part\.(\d+)\.(\d+)\.(\d+)\.(.+)")
+"""Name of an array of a part: first element, the one after the last, the count of the whole, and the array's name."""
+_STEPS = "steps"
 _ARRAYS = ("residual", "result_residual")
 
 
@@ -161,7 +165,7 @@ class ErrorFeedback:
         """
         there = [name for name in _ARRAYS if getattr(self, name) is not None]
         found = {name: np.nan_to_num(getattr(self, name), nan=0.0, posinf=0.0, neginf=0.0) for name in there}
-        found |= {_MEMORY + name: array.copy() for name, array in self.memory.items()}
+        found |= {_MEMORY + name: array for name, array in self._own_memory().items()}
         return {**found, "steps": np.array(self.steps, np.int64)} if found else {}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -177,8 +181,30 @@ class ErrorFeedback:
         for name in _ARRAYS:
             if name in state:
                 setattr(self, name, state[name].copy())
-        self.memory = {name[len(_MEMORY) :]: state[name].copy() for name in state if name.startswith(_MEMORY)}
+        self._load_memory({name[len(_MEMORY) :]: state[name] for name in state if name.startswith(_MEMORY)})
         self.steps = int(state["steps"]) if state else 0
+
+    def _own_memory(self) -> dict[str, np.ndarray]:
+        """Return copies of what the compressor keeps, here and in parts, with the parts' numbers of steps."""
+        found = {name: array.copy() for name, array in self.memory.items()}
+        for (start, stop, count), part in self._parts.items():
+            steps = {_STEPS: np.array(part.steps, np.int64)} if part.steps else {}
+            for name, array in (part._own_memory() | steps).items():
+                found[f"part.{start}.{stop}.{count}.{name}"] = array
+        return found
+
+    def _load_memory(self, arrays: Mapping[str, np.ndarray]) -> None:
+        parts: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
+        for name, array in arrays.items():
+            if (found := _PART.fullmatch(name)) is None:
+                self.memory[name] = array.copy()
+            else:
+                start, stop, count = map(int, found.groups()[:3])
+                parts.setdefault((start, stop, count), {})[found[4]] = array
+        for place, own in parts.items():
+            part = self.part(*place)
+            part.steps = int(own.pop(_STEPS, 0))
+            part._load_memory(own)
 
     def check_state(self, state: Mapping[str, np.ndarray], count: int | None = None) -> None:
         """Raise ValueError if `state` is not valid, or is not for vectors of `count` elements."""
@@ -234,9 +260,23 @@ def _check_state(state: Mapping[str, np.ndarray], count: int | None) -> None:
             raise ValueError(f"state: {name} is {array.dtype} of shape {array.shape}, not float32 of ({count},)")
         if not np.isfinite(array).all():
             raise ValueError(f"state: {name} has elements that are not finite")
+    for name in state:
+        _check_part(name.removeprefix(_MEMORY), state[name], count)
     steps = state.get("steps", np.array(0))
     if steps.shape != () or steps.dtype.kind != "i" or steps < 0:
         raise ValueError(f"state: steps is {steps!r}, not a whole number of at least 0")
+
+
+def _check_part(name: str, array: np.ndarray, count: int | None) -> None:
+    """Raise ValueError if an array of a part is of no part of a vector of `count` elements."""
+    while (found := _PART.fullmatch(name)) is not None:
+        start, stop, of = map(int, found.groups()[:3])
+        name = found[4]
+        if not start <= stop <= of == count:
+            raise ValueError(f"state: {found[0]} is not of a part of {count} elements")
+        if name == _STEPS and (array.shape != () or array.dtype.kind != "i" or array < 0):
+            raise ValueError(f"state: {found[0]} is {array!r}, not a whole number of at least 0")
+        count = stop - start
 
 
 def delta_refusal(compressor: Compressor) -> str | None:

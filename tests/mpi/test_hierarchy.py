@@ -359,3 +359,32 @@ def test_all_ranks_hear_of_a_mismatch(clustered: Intracomm, count: int) -> None:
         clustered.Allreduce(MPI.IN_PLACE, np.ones(count + wrong))
     with pytest.raises(MpicollError):
         clustered.Allreduce(MPI.IN_PLACE, np.ones(5000))
+
+
+@pytest.mark.parametrize("spec", ["powersgd:2", "oktopk:0.05", "sign"])
+def test_error_feedback_goes_on_from_its_state(clustered: Intracomm, spec: str) -> None:
+    """Compressors keep something for each lane's part of the vector, too."""
+    feedback, shape = mpicoll.ErrorFeedback(spec), (100, 200)
+
+    def steps(used: mpicoll.ErrorFeedback, first: int) -> list[np.ndarray]:
+        results = []
+        for step in range(first, first + 3):
+            given = np.random.default_rng([clustered.rank, step]).standard_normal(shape).astype(np.float32)
+            result = np.empty_like(given)
+            clustered.Allreduce(given, result, compression=used)
+            results.append(result)
+        return results
+
+    steps(feedback, 0)
+    state = feedback.state()
+    other = mpicoll.ErrorFeedback(spec)
+    other.load(state)
+    assert sorted(other.state()) == sorted(state)
+    wanted = steps(feedback, 3)
+    feedback.load(state)
+    for used in (other, feedback):
+        for got, right in zip(steps(used, 3), wanted, strict=True):
+            np.testing.assert_array_equal(got, right)
+    if state:  # not on a rank without a lane
+        with pytest.raises(ValueError, match="is not of a part of 20000"):
+            other.load({**state, "memory.part.0.10.11.steps": np.array(1)})
