@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.requests import JobRequest
 from mpicoll.kernels import dispatch
 from mpicoll.kernels.operation_words import DONE, OTHER
@@ -53,13 +54,19 @@ def start_quickly(
     """
     node = scope.channel.node
     assert node is not None
-    turn = node.take_turn()
-    status = OTHER
-    if turn.last is None or turn.last.has_ended:
-        status = kernel.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
-    if status == OTHER:
-        node.undo_turn(turn)
-        return None
-    request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf, kept))
-    node.end_turn(turn, request)
+    turn, request, status = node.take_turn(), None, OTHER
+    try:
+        if turn.last is None or turn.last.has_ended:
+            status = kernel.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+        if status == OTHER:
+            node.undo_turn(turn)
+            return None
+        request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf, kept))
+        node.end_turn(turn, request)
+    except BaseException as error:  # of a signal handler
+        if request is not None:
+            request.give_up(error)
+        abandon_start(scope.channel, turn.job, scope.channel.dispatch.number, error)
+        scope.channel.break_off(f"{type(error).__name__}: {error}")  # it is not known which lane is next
+        raise
     return request

@@ -8,13 +8,13 @@ from mpi4py import MPI
 
 from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
+from mpicoll.collectives.interrupted_calls import refuse_if_running
+from mpicoll.collectives.message_requests import MessageRequest
 from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
-from mpicoll.collectives.requests import MessageRequest, PersistentRequest, Request
-from mpicoll.communicator.call_lock import BUSY
-from mpicoll.communicator.channel import Channel
+from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
 from mpicoll.messages.call_agreement import settle
@@ -53,12 +53,6 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
             compiled_calls.learn(scope, made, task, plan)
         if key is not None and plan is not None:
             plan_cache.note(channel, key, task, plan)
-
-
-def refuse_if_running(channel: Channel) -> None:
-    """Raise RuntimeError if compiled code makes a call in another thread, or has begun one that has no lock yet."""
-    if channel.broken is None and channel.dispatch.is_at_work:
-        raise RuntimeError(BUSY)
 
 
 def go_on(

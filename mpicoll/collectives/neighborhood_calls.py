@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
-from mpicoll.collectives.execute import refuse_if_running
+from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import PersistentRequest, Request

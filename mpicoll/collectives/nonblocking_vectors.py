@@ -22,7 +22,8 @@ from mpicoll.buffers.plain_specs import array_of, key_of, plain_blocks
 from mpicoll.collectives import select, validate
 from mpicoll.collectives.call_context import CallArguments, CallContext
 from mpicoll.collectives.checked_arguments import VectorPart
-from mpicoll.collectives.execute import refuse_if_running, start
+from mpicoll.collectives.execute import start
+from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.requests import Request

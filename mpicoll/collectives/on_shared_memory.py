@@ -14,6 +14,7 @@ from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.collectives import select
 from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import VectorPart
+from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, JobRequest, PersistentRequest, Request
 from mpicoll.communicator.channel import Channel
@@ -245,10 +246,15 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
-        if self._channel.broken is None:
-            status = begin.run(self._short)
-        if status != DONE:
-            self._start_the_long_way(status)
+        try:
+            if self._channel.broken is None:
+                status = begin.run(self._short)
+            if status != DONE:
+                self._start_the_long_way(status)
+        except BaseException as error:
+            if self._flight is None:
+                abandon_start(self._channel, self._job, self._number, error)
+            raise
         self.active = True
 
     @property

@@ -155,7 +155,7 @@ class Channel:
         self.spares = SpareChannels()
         self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.state: dict[str, Any] = {}
-        _channels.add(self)
+        live_channels.add(self)
 
     def _domain(self, parent: Ancestor | None) -> node.SharedMemoryDomain | None:
         oversubscribed = self.polls == 1
@@ -305,7 +305,7 @@ class Channel:
         if is_spare:
             self._start_anew()
             return True
-        _channels.discard(self)
+        live_channels.discard(self)
         self.dispatch.shut()
         self.state = {}
         self.spares.close(broken=self.broken is not None)
@@ -335,7 +335,7 @@ class Channel:
         self.handles.clear()
 
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+live_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 _kept: list[Any] = []
 """Memory that other ranks may still use after a failure, for as long as the process lives."""
 
@@ -344,5 +344,5 @@ _kept: list[Any] = []
 def _release_all() -> None:
     """Before MPI is finalised, free requests that would otherwise be reported as leaks."""
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        for channel in list(_channels):
+        for channel in list(live_channels):
             channel.release()

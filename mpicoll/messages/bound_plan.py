@@ -256,6 +256,11 @@ class Table:
         return own and all(part.is_compiled for part in self._parts)
 
     @property
+    def is_running(self) -> bool:
+        """True while a run that compiled code has started has not ended."""
+        return self._job is not None and bool(self._job[words.STATE] != words.IDLE)
+
+    @property
     def begun(self) -> int:
         """The number of the last collective that compiled code started with this plan."""
         return 0 if self._job is None else int(self._job[words.SEEN])

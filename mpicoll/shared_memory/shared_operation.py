@@ -192,6 +192,7 @@ class SharedOperation(InFlight):
         self._is_patient = True
 
     def _raise_mismatch(self) -> None:
+        self.waiting()  # records the call: what others say of this number concerns this rank
         calls, gone = calls_of(self._job, range(self.channel.size))
         number = self.number - int(self._job[words.SEQUENCE] - self._job[words.AWAITED])
         if len(calls) == 1:

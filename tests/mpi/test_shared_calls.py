@@ -13,7 +13,8 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
-from mpicoll.collectives.execute import refuse_if_running
+from mpicoll.collectives import interrupted_calls
+from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.errors import RemoteError
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import fast_dispatch
@@ -349,8 +350,9 @@ def test_another_thread_is_refused_while_the_long_way_is_gone(comm: Intracomm) -
 
 
 @pytest.mark.skipif(not HERE, reason="no shared memory")
-def test_no_call_is_made_while_compiled_code_makes_another(comm: Intracomm) -> None:
+def test_no_call_is_made_while_compiled_code_makes_another(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     warm(comm)
+    monkeypatch.setattr(interrupted_calls, "_is_being_made", lambda: True)
     comm.Iallreduce(filled(comm), np.zeros(COUNT)).Wait()
     job = comm._scope.channel.node.blocking
     job[words.STATE] = words.WORKING  # as in a long call of another thread

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.collectives import on_shared_memory
+from mpicoll.collectives.message_requests import MessageRequest
 from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
-from mpicoll.collectives.requests import MessageRequest
 from mpicoll.errors import CommunicatorBroken
 from mpicoll.shared_memory.domain import PLAN_LANES, STAGE_NBYTES
 from tests.mpi.memory import HERE, KINDS, place

@@ -1,0 +1,142 @@
+"""Exceptions of signal handlers, raised when compiled code has just begun a call: no rank is left waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.collectives import dispatched_requests, message_requests, on_shared_memory
+from mpicoll.errors import CommunicatorBroken, RemoteError
+from mpicoll.interface import blocking
+from mpicoll.kernels.operation_words import DONE, OTHER
+
+pytestmark = pytest.mark.mpi(min_size=2)
+WORLD = MPI.COMM_WORLD
+COUNT = 3000
+
+
+class Interrupting:
+    """A compiled function after which an exception is raised if it has begun something that has not ended."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._run = kernel.run
+
+    def run(self, *arguments: Any) -> int:
+        status: int = self._run(*arguments)
+        if status not in (DONE, OTHER):
+            raise KeyboardInterrupt
+        return status
+
+
+@pytest.fixture(params=["shared", "messages"])
+def made(request: pytest.FixtureRequest) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "messages":
+            patch.setenv("MPICOLL_NODE", "off")
+        plain = WORLD.Dup()
+        yield Intracomm(plain, timeout=20)
+        plain.Free()
+
+
+def persistent(comm: Intracomm) -> Callable[[], None]:
+    kept = comm.Allreduce_init(np.ones(COUNT), np.zeros(COUNT))
+
+    def call() -> None:
+        kept.Start()
+        kept.Wait()
+
+    return call
+
+
+CALLS: dict[str, Callable[[Intracomm], Callable[[], Any]]] = {
+    "blocking": lambda comm: lambda: comm.Allreduce(np.ones(COUNT), np.zeros(COUNT)),
+    "nonblocking": lambda comm: lambda: comm.Iallreduce(np.ones(COUNT), np.zeros(COUNT)).Wait(),
+    "persistent": persistent,
+}
+
+
+def interrupt(patch: pytest.MonkeyPatch) -> None:
+    """Raise KeyboardInterrupt after each compiled function that begins calls, if the call has not ended."""
+    patch.setattr(blocking, "call", Interrupting(blocking.call))
+    patch.setattr(on_shared_memory, "begin", Interrupting(on_shared_memory.begin))
+    begins = Interrupting(message_requests.dispatch.begin_messages)
+    patch.setattr(message_requests, "dispatch", SimpleNamespace(begin_messages=begins))
+    settings = dispatched_requests.start_quickly.__kwdefaults__
+    patch.setitem(settings, "kernel", Interrupting(settings["kernel"]))
+
+
+def twice(first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    first()
+    second()
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_others_hear_of_a_call_that_was_interrupted_at_its_begin(made: Intracomm, kind: str) -> None:
+    if kind == "nonblocking" and made.channel.node is None:
+        pytest.skip("Python begins it")
+    call = CALLS[kind](made)
+    for _ in range(3):  # the last ones by compiled code
+        call()
+    WORLD.Barrier()
+    begin = time.monotonic()
+    if made.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt(patch)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        with pytest.raises((RemoteError, CommunicatorBroken)):
+            made.Barrier()
+        with pytest.raises(CommunicatorBroken):
+            call()
+    else:
+        time.sleep(0.3)
+        # Ranks that have got all data from its slot end the call itself.
+        with pytest.raises(RemoteError, match=r"rank 0 gave up: (KeyboardInterrupt|InterruptedError)"):
+            twice(call, made.Barrier)
+    assert time.monotonic() - begin < 10
+    WORLD.Barrier()
+
+
+def test_a_call_of_another_thread_is_not_abandoned(comm: Intracomm) -> None:
+    """Also where that thread has not yet the lock of the call that compiled code has begun for it."""
+    entered, go_on = threading.Event(), threading.Event()
+    results: list[float] = []
+
+    class Slow:
+        @staticmethod
+        def run(*arguments: Any) -> int:
+            status: int = compiled.run(*arguments)
+            if threading.current_thread() is thread:
+                entered.set()
+                go_on.wait(10)
+            return status
+
+    def work() -> None:
+        result = np.zeros(COUNT)
+        comm.Allreduce(np.ones(COUNT), result)
+        results.append(result[0])
+
+    comm.Allreduce(np.ones(COUNT), np.zeros(COUNT))
+    compiled, thread = blocking.call, threading.Thread(target=work)
+    if comm.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blocking, "call", Slow)
+            thread.start()
+            entered.wait(10)
+            with pytest.raises(RuntimeError, match="another collective is being called"):
+                comm.Barrier()
+            go_on.set()
+            thread.join(20)
+    else:
+        time.sleep(0.3)
+        work()
+    assert results == [comm.size]
+    comm.Barrier()
