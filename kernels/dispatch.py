@@ -50,6 +50,7 @@ from .operation_words import (
     COLLECTIVE,
     COUNT,
     DONE,
+    EARLY,
     GATHER,
     IDLE,
     ITEMSIZE,
@@ -60,7 +61,6 @@ from .operation_words import (
     REDUCER,
     REDUCES,
     ROOT,
-    ROOTED,
     SCATTER,
     SIZE,
     SPINS,
@@ -212,7 +212,7 @@ def begin(table, job, plan):
     """Number a call, and start its operation on shared memory with a plan; return False if nothing happened."""
     if plan == 0:
         return False
-    if get(job, COLLECTIVE) in ROOTED and get(table, CHECKED) and not is_agreed(table, get(job, CALL), get(job, COUNT)):
+    if get(job, COLLECTIVE) in EARLY and get(table, CHECKED) and not is_agreed(table, get(job, CALL), get(job, COUNT)):
         return False
     put(job, PLAN, plan)
     note(table, get(job, CALL), get(job, COUNT))

@@ -39,7 +39,8 @@ REDUCES = (ALLREDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN)
 BY_PARTS = (REDUCE_SCATTER, ALLGATHER, GATHER, SCATTER, ALLTOALL)
 """Collectives in which ranks own parts of the vector."""
 ROOTED = (REDUCE, BCAST, GATHER, SCATTER)
-"""Collectives with a root, which a rank can leave before all have started."""
+EARLY = (*ROOTED, SCAN, EXSCAN)
+"""Collectives that a rank can leave before all have started."""
 
 IDLE, ENTERING, GATHERING, WORKING, LEAVING, BY_MESSAGES = range(6)
 """What STATE says; BY_MESSAGES: Python makes a part of a plan of plans, since some buffer could not be accessed."""

@@ -90,7 +90,7 @@ def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
     number = channel.enter(operation.signature)
     if channel.check == "full":
         agree(channel, operation.signature, number, timeout)
-    elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.ROOTED:
+    elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.EARLY:
         known = operation.words[words.CALL], operation.words[words.COUNT]
         operation.words[words.CAREFUL] = channel.dispatch.is_new(*known)
     return number

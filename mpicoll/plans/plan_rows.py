@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from mpicoll.kernels.instructions import (
@@ -143,6 +144,13 @@ def long_plan(header: PlanHeader, work: Work) -> list[Row]:
     return [*rows, row(SEGMENTS)]
 
 
-def short_plan(header: PlanHeader, fill: list[Row], meets: int, rows: list[Row]) -> list[Row]:
-    """Return the plan of a short vector: rows that fill the own slot, a meeting, and rows that read slots."""
-    return [row(*map(int, header)), row(ENTER, 0), *fill, row(STARTED), row(MEET, meets), *rows, row(END)]
+def short_plan(header: PlanHeader, fill: list[Row], meets: int | Iterable[int], rows: list[Row]) -> list[Row]:
+    """Return the plan of a short vector: rows that fill the own slot, a meeting, and rows that read slots.
+
+    Parameters
+    ----------
+    meets
+        The rank whose record is needed, or ALL, or several ranks.
+    """
+    meeting = [row(MEET, rank) for rank in ([meets] if isinstance(meets, int) else meets)]
+    return [row(*map(int, header)), row(ENTER, 0), *fill, row(STARTED), *meeting, *rows, row(END)]

@@ -202,7 +202,7 @@ def _prefix(ranks: Ranks, long: bool, last: int) -> list[Row]:
     if last == 0:
         rows = [copy(Operand(RECV), Operand(space), kind)]
     if not long:
-        return short_plan(PlanHeader(), _fill(ranks), ALL, rows)
+        return short_plan(PlanHeader(), _fill(ranks), range(ranks.rank) if ranks.rank else 0, rows)
     # Nobody reads what the last rank has.
     staged = [copy(Operand(STAGED_INPUT, ranks.rank), Operand(SEND), SEGMENT)] * (ranks.rank + 1 < ranks.size)
     return long_plan(PlanHeader(turns=True), Work(staged, ALL, ALL, tiles(SEGMENT, 0, rows), ALL_DONE, []))
