@@ -68,8 +68,10 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
     ours = ["--algorithms", "auto", "plan"]
     others = ["reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan"]
     many, paces = len(_MANY_SIZES), 2
-    every = [*allreduce, "--others", "--calls", "back-to-back"]
-    single = [*allreduce, "--others", "--calls", "single", *ours]
+    every = [*allreduce, "--calls", "back-to-back"]
+    single = [*allreduce, "--calls", "single", *ours]
+    # In launches of their own: gloo's threads take turns with the ranks on the cores.
+    libraries = [*allreduce, "--others", "--algorithms", "--native-name", "native beside others"]
     kernels = ["--only", "reducers", "--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
@@ -80,6 +82,7 @@ def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
             in_place = ["--collective", "allreduce", "--sizes", *sizes, "--in-place", *ours]
             yield BenchStage("allreduce" + turn, collectives, every, size, many, 1, python)
             yield BenchStage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
+            yield BenchStage("other libraries" + turn, collectives, libraries, size, many * paces, 0.1, python)
             yield BenchStage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
             yield BenchStage("allreduce in place" + turn, collectives, in_place, size, few, 0.3, python)
             yield BenchStage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)

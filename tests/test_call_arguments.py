@@ -29,7 +29,6 @@ DATA = np.zeros(12)
         ([DATA, ("a", "b"), MPI.DOUBLE], 96),
         ([DATA, object(), MPI.DOUBLE], 96),
     ],
-    ids=str,
 )
 def test_bytes_of_a_specification(spec: Any, nbytes: int) -> None:
     assert measure(spec)[0] == nbytes
