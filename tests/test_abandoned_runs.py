@@ -39,7 +39,7 @@ class Flight:
     def advance(self) -> bool:
         raise ValueError("it failed")
 
-    def abandon(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *owners: object) -> None:
         raise OSError("it cannot be abandoned")
 
 

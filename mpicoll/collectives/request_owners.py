@@ -11,6 +11,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.collectives.requests import PersistentRequest
+
 
 def free_with(owner: Any, requests: list[Any]) -> None:
     """Free persistent requests of mpicoll when `owner` is collected; `requests` may be appended to until then.
@@ -24,5 +26,5 @@ def _free(requests: list[Any]) -> None:
     if MPI.Is_finalized() or not (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main()):
         return
     for request in requests:
-        if request and request.has_ended:
+        if isinstance(request, PersistentRequest) and request and request.has_ended:
             request.Free()
