@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -13,6 +12,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers.flat import resolve
 from mpicoll.communicator.abort import end_job
+from mpicoll.communicator.late_release import release_with
 from mpicoll.kernels import reduce as kernels
 
 Reducer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -44,9 +44,6 @@ def _create(callback: Callable[..., None], commutative: bool) -> MPI.Op:
 
 
 def _free(operations: list[MPI.Op]) -> None:
-    """Free operations of the MPI library, if this thread may call it."""
-    if MPI.Is_finalized() or not (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main()):
-        return
     for operation in operations:
         operation.Free()
 
@@ -70,7 +67,7 @@ class UserOperation:
         self._reducers: dict[np.dtype[Any], Reducer] = {}
         self._mpi: dict[np.dtype[Any], MPI.Op] = {}
         self._created: list[MPI.Op] = []
-        weakref.finalize(self, _free, self._created)
+        release_with(self, _free, self._created)
 
     def reducer(self, dtype: np.dtype[Any]) -> Reducer:
         """Return the compiled loop for `dtype`; TypeError names function and dtype if Numba cannot compile it."""

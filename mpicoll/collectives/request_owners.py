@@ -6,12 +6,10 @@ makes one trainer or synchronizer after the other does not see them.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-from mpi4py import MPI
-
 from mpicoll.collectives.requests import PersistentRequest
+from mpicoll.communicator.late_release import release_with
 
 
 def free_with(owner: Any, requests: list[Any]) -> None:
@@ -19,12 +17,10 @@ def free_with(owner: Any, requests: list[Any]) -> None:
 
     Those that are in flight then stay as they are: other ranks may still use their buffers.
     """
-    weakref.finalize(owner, _free, requests).atexit = False
+    release_with(owner, _free, requests)
 
 
 def _free(requests: list[Any]) -> None:
-    if MPI.Is_finalized() or not (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main()):
-        return
     for request in requests:
         if isinstance(request, PersistentRequest) and request and request.has_ended:
             request.Free()

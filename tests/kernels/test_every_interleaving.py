@@ -202,7 +202,7 @@ def ahead_of_others(size: int, ahead: int, length: int, seed: int) -> list[Simul
     return [numbers.choice(short if numbers.random() < 1 - 1 / ahead else operations) for _ in range(length)]
 
 
-@pytest.mark.parametrize(("ahead", "length"), [(2, 7), (4, 14), (8, 30)])
+@pytest.mark.parametrize(("ahead", "length"), [(2, 7), (4, 14), (8, 30), (16, 50)])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_ahead_of_others(size: int, ahead: int, length: int) -> None:
     """Sequences so long that every record is used again, some of them more than once."""
