@@ -25,7 +25,13 @@ _LAUNCHES = 3
 _FEW_SIZES = ["8", "1K", "16K", "128K", "1M", "8M"]
 _LONGEST = "64M"
 """Left out where ranks outnumber cores: a few calls of each collective would take as long as all else."""
+_SHORT = ("8", "1K")
+"""Left out of exchanges of distributed arrays, whose blocks have an element or more in every dimension."""
 _MANY_SIZES = [str(nbytes) for nbytes in benchmark_options.DEFAULT_SIZES]
+_ALLREDUCE = ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
+_OTHERS = ["reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan"]
+_OURS = ["--algorithms", "auto", "plan"]
+_WITH_BUFFERS = ("bench.collectives", "bench.overlap")
 
 
 class BenchStage(NamedTuple):
@@ -64,35 +70,40 @@ def make_parser() -> argparse.ArgumentParser:
 
 def stages(ranks: Sequence[int], python: str) -> Iterator[BenchStage]:
     """Yield the launches for one interpreter, those of the same thing far from each other."""
-    collectives, allreduce = "bench.collectives", ["--collective", "allreduce", "--sizes", *_MANY_SIZES]
-    ours = ["--algorithms", "auto", "plan"]
-    others = ["reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan"]
-    many, paces = len(_MANY_SIZES), 2
-    every = [*allreduce, "--calls", "back-to-back"]
-    single = [*allreduce, "--calls", "single", *ours]
-    # In launches of their own: gloo's threads take turns with the ranks on the cores.
-    libraries = [*allreduce, "--others", "--algorithms", "--native-name", "native beside others"]
     kernels = ["--only", "reducers", "--dtype", "float32", "int64", "--op", "SUM", "MAX", "--out", "new"]
     for launch in range(1, _LAUNCHES + 1):
         turn = f" {launch}/{_LAUNCHES}"
         for size in ranks:
-            sizes = _FEW_SIZES if size > cores() else [*_FEW_SIZES, _LONGEST]
-            few = len(sizes) * paces
-            rest = ["--collective", *others, "--sizes", *sizes, *ours]
-            in_place = ["--collective", "allreduce", "--sizes", *sizes, "--in-place", *ours]
-            yield BenchStage("allreduce" + turn, collectives, every, size, many, 1, python)
-            yield BenchStage("allreduce, single calls" + turn, collectives, single, size, many, 0.4, python)
-            yield BenchStage("other libraries" + turn, collectives, libraries, size, many * paces, 0.1, python)
-            yield BenchStage("other collectives" + turn, collectives, rest, size, few * len(others), 0.3, python)
-            yield BenchStage("allreduce in place" + turn, collectives, in_place, size, few, 0.3, python)
-            yield BenchStage("overlap" + turn, "bench.overlap", [], size, 5, 0.3, python)
+            for title, program, arguments, cases, weight in _of_collectives(size):
+                yield BenchStage(title + turn, program, arguments, size, cases, weight, python)
         yield BenchStage("kernels" + turn, "bench.kernels", kernels, 1, 16, 0.1, python)
     for baseline in baselines.allreduce(python):
         for size in ranks:
             if baseline.yields or size <= cores():
-                own = [*allreduce, "--algorithms", "--native-name", baseline.name, "--ways", *baseline.ways]
+                own = [*_ALLREDUCE, "--algorithms", "--native-name", baseline.name, "--ways", *baseline.ways]
                 title = f"{baseline.name} {baseline.thread_level or ''}".strip()
-                yield BenchStage(title, collectives, own, size, many, 0.2, python, baseline)
+                yield BenchStage(title, "bench.collectives", own, size, len(_MANY_SIZES), 0.2, python, baseline)
+
+
+def _of_collectives(size: int) -> Iterator[tuple[str, str, list[str], int, float]]:
+    """Yield title, program, arguments, number of cases and weight of the launches on `size` ranks."""
+    collectives, many, paces = "bench.collectives", len(_MANY_SIZES), 2
+    sizes = _FEW_SIZES if size > cores() else [*_FEW_SIZES, _LONGEST]
+    few = paces * len(sizes)
+    rest = ["--collective", *_OTHERS, "--sizes", *sizes, *_OURS]
+    in_place = ["--collective", "allreduce", "--sizes", *sizes, "--in-place", *_OURS]
+    # In launches of their own: gloo's threads take turns with the ranks on the cores.
+    libraries = [*_ALLREDUCE, "--others", "--algorithms", "--native-name", "native beside others"]
+    pencils = ["--form", "pencil2", "pencil3", "--sizes", *(each for each in sizes if each not in _SHORT)]
+    objects = ["--collective", "allreduce", "bcast", "allgather", "--objects", "float", "dict", "array", "tuple"]
+    yield "allreduce", collectives, [*_ALLREDUCE, "--calls", "back-to-back"], many, 1
+    yield "allreduce, single calls", collectives, [*_ALLREDUCE, "--calls", "single", *_OURS], many, 0.4
+    yield "other libraries", collectives, libraries, paces * many, 0.1
+    yield "other collectives", collectives, rest, few * len(_OTHERS), 0.3
+    yield "allreduce in place", collectives, in_place, few, 0.3
+    yield "pencils", "bench.exchanges", pencils, 2 * (few - paces * len(_SHORT)), 0.2
+    yield "objects", "bench.objects", objects, 10 * paces, 0.2
+    yield "overlap", "bench.overlap", [], 5, 0.3
 
 
 class TimeBudget:
@@ -130,7 +141,7 @@ def measure(plan: Sequence[BenchStage], minutes: float, folder: Path, buffers: s
         sys.stdout.flush()
         begin = time.monotonic()
         arguments = [*stage.arguments, "--seconds", f"{share:.3f}", "--csv", os.devnull]
-        arguments += ["--buffers", buffers] if stage.program != "bench.kernels" else []
+        arguments += ["--buffers", buffers] if stage.program in _WITH_BUFFERS else []
         ended, run = benchmark_options.launched(
             stage.program, arguments, stage.ranks, stage.baseline.thread_level, stage.python, stage.baseline.variables
         )

@@ -123,7 +123,8 @@ class Exchange:
         self.notes: list[str] = []
         length = max(each.nbytes for each in (self._buffers[NATIVE].given, self._buffers[NATIVE].got))
         dtype = str(self._buffers[NATIVE].got.dtype)
-        self.case = Case(form, length, length // 8, dtype, ours.size, buffers=UNTOUCHED)
+        name = f"alltoallw {form}" if form in PENCILS else form
+        self.case = Case(name, length, length // 8, dtype, ours.size, buffers=UNTOUCHED)
 
     def wrong(self, contender: str) -> int:
         """Call both once more and return how many elements differ on all ranks."""

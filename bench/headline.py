@@ -10,7 +10,7 @@ from bench import intervals, result_table
 from bench.intervals import ComparisonKey
 from bench.result_files import NATIVE, UNTOUCHED, WRITTEN, Case, Result, ResultSet
 
-OURS = ("auto", "plan")
+OURS = ("auto", "plan", "segments")
 _OTHER_LIBRARIES = ("gloo", "numba-mpi")
 _DEFAULT_LEVEL = "multiple"
 _NATIVE, _BEST = "native", "best baseline"

@@ -1,8 +1,9 @@
 """Nonblocking collectives beside computation: how much of the communication is hidden.
 
 ``python -m bench.overlap`` starts itself on 2 and on 8 ranks. Each contender starts an operation, computes for about
-as long as the operation takes alone, testing the request now and then, and waits. ``overlap`` is the hidden share of
-the communication, ``1 - (together - computation) / communication``, of native first and then of ours: 100 % if the
+as long as the operation takes alone, testing the request now and then, and waits. ``auto`` is the nonblocking call on
+ordinary arrays, ``plan`` a persistent operation on arrays of `Intracomm.empty`. ``overlap`` is the hidden share of the
+communication, ``1 - (together - computation) / communication``, of native first and then of the others: 100 % if the
 operation costs nothing beside the computation, 0 % if they take turns. The ratio is native's time over ours for all of
 it together, with a computation of the same length. Send buffers are written by their owners before each operation,
 outside of the time.
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.benchmark_options import add_buffers, is_launcher, make_parser, relaunch
 from bench.operations import write
-from bench.result_files import ASIDE, NATIVE, WRITTEN, Case
+from bench.result_files import ASIDE, NATIVE, PLAN, WRITTEN, Case
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 
     from mpicoll import Intracomm
@@ -45,11 +47,12 @@ class Overlap:
 
         comm, self.plain = comms
         self.collective, self.tests = collective, tests
-        self.given, self.expected = vectors(comm, collective, nbytes, np.dtype(np.float32), "SUM")
-        self.recv = self.given.copy() if collective == "bcast" else np.zeros_like(self.expected)
+        self._given, self.expected = vectors(comm, collective, nbytes, np.dtype(np.float32), "SUM")
+        self._buffers = {NATIVE: self._filled(np.empty), PLAN: self._filled(comm.empty)}
+        self._buffers[AUTO] = self._buffers[NATIVE]
         self.case = Case(f"overlap {collective}", nbytes, nbytes // 4, "float32", comm.size, buffers=buffers)
         self._matrices = [np.full((_WIDTH, _WIDTH), 1e-3, np.float32) for _ in range(3)]
-        starts = {NATIVE: self._start(self.plain), AUTO: self._start(comm)}
+        starts = {NATIVE: self._start(self.plain, NATIVE), AUTO: self._start(comm, AUTO), PLAN: self._start_plan(comm)}
         self._units = self._calibrate(starts[NATIVE])
         self.calls: dict[str, Callable[[], None]] = {}
         for name, start in starts.items():
@@ -62,13 +65,35 @@ class Overlap:
         """Untimed writes of the send buffer before each operation, by contender; none on ranks that send nothing."""
         if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.plain.rank):
             return {}
-        sent = self.recv if self.collective == "bcast" else self.given
-        return {name: partial(write, sent) for name in self.calls if name != COMPUTE}
+        return {name: partial(write, self._of(name)[0]) for name in self.calls if name != COMPUTE}
 
-    def _start(self, comm: MPI.Intracomm) -> Callable[[], Any]:
+    def _filled(self, empty: Callable[..., np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the arguments of the collective in memory that `empty` makes."""
+        sent = empty(self._given.shape, self._given.dtype)
+        sent[:] = self._given
+        if self.collective == "bcast":
+            return (sent,)
+        got = empty(self.expected.shape, self.expected.dtype)
+        got[:] = 0
+        return sent, got
+
+    def _of(self, contender: str) -> tuple[np.ndarray, ...]:
+        return self._buffers[contender.removesuffix(ALONE)]
+
+    def _start(self, comm: MPI.Intracomm, contender: str) -> Callable[[], Any]:
         method = getattr(comm, _METHODS.get(self.collective, f"I{self.collective}"))
-        ends = (self.recv,) if self.collective == "bcast" else (self.given, self.recv)
+        ends = self._of(contender)
         return lambda: method(*ends)
+
+    def _start_plan(self, comm: Intracomm) -> Callable[[], Any]:
+        method = _METHODS.get(self.collective, self.collective).removeprefix("I")
+        plan = self._plan = getattr(comm, f"{method.capitalize()}_init")(*self._of(PLAN))
+
+        def start() -> Any:
+            plan.Start()
+            return plan
+
+        return start
 
     def _calibrate(self, start: Callable[[], Any]) -> int:
         """Return for how many products an operation of the MPI library takes; the same on all ranks."""
@@ -105,10 +130,11 @@ class Overlap:
 
         if contender == COMPUTE:
             return 0
+        got = self._of(contender)[-1]
         if self.collective != "bcast" or self.plain.rank:
-            self.recv[:] = 0
+            got[:] = 0
         self.calls[contender]()
-        total = np.array([np.count_nonzero(self.recv != self.expected)])
+        total = np.array([np.count_nonzero(got != self.expected)])
         self.plain.Allreduce(MPI.IN_PLACE, total)
         return int(total[0])
 
@@ -120,7 +146,8 @@ class Overlap:
         return {"overlap": round(min(1.0, max(0.0, 1 - shown)), 3)}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free the persistent operation."""
+        self._plan.Free()
 
 
 def _contests(arguments: argparse.Namespace, comms: tuple[Intracomm, MPI.Intracomm]) -> Iterator[Callable[[], Overlap]]:

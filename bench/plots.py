@@ -154,7 +154,7 @@ def overlap(tables: Mapping[Title, Rows]) -> str:
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
     for line, (title, rows) in zip(itertools.cycle(("-", "--", ":", "-.")), tables.items(), strict=False):
-        for name in ("native", "auto"):
+        for name in ("native", "auto", "plan"):
             points = [(n, [r.detail["overlap"] for r in row[name]]) for n, row in sorted(rows.items()) if name in row]
             shares = [100 * sum(values) / len(values) for _, values in points]
             label = f"{name}, {_short(title)}"
