@@ -123,17 +123,35 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
+def _refuse(arguments: argparse.Namespace, what: str, *options: str) -> None:
+    """Refuse options that would change nothing."""
+    for option in options:
+        if getattr(arguments, option.replace("-", "_")) not in (None, False):
+            raise MpicollError(f"--{option} is not for {what}")
+
+
 def _explain(arguments: argparse.Namespace) -> list[str]:
-    if arguments.name in ALGORITHMS and arguments.algorithm is None:
-        return _explain_collective(arguments)
-    if arguments.algorithm is not None:
-        if arguments.name not in ALGORITHMS:
-            raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
+    if arguments.name in ALGORITHMS:
+        _refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
+        if arguments.algorithm is None:
+            what = f"{arguments.name} without --algorithm, which compares its algorithms"
+            _refuse(arguments, what, "verify", "goal", "values", "rank", "ranks-per-node")
+            return _explain_collective(arguments)
         arguments.collective, arguments.name = arguments.name, arguments.algorithm
+    elif arguments.algorithm is not None:
+        raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
     if arguments.name in ("shared", "single_copy"):
+        _refuse(arguments, arguments.name, "goal", "values", "ranks-per-node")
         return _explain_shared(arguments)
     if arguments.name == "hierarchy":
+        _refuse(arguments, arguments.name, "goal", "values", "rank")
         return _explain_hierarchy(arguments)
+    _refuse(arguments, "algorithms by messages", "ranks-per-node")
+    return _explain_schedules(arguments)
+
+
+def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
+    """Return the lines that show an algorithm by messages."""
     algorithm = find_any(arguments.name, arguments.collective)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)
@@ -143,6 +161,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
         algorithm.schedule(size, rank, root=arguments.root, segments=arguments.segments) for rank in range(size)
     ]
     if arguments.goal:
+        _refuse(arguments, "--goal, which prints nothing else", "verify", "values", "rank")
         return goal(schedules, arguments.bytes)
     machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
     lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, machine)

@@ -143,7 +143,7 @@ class Intracomm(ObjectCollectives):
         Parameters
         ----------
         collective
-            A collective in lower case, such as ``"allreduce"`` or ``"bcast"``.
+            A collective in lower case, such as ``"allreduce"`` or ``"gatherv"``.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class Intracomm(ObjectCollectives):
             If there is no such compressor, or `compression` is given for another collective than allreduce.
         """
         means = self._scope.means
-        select.names(collective, means)
+        collective = select.row_of(collective)
         if compression is not None and collective != "allreduce":
             raise ValueError(f"compression: {compression!r} is for allreduce, not {collective}")
         spec = compression_tuning.candidate(compression)

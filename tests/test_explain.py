@@ -187,3 +187,22 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
     proof = explain(capsys, "shared", "--collective", "bcast", "--size", "2", "--bytes", "8", "--verify")
     assert "do not wait, unless this call has not been compared before" in proof
     assert proof.rstrip().endswith("sequences of one and two operations, in every interleaving")
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("allreduce --verify", "verify"),
+        ("allreduce --rank 9", "rank"),
+        ("allreduce --algorithm shared --collective bcast", "collective"),
+        ("shared --goal", "goal"),
+        ("hierarchy --values 1;2", "values"),
+        ("ring --goal --verify", "verify"),
+        ("ring --ranks-per-node 2", "ranks-per-node"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], line: str, refused: str
+) -> None:
+    assert main(["explain", *line.split()]) == 2
+    assert f"--{refused} is not for " in capsys.readouterr().err

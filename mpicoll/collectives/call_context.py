@@ -83,7 +83,7 @@ def algorithm_for(
 
 
 def check_root(root: Any, size: int) -> int:
-    """Return the root as an int; like mpi4py, accept any index and NumPy's bool.
+    """Return the root as an int; like mpi4py, accept any index, NumPy's bool, and floats that are whole numbers.
 
     Raises
     ------
@@ -91,7 +91,8 @@ def check_root(root: Any, size: int) -> int:
         If it is no index, or not a rank of the communicator.
     """
     try:
-        rank = operator.index(int(root) if isinstance(root, np.bool_) else root)
+        is_whole = isinstance(root, (float, np.floating)) and float(root).is_integer()
+        rank = operator.index(int(root) if is_whole or isinstance(root, np.bool_) else root)
     except TypeError:
         raise TypeError(f"root: {root!r} is not a rank") from None
     if not 0 <= rank < size:

@@ -106,6 +106,8 @@ def _is_own(request: Any) -> bool:
 
 
 def _has_own(requests: Sequence[Any]) -> bool:
+    """Return whether requests of ours are among them; TypeError for an iterator, as from mpi4py."""
+    len(requests)
     return any(issubclass(kind, OwnRequest) for kind in set(map(type, requests)))
 
 

@@ -112,7 +112,7 @@ class NonblockingVectorCalls:
         TypeError, ValueError
             If the arguments are wrong; the other ranks are told.
         """
-        if self._table and algorithm is None and type(root) is int:
+        if self._table and algorithm is None and type(root) is int and 0 <= root < self._size:
             quick = self._start_quickly(collective, sendbuf, recvbuf, root)
             if quick is not None:
                 return quick

@@ -37,6 +37,8 @@ HIERARCHY = "hierarchy"
 HIERARCHICAL = ("allreduce", "reduce", "bcast", "barrier")
 BY_PARTS = ("reduce_scatter", "allgather")
 """Collectives that are hierarchical if all nodes have equally many ranks: rank i of a node owns its i-th part."""
+_OF_PARTS = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather", "alltoallv": "alltoall",
+             "gatherv": "gather", "scatterv": "scatter"}  # fmt: skip
 TWO_SHOT = "two_shot"
 """Compressed reduce_scatter and allgather, see :mod:`mpicoll.collectives.two_shot`."""
 SUMMED = "summed"
@@ -161,6 +163,20 @@ def means_of(channel: Channel) -> Capabilities:
     return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even)
 
 
+def row_of(collective: str) -> str:
+    """Return the collective whose algorithms another one has: that of equal parts for parts of different lengths.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If there is no such collective.
+    """
+    row = _OF_PARTS.get(collective, collective)
+    if row not in ALGORITHMS:
+        raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join((*ALGORITHMS, *_OF_PARTS))}")
+    return row
+
+
 def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     """Return the names that ``algorithm=`` takes for a collective, besides ``"auto"``.
 
@@ -169,8 +185,7 @@ def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     UnknownAlgorithm
         If there is no such collective.
     """
-    if collective not in ALGORITHMS:
-        raise UnknownAlgorithm(f"collective: {collective!r} is not one of {', '.join(ALGORITHMS)}")
+    collective = row_of(collective)
     special = [name for name in (*ON_NODE, HIERARCHY) if means.allow(collective, name, 0, True)]
     return (*special, *ALGORITHMS[collective], NATIVE)
 

@@ -47,6 +47,8 @@ class NonblockingCollectives(BlockingCollectives):
         """Start a plain call by one compiled function; None, having done nothing, if it is not plain."""
         if not self._nonblocking_table or algorithm is not None or type(root) is not int:
             return None
+        if not 0 <= root < self._size:  # it may be too large for compiled code
+            return None
         plain = plain_arguments(COLLECTIVES[collective], sendbuf, recvbuf, self._size)
         if plain is not None:
             sendbuf, recvbuf = plain

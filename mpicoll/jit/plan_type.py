@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import traceback
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from numba.extending import (
 )
 
 from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
-from mpicoll.collectives.requests import PersistentRequest
+from mpicoll.collectives.requests import FREED, PersistentRequest
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 
@@ -37,8 +38,8 @@ _TRIES = 8
 """How often compiled code looks, for some tens of microseconds each time, before Python waits."""
 _ONE_WORD = ("int64",)
 last_error: BaseException | None = None
-_plans: dict[int, tuple[PersistentRequest, np.ndarray]] = {}
-"""Plans and their words, by the addresses of these, until they are freed."""
+_plans: dict[int, tuple[weakref.ref[PersistentRequest], np.ndarray]] = {}
+"""Plans and their words, by the addresses of these; the words stay, since compiled code may have their address."""
 
 
 class PlanType(types.Type):
@@ -67,7 +68,10 @@ def _complete(address: int, status: int) -> None:
     """Complete in Python what compiled code has begun with `status`, and write what came of it."""
     global last_error
     try:
-        made, words = _plans[address]
+        known, words = _plans[address]
+        made = known()
+        if made is None:
+            raise RuntimeError(FREED)
         interrupted = words[_RESULT] == _AGAIN
         if isinstance(made, PersistentSharedRequest) and status != OTHER:
             made.continue_start(status)
@@ -92,14 +96,14 @@ def _address_of(made: PersistentRequest) -> int:
         words[_ADVANCE] = executor.advance.variant(_ONE_WORD).address
         words[_CALLBACK] = ctypes.cast(_complete, ctypes.c_void_p).value or 0
         made._jit_words = words  # type: ignore[attr-defined]
-        _plans[words.ctypes.data] = made, words
+        _plans[words.ctypes.data] = weakref.ref(made), words
         made._on_free = partial(_forget_job, words)
     words[_JOB] = made.job_address if isinstance(made, PersistentSharedRequest) else 0
     return int(words.ctypes.data)
 
 
 def _forget_job(words: np.ndarray) -> None:
-    """Let Python say that the plan was freed; the words stay, since a compiled function may have their address."""
+    """Let Python say that the plan was freed."""
     words[_JOB] = 0
 
 

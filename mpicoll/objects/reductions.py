@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,16 +201,11 @@ class Reductions(Moves):
 
         Not on every rank: what the function returns may differ between processes, as the order of sets does.
         """
-        error, result, outcome = None, None, None
-        try:
-            objects = self.objects(given, found, root)
-            if self.rank == root:
-                result = folding.fold(function, objects)
-        except MpicollError:
-            raise
-        except Exception as caught:  # the others hear of it
-            error = caught
+        result, outcome = None, None
+        objects, error = self._received(given, found, root)
         if self.rank == root:
+            if error is None:
+                result, error = _attempted(partial(folding.fold, function, objects))
             outcome = Given(result if name == "allreduce" else None)
             if error is not None:
                 outcome.fail(error)
@@ -220,15 +216,29 @@ class Reductions(Moves):
         self, name: str, function: folding.AnyCallable, given: Given, found: list[Description]
     ) -> Any:
         """Combine the objects up to this rank's on every rank; raise on all if that fails on one."""
-        error = result = None
-        try:
-            result = self._fold(name, function, self.objects(given, found))
-        except MpicollError:
-            raise
-        except Exception as caught:  # the others hear of it
-            error = caught
+        result = None
+        objects, error = self._received(given, found)
+        if error is None:
+            result, error = _attempted(partial(self._fold, name, function, objects))
         outcome = Given(None)
         if error is not None:
             outcome.fail(error)
         self.gather_records(_OUTCOME, outcome)
         return result
+
+    def _received(self, *arguments: Any) -> tuple[Sequence[Any], Exception | None]:
+        """Return the objects of all ranks, or why they cannot be read here; failures of the exchange are raised."""
+        try:
+            return self.objects(*arguments), None
+        except MpicollError:
+            raise
+        except Exception as error:
+            return (), error
+
+
+def _attempted(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return what the program's own function returns or raises, of which the other ranks have to hear."""
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error

@@ -85,8 +85,11 @@ class Signature(NamedTuple):
         return self._replace(nbytes=1 << (self.nbytes - 1).bit_length() if self.nbytes > 1 else self.nbytes)
 
     def sample(self, arguments: tuple[Any, ...], dumps: Callable[[Any], bytes]) -> bytes | None:
-        """Return the first argument as a pickle; None if it cannot be pickled or takes more than 64 MB."""
-        if not arguments or self.nbytes > _MAX_SAMPLE_NBYTES:
+        """Return the first argument as a pickle; None if it cannot be pickled or takes more than 64 MB.
+
+        An iterator that can be pickled is left out, too: the call has consumed it.
+        """
+        if not arguments or self.nbytes > _MAX_SAMPLE_NBYTES or hasattr(arguments[0], "__next__"):
             return None
         try:
             data = dumps(arguments[0])

@@ -10,7 +10,10 @@ from mpicoll.program.call_recorder import CallRecorder, clock
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
+    from mpicoll.program.library_comparison import Comparison
+    from mpicoll.program.profile_analysis import Target
     from mpicoll.program.rank_records import RankRecord
 
 _POLL_SECONDS = 0.002
@@ -92,21 +95,33 @@ class EndOfRun:
                 self._left.append(self._comm.Isend([None, 0, self._MPI.BYTE], rank, _LEFT))
 
     def _write(self, records: list[RankRecord], options: argparse.Namespace, *, missing: bool) -> None:
-        from mpicoll.program import library_comparison, profile_analysis, profile_report, profile_text
+        from mpicoll.program import profile_analysis, profile_report, profile_text
 
         analysis = profile_analysis.analyze(records, self._comm.size) if records else None
-        comparisons: list[library_comparison.Comparison] = []
-        if not missing and options.compare > 0:
-            targets = analysis.targets if analysis is not None else []
-            comparisons = library_comparison.compare(self._comm, self._recorder, targets, options.compare)
+        targets = analysis.targets if analysis is not None else []
+        comparisons = [] if missing or not options.compare else self._repeat_calls(targets, options.compare)
         if analysis is None:
             return
         profile = profile_report.profile_of(records, analysis, comparisons, self._comm.size, missing=missing)
         sys.stdout.flush()
         sys.stderr.write(profile_text.as_text(profile))
         sys.stderr.flush()
-        if not missing:
+        if missing:
+            return
+        try:
             profile_report.write_files(profile, options.json, options.html)
+        except OSError as error:  # the other ranks wait for this one, and the program's exit status stays
+            sys.stderr.write(f"python -m mpicoll run: the profile was not written: {error}\n")
+
+    def _repeat_calls(self, targets: Sequence[Target], seconds: float) -> list[Comparison]:
+        """Return how long calls take with either library; nothing if that fails, which must not cost the profile."""
+        from mpicoll.program import library_comparison
+
+        try:
+            return library_comparison.compare(self._comm, self._recorder, targets, seconds)
+        except Exception as error:
+            sys.stderr.write(f"python -m mpicoll run: calls were not repeated: {type(error).__name__}: {error}\n")
+            return []
 
 
 def _cores() -> int:

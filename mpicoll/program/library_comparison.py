@@ -28,6 +28,8 @@ _SHARE = 0.25
 """Fraction of the time for the comparison that one target may take."""
 OURS, LIBRARY = "mpicoll", "library"
 _REDUCING = ("Allreduce", "Reduce", "Scan", "Exscan", "Reduce_scatter", "Reduce_scatter_block")
+_OF_PAIRS = ("MAXLOC", "MINLOC")
+"""Operations on pairs, whose type the element type in memory does not tell."""
 _IN_PARTS = {
     "Allgather": (0, 1),
     "Gather": (0, 1),
@@ -102,14 +104,31 @@ def _measure(world: MPI.Intracomm, recorder: CallRecorder, target: Target, secon
     everybody.Free()
     ours = Intracomm(plain)
     call = _repeat(target, _kind_of(recorder, target))
-    able = np.array([call is not None])
-    plain.Allreduce(MPI.IN_PLACE, able, MPI.LAND)
-    if call is not None and able[0]:
+    able = _agreed(plain, call is not None)
+    for comm in (ours, plain):
+        able = able and _agreed(plain, call is not None and _succeeds(call, comm))
+    if call is not None and able:
         made = {OURS: lambda: call(ours), LIBRARY: lambda: call(plain)}
         times = measure.compare(plain, made, seconds / 2)
         nothing = (times[OURS].median, times[LIBRARY].median)
     plain.Free()
     return nothing
+
+
+def _agreed(comm: MPI.Intracomm, able: bool) -> bool:
+    """Return whether all ranks are able."""
+    flag = np.array([able])
+    comm.Allreduce(MPI.IN_PLACE, flag, MPI.LAND)
+    return bool(flag[0])
+
+
+def _succeeds(call: Callable[[Any], Any], comm: MPI.Intracomm) -> bool:
+    """Make a call once and return whether it works with the arguments that stand for the program's."""
+    try:
+        call(comm)
+    except Exception:
+        return False
+    return True
 
 
 def _kind_of(recorder: CallRecorder, target: Target) -> Kind | None:
@@ -145,7 +164,7 @@ def _repeat_arrays(name: str, target: Target, dtype: np.dtype) -> Callable[[Any]
     if name == "Bcast":
         data = np.ones(count, dtype)
         return lambda comm: comm.Bcast(data, root)
-    if name not in _IN_PARTS and name not in _REDUCING:
+    if (name not in _IN_PARTS and name not in _REDUCING) or target.op in _OF_PAIRS:
         return None
     whole = _IN_PARTS.get(name, (1, 1))
     part = max(1, count // size)

@@ -143,7 +143,8 @@ def wrap_classes(recorder: CallRecorder) -> None:
 
     del on_shared_memory  # imported for its classes of requests
     recorder.transport, recorder.dumps = _transport, pickling.dumps
-    for cls in comm.Intracomm.__mro__:
+    kinds = (comm.Intracomm, comm.Cartcomm, comm.Graphcomm, comm.Distgraphcomm)
+    for cls in dict.fromkeys(base for kind in kinds for base in kind.__mro__):
         if cls.__module__.startswith("mpicoll."):
             for name in NAMES.keys() & vars(cls).keys():
                 setattr(cls, name, noting(vars(cls)[name], name, recorder, lambda request: request))
@@ -181,17 +182,12 @@ def _with_subclasses(cls: type) -> Iterator[type]:
         yield from _with_subclasses(other)
 
 
-_OTHER_NAMES = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather", "alltoallv": "alltoall",
-                "gatherv": "gather", "scatterv": "scatter"}  # fmt: skip
-
-
 def _transport(comm: Any, signature: Signature) -> str:
     """Return the algorithm that "auto" selects for a call; "objects" for a collective of objects."""
     if signature.method in OBJECTS and signature.method != "barrier":
         return "objects"
-    name = signature.collective.lower()
     try:
-        return str(comm.choice(_OTHER_NAMES.get(name, name), max(0, signature.nbytes)))
+        return str(comm.choice(signature.collective.lower(), max(0, signature.nbytes)))
     except Exception:  # a collective that the MPI library makes
         return "MPI library"
 

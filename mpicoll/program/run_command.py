@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.environment import launched_rank, silent_unless
+from mpicoll.environment import launched_rank, launched_size, silent_unless
 from mpicoll.program import main_module
 from mpicoll.program.program_session import ProgramSession
 
@@ -78,15 +78,23 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:place]), list(argv[place:])
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program: list[str]) -> None:
-    """Refuse unusable options with exit status 2 before the program starts."""
-    if not program:
-        parser.error("no program was given")
+def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse files that cannot be written, with exit status 2, before the program starts."""
     for name, path in (("--json", options.json), ("--html", options.html)):
-        if path is not None and not path.absolute().parent.is_dir():
-            parser.error(f"{name}: {str(path.absolute().parent)!r} is not a folder")
+        wrong = "" if path is None else _obstacle(path.absolute())
+        if wrong:
+            parser.error(f"{name}: {wrong}")
     if options.html is not None and importlib.util.find_spec("jinja2") is None:
         parser.error('--html needs Jinja2: pip install "mpicoll[report]"')
+
+
+def _obstacle(path: Path) -> str:
+    """Return why a file cannot be written, "" if it can."""
+    if not path.parent.is_dir():
+        return f"{str(path.parent)!r} is not a folder"
+    if path.is_dir():
+        return f"{str(path)!r} is a folder"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else f"{str(path)!r} cannot be written"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,14 +104,29 @@ def main(argv: Sequence[str]) -> int:
     try:
         with silent_unless(launched_rank() == 0):
             options = parser.parse_args(own)
-            _check(parser, options, program)
+            if not program:
+                parser.error("no program was given")
     except SystemExit as end:
         return int(end.code or 0)
+    if launched_rank() == 0:  # it writes the files; other hosts may have other folders and packages
+        try:
+            _check_files(parser, options)
+        except SystemExit as end:
+            return _end_all(int(end.code or 0))
     options.profile = options.profile or options.json is not None or options.html is not None
     for name in ("json", "html"):  # the program may go elsewhere
         if getattr(options, name) is not None:
             setattr(options, name, getattr(options, name).absolute())
     return _run(program, ProgramSession(options, program))
+
+
+def _end_all(status: int) -> int:
+    """End the job, whose other ranks have started; or return the exit status if there are none."""
+    if (launched_size() or 1) > 1:
+        from mpicoll.communicator import abort
+
+        abort.end("", status)
+    return status
 
 
 def _run(program: list[str], session: ProgramSession) -> int:

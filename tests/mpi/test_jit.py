@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -163,3 +165,14 @@ def test_a_signal_ends_a_wait(comm: Intracomm) -> None:
         once(plan)
     assert isinstance(mpicoll.jit.last_error(), MpicollError if comm.rank == 0 else KeyboardInterrupt)
     plain.Free()
+
+
+def test_a_freed_plan_does_not_stay_in_memory(comm: Intracomm) -> None:
+    x, y = np.ones(3), np.zeros(3)
+    plan = comm.Allreduce_init(x, y)
+    once(plan)
+    plan.Free()
+    gone = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert gone() is None

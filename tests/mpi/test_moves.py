@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
+from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS
 from tests.mpi import call_forms
 from tests.mpi.call_forms import FORMS
@@ -27,6 +28,14 @@ make = partial(call_forms.make, starts=2)
 @pytest.fixture(scope="module")
 def comm() -> Intracomm:
     return Intracomm(MPI.COMM_WORLD)
+
+
+def test_parts_of_different_lengths_have_the_algorithms_of_equal_parts(comm: Intracomm) -> None:
+    for name, equal in (("gatherv", "gather"), ("allgatherv", "allgather"), ("reduce_scatter_block", "reduce_scatter")):
+        assert comm.algorithms(name) == comm.algorithms(equal)
+        assert comm.choice(name, 8) == comm.choice(equal, 8)
+    with pytest.raises(UnknownAlgorithm, match="'alltoallw' is not one of"):
+        comm.algorithms("alltoallw")
 
 
 def algorithms(comm: Intracomm, collective: str) -> list[str]:

@@ -543,3 +543,12 @@ def test_handles_that_nobody_frees(comm: Intracomm) -> None:
         del kept
         gc.collect()
         comm.Barrier()
+
+
+@pytest.mark.parametrize("name", ["Ibcast", "Ireduce", "Igather", "Iscatter", "Igatherv", "Iscatterv"])
+def test_a_root_that_no_rank_can_have_is_refused(comm: Intracomm, name: str) -> None:
+    ends = (np.zeros(comm.size),) if name == "Ibcast" else (np.zeros(comm.size), np.zeros(comm.size))
+    for root in (2**64, -1, comm.size):
+        with pytest.raises(ValueError, match=f"root: {root} is not in"):
+            getattr(comm, name)(*ends, root=root)
+    comm.Barrier()

@@ -188,6 +188,10 @@ def test_startall_and_inactive_ones(comm: Intracomm) -> None:
         assert (got == (rank - 1) % size + turn).all()
         assert (sums == sum(range(size)) + size * turn).all()
         assert MPI.Request.Testsome(requests) is None
+    own = requests[1:2]
+    for call in (MPI.Prequest.Startall, MPI.Request.Waitall):
+        with pytest.raises(TypeError, match="has no len"):
+            call(iter(own))
     for request in requests:
         request.Free()
 

@@ -70,6 +70,9 @@ EXPECTED = {
     (line_of("part.Allreduce"), "Allreduce", 1): (7, [24, 24]),
     (line_of("comm.Iallgather"), "Iallgather", 3): (1, [24, 24]),
     (line_of("comm.Allreduce_init"), "Allreduce_init", 3): (3, [8000, 8000]),
+    (line_of("MPI.TWOINT"), "Allreduce", 3): (1, [8, 8]),
+    (line_of("comm.alltoall("), "alltoall", 3): (1, None),
+    (line_of("grid.Neighbor_allgather"), "Neighbor_allgather", 3): (1, None),
     (line_of("MPI.COMM_SELF.allreduce"), "allreduce", 1): (1, [8, 8]),
     (line_of("comm.gather("), "gather", 3): (1, None),
     (SOURCE.index("    comm.Barrier()") + 1, "Barrier", 3): (1, [0, 0]),
@@ -160,6 +163,14 @@ def test_the_page_holds_everything_itself(ours: Outcome, folder: Path) -> None:
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "&lt;module&gt;" not in page or "<module>" not in page
     assert page.count('<rect class="work"') == min(20, len(profile_in(folder / "ours.json")["sites"])) + SIZE
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_program_runs(tmp_path: Path) -> None:
+    for place, why in ((tmp_path, "is a folder"), (tmp_path / "missing" / "profile.json", "is not a folder")):
+        outcome = launch("--json", str(place), str(PROGRAM))
+        assert outcome.returncode == 2, outcome.text
+        assert why in outcome.stderr
+        assert not outcome.stdout
 
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> None:

@@ -26,6 +26,17 @@ def reduce_often(comm, data, result):
         comm.Allreduce(data, result)
 
 
+def unusual_forms(comm):
+    pairs = np.array([comm.rank, comm.rank], "i")
+    best = np.empty_like(pairs)
+    comm.Allreduce([pairs, 1, MPI.TWOINT], [best, 1, MPI.TWOINT], op=MPI.MAXLOC)
+    assert best.tolist() == [comm.size - 1] * 2
+    assert comm.alltoall(iter([comm.rank] * comm.size)) == list(range(comm.size))
+    grid = comm.Create_cart([comm.size], [True])
+    grid.Neighbor_allgather(np.array([grid.rank]), np.empty((2, 1), int))
+    grid.Free()
+
+
 def main():
     comm = MPI.COMM_WORLD
     assert comm is COMM_WORLD
@@ -46,6 +57,7 @@ def main():
         plan.Start()
         plan.Wait()
     plan.Free()
+    unusual_forms(comm)
     wrapped = pkl5.Intracomm(MPI.COMM_WORLD).bcast({"a": array} if comm.rank == 0 else None)
     with MPICommExecutor() as executor:
         doubled = [each.number for each in executor.map(double, [Thing(4)])] if executor is not None else [8]
