@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.payload_checks import require
+from mpicoll.compression.payload_checks import into_vector, memory, require, vector
 from mpicoll.kernels import reduce as kernels
 
 Memory = dict[str, np.ndarray]
@@ -105,7 +105,8 @@ class AggregatableCompressor(Aggregatable, Compressor):
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write all rounds."""
-        nbytes = self.wire_nbytes(x.size)
+        x, nbytes = vector(x, "x"), self.wire_nbytes(x.size)
+        out = memory(out, "out", nbytes)
         session = self.session(x.size, 1, self._carve(out[:nbytes], x.size))
         out[:nbytes] = 0
         session.begin(key, {})
@@ -115,6 +116,9 @@ class AggregatableCompressor(Aggregatable, Compressor):
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Decode all rounds."""
+        into_vector(out, lambda room: self._finish(memory(payload, "payload", payload.size), room))
+
+    def _finish(self, payload: np.ndarray, out: np.ndarray) -> None:
         require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
         session = self.session(out.size, 1, self._carve(payload, out.size))
         problem = session.problem()

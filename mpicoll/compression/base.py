@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from mpicoll.compression.payload_checks import require
+from mpicoll.compression.payload_checks import into_vector, memory, require, vector
 from mpicoll.kernels.codecs import counter_random
 from mpicoll.kernels.codecs.codec_kernels import Codec
 
@@ -131,20 +131,22 @@ class CodecCompressor(Compressor):
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Encode a vector and return the length of the payload in bytes."""
-        codec = self.codec
-        return int(codec.encode(x, out[: self.wire_nbytes(x.size)], codec.settings, key.words(), key.first))
+        codec, x = self.codec, vector(x, "x")
+        payload = memory(out, "out", self.wire_nbytes(x.size))
+        return int(codec.encode(x, payload, codec.settings, key.words(), key.first))
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Decode a payload."""
-        self._decode(payload, out, False)
+        into_vector(out, lambda room: self._decode(payload, room, False))
 
     def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Decode a payload and add it to `out`, in one pass."""
-        self._decode(payload, out, True)
+        into_vector(out, lambda room: self._decode(payload, room, True))
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
         if self.fixed:
             require(payload.size == self.wire_nbytes(out.size), payload, out, "its length is another")
+        payload = memory(payload, "payload", payload.size)
         codec = self.codec
         problem = codec.decode(payload, out, codec.settings, add)
         require(problem == 0, payload, out, self.problems[problem - 1] if problem else "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.compressor_specs import register
-from mpicoll.compression.payload_checks import require
+from mpicoll.compression.payload_checks import into_vector, memory, require, vector
 from mpicoll.kernels.codecs import sparse_codec, sparse_encoding
 from mpicoll.kernels.codecs.codec_kernels import settings_of
 from mpicoll.kernels.codecs.sparse_codec import ENTRY_NBYTES, Selector
@@ -62,6 +62,8 @@ class Sparsifier(Compressor):
 
     def compress(self, x: np.ndarray, out: np.ndarray, key: Key) -> int:
         """Write the entries."""
+        x = vector(x, "x")
+        out = memory(out, "out", self.wire_nbytes(x.size))
         most = self.capacity(x.size)
         indices, values = np.empty(most, np.uint32), np.empty(most, np.float32)
         number = self.select(x, key, indices, values)
@@ -69,13 +71,14 @@ class Sparsifier(Compressor):
 
     def decompress(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Write the entries, and zeros for all other elements."""
-        self._decode(payload, out, False)
+        into_vector(out, lambda room: self._decode(payload, room, False))
 
     def decompress_add(self, payload: np.ndarray, out: np.ndarray) -> None:
         """Add the entries."""
-        self._decode(payload, out, True)
+        into_vector(out, lambda room: self._decode(payload, room, True))
 
     def _decode(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+        payload = memory(payload, "payload", payload.size)
         require(payload.size % 4 == 0 and payload.size > 0, payload, out, "its length is another")
         whole = payload.size == sparse_encoding.length_of(payload, out.size) <= self.wire_nbytes(out.size)
         require(whole, payload, out, "its counts or indices are invalid")

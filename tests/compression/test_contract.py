@@ -105,6 +105,35 @@ def test_the_same_key_gives_the_same_bytes(codec: Compressor) -> None:
         assert not any(np.array_equal(encode(codec, x, key), encode(codec, x)) for key in others)
 
 
+def test_vectors_with_gaps_are_read_and_written_as_others(codec: Compressor) -> None:
+    every = np.random.default_rng(5).standard_normal(2000).astype(np.float32)
+    x = every[::2]
+    payload = encode(codec, x)
+    np.testing.assert_array_equal(payload, encode(codec, x.copy()))
+    whole, wanted = np.full(2000, 0.5, np.float32), decode(codec, payload, x.size)
+    codec.decompress(payload, whole[::2])
+    np.testing.assert_array_equal(whole[::2], wanted)
+    codec.decompress_add(payload, whole[1::2])
+    np.testing.assert_array_equal(whole[1::2], np.float32(0.5) + wanted)
+
+
+def test_wrong_arrays_are_refused(codec: Compressor) -> None:
+    x, out = np.ones(64, np.float32), np.empty(codec.wire_nbytes(64), np.uint8)
+    nbytes = codec.compress(x, out, Key())
+    for other in (x.astype(np.float64), np.arange(64), x.astype(np.float16), x.tolist()):
+        with pytest.raises(TypeError, match="x: .* is not float32"):
+            codec.compress(other, out, Key())
+    with pytest.raises(ValueError, match="x: an array of shape"):
+        codec.compress(x.reshape(8, 8), out, Key())
+    with pytest.raises(ValueError, match=f"out: {out.size - 4} bytes are less than"):
+        codec.compress(x, out[:-4], Key())
+    with pytest.raises(TypeError, match="out: float64 is not float32"):
+        codec.decompress(out[:nbytes], np.empty(64))
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="out: it is read-only"):
+        codec.decompress(out[:nbytes], x)
+
+
 def test_cutting_at_the_granularity_changes_nothing(codec: Compressor) -> None:
     if not codec.cuttable:
         pytest.skip("what arrives depends on the whole vector")
