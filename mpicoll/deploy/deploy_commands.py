@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpicoll.data.datasets import Dataset, StoredSamples
 from mpicoll.data.sample_subsets import labeled_only, subset
 from mpicoll.data.sampler import steps_per_epoch
-from mpicoll.deploy.deploy_options import DeployOptions
+from mpicoll.deploy.deploy_options import DATA_FIELDS, DeployOptions
 from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
 from mpicoll.deploy.distillation import DistilledModel
 from mpicoll.deploy.fake_quantization import quantisation_aware
@@ -157,8 +157,7 @@ def _network(model: DeployedModel, teacher: DeployedModel | ShardedModel, option
 def data_of(model: ModelProperties, options: DeployOptions) -> dict[str, object]:
     """Return the data set of a command, for the file of the model that it makes."""
     config = data_config(model, options.data)
-    names = ("dataset", "labels", "test_fraction", "seed")
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in DATA_FIELDS}
 
 
 CHANGES = {"quantize": quantize, "prune": prune, "lowrank": lowrank}

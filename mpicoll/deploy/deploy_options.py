@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from mpicoll import __version__
 from mpicoll.errors import UsageError
 from mpicoll.train.config import parse_synthetic
+from mpicoll.train.option_types import names
 from mpicoll.train.options import HelpRequested
 
 _DESCRIPTION = """\
@@ -39,8 +40,11 @@ COMMANDS = {
 }
 DEPLOYABLE = ("mlp", "logistic", "conv")
 """Models of the trainer whose layers can be compressed and deployed."""
+TABLES = (".csv", ".parquet")
+"""Endings of data sets with named columns."""
 SHARD_TEACHER = ("auto", "always", "never")
-_DATA = ("dataset", "labels", "test_fraction", "seed")
+DATA_FIELDS = ("dataset", "labels", "target", "test_fraction", "seed")
+"""Options of the trainer that say which samples a model learns from and which ones test it."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dataset", metavar="NAME", help="data set, see python -m mpicoll.train --help (default: the "
                        "one on which the model was trained)")  # fmt: skip
     group.add_argument("--labels", metavar="FILE.npy", help="the labels of a --dataset FILE.npy")
+    group.add_argument("--target", type=names, metavar="NAME", help="column of a --dataset FILE.csv or FILE.parquet "
+                       "that holds the labels (default: as when the model was trained, or the last)")  # fmt: skip
     group.add_argument("--test-fraction", type=_real(0, 1, open_end=True), metavar="X",
                        help="fraction that is held out for testing "
                        "(default: as when the model was trained)")  # fmt: skip
@@ -265,7 +271,7 @@ def parse_deploy(argv: Sequence[str]) -> DeployOptions:
         raise HelpRequested(parser.format_help().rstrip())
     options = vars(parser.parse_args(words[1:]))
     options.pop("help")
-    data = {name: value for name in _DATA if (value := options.pop(name)) is not None}
+    data = {name: value for name in DATA_FIELDS if (value := options.pop(name)) is not None}
     common = {name: options.pop(name) for name in ("json", "progress", "quiet")}
     models, output = tuple(options.pop("models", ())), options.pop("output", None)
     _check(command, models, output, options, data)
@@ -297,5 +303,7 @@ def _check(
         raise UsageError("--labels is for a --dataset FILE.npy")
     if dataset.endswith(".npy") and "labels" not in data:
         raise UsageError(f"--dataset {dataset} needs --labels FILE.npy")
+    if "target" in data and not dataset.endswith(TABLES):
+        raise UsageError(f"--target {','.join(data['target'])} is for a --dataset FILE.csv or FILE.parquet")
     if dataset.startswith("synthetic"):
         parse_synthetic(dataset)

@@ -28,7 +28,7 @@ from mpicoll.kernels.quantized_layers import MAX_INPUTS
 
 FORMAT, VERSION = "mpicoll.deploy", "1"
 _MAX_LAYERS, _MAX_EXTENT, _MAX_WEIGHTS = 1000, 1 << 30, 1 << 34
-_DATA = {"dataset": str, "labels": (str, type(None)), "test_fraction": float, "seed": int}
+_DATA = {"dataset": str, "labels": (str, type(None)), "target": list, "test_fraction": float, "seed": int}
 _LAYER = {"kind", "relu", "shape", "image", "bits", "encoding", "activation"}
 
 
@@ -73,7 +73,10 @@ def write_model(path: Path, model: DeployedModel) -> int:
         If the file cannot be written.
     """
     arrays, described = stored(model)
-    text = json.dumps({"layers": described, "data": model.data, "history": model.history}, separators=(",", ":"))
+    data = dict(model.data)
+    if not data.get("target"):
+        data.pop("target", None)  # so that versions that know of no target read the file
+    text = json.dumps({"layers": described, "data": data, "history": model.history}, separators=(",", ":"))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         nbytes, _ = tensor_file.write(temporary, arrays, {"format": FORMAT, "version": VERSION, "model": text})
@@ -177,14 +180,20 @@ class _StoredLayer:
 
 
 def _data(said: Any) -> dict[str, Any]:
-    if not isinstance(said, dict) or (said and set(said) != set(_DATA)):
-        raise ValueError("data has other entries than dataset, labels, test_fraction and seed")
+    """Return the data set of a description; one without a target has its labels in the last column, if in any."""
+    if said == {}:
+        return {}
+    if not isinstance(said, dict) or set(said) | {"target"} != set(_DATA):
+        raise ValueError("data has other entries than dataset, labels, target, test_fraction and seed")
     for name, value in said.items():
         if not isinstance(value, _DATA[name]):  # type: ignore[arg-type]
             raise ValueError(f"data: {name} is {value!r:.40}")
-    if said and not (0 <= said["test_fraction"] < 1 and 0 <= said["seed"] < 1 << 63):
+    if not (0 <= said["test_fraction"] < 1 and 0 <= said["seed"] < 1 << 63):
         raise ValueError("data: test_fraction or seed is out of range")
-    return said
+    target = said.get("target", [])
+    if not all(isinstance(name, str) for name in target):
+        raise ValueError(f"data: target is {target!r:.40}")
+    return {**said, "target": tuple(target)}
 
 
 def _layer(number: int, said: Any, entries: dict[str, Entry], file: OpenFile) -> _StoredLayer:

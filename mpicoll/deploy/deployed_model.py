@@ -189,8 +189,8 @@ class DeployedModel(ModelProperties):
     Attributes
     ----------
     data : dict
-        Data set on which the model was trained: ``dataset``, ``labels``, ``test_fraction`` and ``seed``; empty if
-        unknown.
+        Data set on which the model was trained: ``dataset``, ``labels``, ``target``, ``test_fraction`` and ``seed``;
+        empty if unknown.
     history : tuple of str
         Steps by which the model was made.
     """

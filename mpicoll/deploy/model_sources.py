@@ -18,15 +18,13 @@ from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, load
 from mpicoll.deploy.checkpoint_layers import checkpoint_layers, flat_layers
 from mpicoll.deploy.dense_files import dense_model
-from mpicoll.deploy.deploy_options import DEPLOYABLE
+from mpicoll.deploy.deploy_options import DATA_FIELDS, DEPLOYABLE, TABLES
 from mpicoll.deploy.deployed_file import FORMAT, described_model
 from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
 from mpicoll.deploy.layer_sources import ModelSource, OpenFile, opened_file
 from mpicoll.errors import CheckpointFailed, DataError
 from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
-
-DATA_FIELDS = ("dataset", "labels", "test_fraction", "seed")
 
 
 def load_model(path: str, given: dict[str, Any], comm: MPI.Intracomm) -> DeployedModel:
@@ -123,8 +121,19 @@ def load_data(model: ModelProperties, given: dict[str, Any], comm: MPI.Intracomm
 
 def data_config(model: ModelProperties, given: dict[str, Any]) -> TrainConfig:
     """Return options of a run on the model's data set, with those that were given on the command line."""
-    known = {} if "dataset" in given else model.data
-    return TrainConfig(**{**known, **given})
+    return TrainConfig(**_data_options(model.data, given))
+
+
+def _data_options(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the data options of a model, replaced by those of the command line.
+
+    A data set that is named anew has the same split, so that the model has not seen its test samples if it is the one
+    of the training. It has labels of its own, but a table has them in a column of the same name.
+    """
+    if "dataset" in given:
+        columns = known.get("target", ()) if given["dataset"].endswith(TABLES) else ()
+        known = {**known, "labels": None, "target": columns}
+    return {**known, **given}
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -133,11 +142,11 @@ def data_config(model: ModelProperties, given: dict[str, Any]) -> TrainConfig:
 def _from_checkpoint(folder: Path, given: dict[str, Any], comm: MPI.Intracomm) -> ModelSource:
     found = open_checkpoint(folder, comm)
     config: TrainConfig = all_succeed(comm, lambda: _config_of(found.facts, folder))
-    model = build_model(config, load(replace(config, **given), comm))
+    data = {name: getattr(config, name) for name in DATA_FIELDS}
+    model = build_model(config, load(replace(config, **_data_options(data, given)), comm))
     if "parameters" not in found.vectors:
         raise CheckpointFailed(f"{folder}: has no vector parameters; models of --tensor and --pipeline are not read")
     layers = attempt(comm, lambda: checkpoint_layers(found, model, str(folder)))
-    data = {name: getattr(config, name) for name in DATA_FIELDS}
     return ModelSource(str(folder), layers, data, (f"trained for {found.step} steps",))
 
 
@@ -149,12 +158,8 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
     names = ("model", "task", "hidden", "filters", "batch_norm", "dtype", *DATA_FIELDS)
     default = TrainConfig()
     found = {name: said.get(name, getattr(default, name)) for name in names}
-    if isinstance(found["hidden"], list):
-        found["hidden"] = tuple(found["hidden"])
-    for name, value in found.items():
-        is_text = name == "labels" and (value is None or isinstance(value, str))
-        if not is_text and type(value) is not type(getattr(default, name)):
-            raise CheckpointFailed(f"{folder}: option {name} is {value!r:.60}")
+    found |= {name: tuple(value) for name, value in found.items() if isinstance(value, list)}  # JSON has no tuples
+    _check_types(found, folder)
     widths = (*found["hidden"], found["filters"])
     if found["model"] not in DEPLOYABLE or found["dtype"] not in DTYPES:
         raise CheckpointFailed(
@@ -168,6 +173,18 @@ def _config_of(facts: Any, folder: Path) -> TrainConfig:
     if not all(type(width) is int and 0 <= width < 1 << 30 for width in widths) or not (found["dataset"]):
         raise CheckpointFailed(f"{folder}: widths {widths!r:.60} are wrong")
     return TrainConfig(**found)
+
+
+def _check_types(options: dict[str, Any], folder: Path) -> None:
+    default = TrainConfig()
+    for name, value in options.items():
+        is_right = type(value) is type(getattr(default, name))
+        if name == "labels":
+            is_right = value is None or isinstance(value, str)
+        elif name == "target":
+            is_right = is_right and all(isinstance(column, str) for column in value)
+        if not is_right:
+            raise CheckpointFailed(f"{folder}: option {name} is {value!r:.60}")
 
 
 def new_model(config: TrainConfig, dataset: Dataset) -> DeployedModel:

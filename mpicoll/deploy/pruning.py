@@ -102,9 +102,10 @@ class ChannelPruning:
             return
         every = np.concatenate([score / max(float(score.mean()), 1e-30) for score in scores]).astype(np.float32)
         bounds = np.cumsum([score.size for score in scores])[:-1]
+        kept = max(len(scores), kept_count(every.size, sparsity))
         for score in np.split(every, bounds):
             score[int(score.argmax())] = np.float32(np.finfo(np.float32).max)
-        self.masks = np.split(largest(every, kept_count(every.size, sparsity), self._comm), bounds)
+        self.masks = np.split(largest(every, kept, self._comm), bounds)
 
     def apply(self, parameters: Parameters) -> None:
         """See :class:`Pruning`."""

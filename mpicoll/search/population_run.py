@@ -66,8 +66,8 @@ def run_population(
     direction
         ``"maximize"`` or ``"minimize"`` the score.
     quantile, resample
-        Fraction of the members that are replaced, and of those that they continue from, above 0, at most 0.5;
-        probability with which a hyper-parameter is drawn anew instead of perturbed.
+        Fraction of the members that are replaced, one at least, and of those that they continue from, above 0, at most
+        0.5; probability with which a hyper-parameter is drawn anew instead of perturbed.
     storage
         Folder in which the population is saved after each generation, and from which it goes on; None for none.
     timeout

@@ -83,10 +83,10 @@ def replacements(
 ) -> list[Replacement]:
     """Return which members continue from which others: exploit by truncation selection, and explore.
 
-    Every member among the worst `quantile`, and every member without a score, continues from one of the best
-    `quantile`, drawn for each of them. Each of its hyper-parameters is then drawn anew with probability `resample`, and
-    perturbed otherwise. (Jaderberg et al., "Population based training of neural networks", arXiv:1711.09846, 2017,
-    section 4.1.)
+    Every member among the worst `quantile`, which holds one at least, and every member without a score, continues from
+    one of the best `quantile`, drawn for each of them. Each of its hyper-parameters is then drawn anew with probability
+    `resample`, and perturbed otherwise. (Jaderberg et al., "Population based training of neural networks",
+    arXiv:1711.09846, 2017, section 4.1.)
 
     Parameters
     ----------
@@ -98,13 +98,13 @@ def replacements(
     Returns
     -------
     list of Replacement
-        In the order of targets; no source is also a target. Empty if all members failed, or are too few.
+        In the order of targets; no source is also a target. Empty if all members failed.
     """
     alive = [number for number, score in enumerate(scores) if not math.isnan(score)]
     # Ties are broken by number, so that all machines decide alike.
     ranked = sorted(alive, key=lambda number: (-scores[number] if maximize else scores[number], number))
-    count = int(quantile * len(scores))
-    best = ranked[: max(1, count)]
+    count = max(1, int(quantile * len(scores)))
+    best = ranked[:count]
     failed = [number for number in range(len(scores)) if number not in set(alive)]
     worst = ranked[len(ranked) - max(0, count - len(failed)) :] if count > len(failed) else []
     targets = sorted({*failed, *worst} - set(best))

@@ -233,7 +233,8 @@ def _add_population(parser: argparse.ArgumentParser) -> None:
         "--quantile",
         type=_fraction,
         metavar="X",
-        help="fraction of the members that are replaced, and of those that they continue from (default: 0.25)",
+        help="fraction of the members that are replaced, one at least, and of those that they continue from "
+        "(default: 0.25)",
     )
 
 

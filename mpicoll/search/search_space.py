@@ -16,7 +16,12 @@ _KINDS = {"": (False, False), "log": (True, False), "int": (False, True), "login
 _CONSTANTS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
 OWNERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "hidden": ("model", ("mlp",)),
-    "filters": ("model", ("conv",)),
+    "filters": ("model", ("conv", "alexnet")),
+    "layers": ("model", ("transformer",)),
+    "heads": ("model", ("transformer",)),
+    "width": ("model", ("transformer",)),
+    "dropout": ("model", ("alexnet", "transformer")),
+    "batch_norm": ("model", ("mlp", "alexnet")),
     "momentum": ("optimizer", ("momentum", "lars")),
     "trust": ("optimizer", ("lars",)),
     "nesterov": ("optimizer", ("momentum",)),
@@ -24,7 +29,7 @@ OWNERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "beta2": ("optimizer", ("adam", "adamw", "lamb")),
     "epsilon": ("optimizer", ("adagrad", "adam", "adamw", "lamb")),
 }
-"""Options of the trainer that have a meaning only with some values of another one."""
+"""Options of the trainer that have a meaning only with some values of another one: those with which it takes them."""
 
 
 class Suggests(Protocol):
@@ -184,6 +189,28 @@ def applies(name: str, values: Mapping[str, Any]) -> bool:
         return True
     owner, owned = OWNERS[name]
     return values.get(owner) in owned
+
+
+def check_meaning(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> None:
+    """Refuse a parameter that no trial would choose, since its option has a meaning in none of them.
+
+    Parameters
+    ----------
+    defaults
+        Options that are the same in all trials.
+
+    Raises
+    ------
+    UsageError
+        Naming the parameter.
+    """
+    chosen = {parameter.name: parameter.ends() for parameter in space}
+    for name in chosen:
+        owner, owned = OWNERS.get(name, ("", ()))
+        values = chosen.get(owner, [defaults.get(owner)])
+        if not any(applies(name, {owner: value}) for value in values):
+            option, said = name.replace("_", "-"), ", ".join(map(str, values))
+            raise UsageError(f"--space {option}: is for --{owner} {' or '.join(owned)}, not {said}")
 
 
 def grid(space: Sequence[Parameter], defaults: Mapping[str, Any], count: int) -> Iterator[dict[str, Value]]:

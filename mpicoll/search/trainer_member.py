@@ -19,8 +19,8 @@ from mpicoll.parallel.mesh import make_mesh
 from mpicoll.search.member_transfer import State
 from mpicoll.search.population_settings import PopulationResult
 from mpicoll.search.search_options import SearchOptions
-from mpicoll.search.search_space import Parameter
-from mpicoll.search.trainer_objective import options_of, samples_of_space
+from mpicoll.search.search_space import Parameter, check_meaning
+from mpicoll.search.trainer_objective import samples_of_space, with_values
 from mpicoll.train.assembly import check_ranks, make_communicator, make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -66,6 +66,7 @@ class TrainerPopulation:
             raise UsageError("--population: members train by synchronous strategies, without --tensor and --pipeline")
         if self.config.steps is not None:
             raise UsageError("--steps: is not for --population; give --epochs")
+        check_meaning(options.space, vars(self.config))
         for values in samples_of_space(options.space, vars(self.config)):
             self.configured(values)
         self.generations = -(-self.config.epochs // options.interval)
@@ -73,7 +74,7 @@ class TrainerPopulation:
 
     def configured(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the options with the values of a member."""
-        return replace(parse([*self._fixed, *options_of(values)]), quiet=True, progress=False)
+        return replace(parse(with_values(self._fixed, values)), quiet=True, progress=False)
 
     def member(self, number: int) -> TrainerMember:
         """Return a new member."""

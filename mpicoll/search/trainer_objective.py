@@ -18,13 +18,13 @@ from mpicoll.errors import UsageError
 from mpicoll.models.sequential import Model
 from mpicoll.search.group_trial import Trial, TrialPruned
 from mpicoll.search.search_options import METRICS
-from mpicoll.search.search_space import OWNERS, Parameter, Value, applies
+from mpicoll.search.search_space import OWNERS, Parameter, Value, applies, check_meaning
 from mpicoll.search.trial_execution import Interrupted
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord
-from mpicoll.train.options import option_names, parse, written
+from mpicoll.train.options import option_names, parse, without, written
 from mpicoll.train.training_run import Observer, model_for, run
 
 _FILES = ("json", "log_steps", "tensorboard", "plot", "trace", "checkpoint")
@@ -57,7 +57,7 @@ class TrainerObjective:
     def __init__(self, fixed: Sequence[str], space: Sequence[Parameter], metric: str) -> None:
         self._fixed, self._space, self._metric = list(fixed), space, metric
         self._data: tuple[object, Dataset] | None = None
-        self.config = self._config([], 0)
+        self.config = self.configured({}, 0)
         self.defaults = asdict(self.config)
         known = option_names()
         for parameter in space:
@@ -65,29 +65,29 @@ class TrainerObjective:
                 option = parameter.name.replace("_", "-")
                 raise UsageError(f"--space {option}: not an option of the trainer that a trial can choose")
         self._check_files()
+        check_meaning(space, self.defaults)
         for values in samples_of_space(space, self.defaults):
-            self._config(options_of(values), 0)
+            self.configured(values, 0)
 
     def _check_files(self) -> None:
-        other = self._config([], 1)
+        other = self.configured({}, 1)
         for name in _FILES:
             value = getattr(self.config, name)
             if value is not None and value == getattr(other, name):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {value}: the same in all trials; put {_NUMBER} into the name")
 
-    def _config(self, chosen: Sequence[str], number: int) -> TrainConfig:
-        fixed = [text.replace(_NUMBER, str(number)) for text in self._fixed]
-        return replace(parse([*fixed, *chosen]), quiet=True, progress=False)
-
     def configured(self, values: Mapping[str, Any], number: int) -> TrainConfig:
         """Return the options of the trial `number` with the values `values`."""
-        return self._config(options_of(values), number)
+        return replace(parse(self._words(values, number)), quiet=True, progress=False)
+
+    def _words(self, values: Mapping[str, Any], number: int) -> list[str]:
+        fixed = [text.replace(_NUMBER, str(number)) for text in self._fixed]
+        return with_values(fixed, values)
 
     def command(self, values: Mapping[str, Any], number: int, ranks: int) -> str:
         """Return the command that repeats a trial alone."""
-        words = [text.replace(_NUMBER, str(number)) for text in self._fixed]
-        return f"mpirun -n {ranks} python -m mpicoll.train {shlex.join([*words, *options_of(values)])}".rstrip()
+        return f"mpirun -n {ranks} python -m mpicoll.train {shlex.join(self._words(values, number))}".rstrip()
 
     def __call__(self, trial: Trial, comm: Intracomm) -> float:
         """Train, and return the metric; collective.
@@ -101,7 +101,7 @@ class TrainerObjective:
         for parameter in self._space:
             if applies(parameter.name, {**self.defaults, **values}):
                 values[parameter.name] = parameter.suggest(trial)
-        config = self._config(options_of(values), trial.number)
+        config = self.configured(values, trial.number)
         result = run(config, make_communicator(config, comm), self._source, _Reporter(trial, self._metric))
         self._note(trial, result)
         if trial.should_prune() and result["stopped"]:
@@ -148,9 +148,12 @@ class _Reporter(Observer):
             loop.ask_to_stop()
 
 
-def options_of(values: Mapping[str, Any]) -> list[str]:
-    """Return values as options of the trainer's command line."""
-    return [text for name, value in values.items() for text in written(name, value)]
+def with_values(fixed: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Return the trainer's command line with chosen values in place of fixed ones.
+
+    A fixed option is taken out even where its value would be overridden: None and False are written by leaving it out.
+    """
+    return [*without(fixed, values), *(text for name, value in values.items() for text in written(name, value))]
 
 
 def samples_of_space(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> Iterator[dict[str, Value]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from mpicoll import __version__
@@ -284,6 +284,26 @@ def option_names() -> tuple[str, ...]:
     """Return the names of all options, with underscores, but for ``help`` and ``version``."""
     names = (action.dest for action in _parser()._actions)
     return tuple(name for name in names if name not in ("help", "version"))
+
+
+def without(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return a command line without some options and their values.
+
+    Parameters
+    ----------
+    names
+        Names of the options, with underscores.
+    """
+    actions, words, found = _parser()._option_string_actions, list(argv), []
+    while words:
+        word = words.pop(0)
+        option, equals, _ = word.partition("=")
+        action = actions.get(option)
+        if action is None or action.dest not in names:
+            found.append(word)
+        elif not equals and words and (action.nargs is None or (action.nargs == "?" and not words[0].startswith("-"))):
+            words.pop(0)
+    return found
 
 
 def written(name: str, value: Any) -> list[str]:

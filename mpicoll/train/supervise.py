@@ -4,8 +4,9 @@
     python -m mpicoll.train.supervise --restarts 5 --min-ranks 4 --stall 600 -- mpirun -n 8 python -m mpicoll.train ...
 
 The command after ``--`` is the launcher's, with ``--checkpoint FOLDER`` among the options of the program; a program of
-your own has to understand ``--resume fallback``, which a restart adds. After SIGTERM or SIGINT a rank gets SIGTERM: the
-job saves a checkpoint and ends, and nothing is started again. A second signal kills the job.
+your own has to understand ``--resume fallback``, which a restart has in place of any other ``--resume``. After SIGTERM
+or SIGINT a rank gets SIGTERM: the job saves a checkpoint and ends, and nothing is started again. A second signal kills
+the job.
 
 Exit status: 0 if a start ended well; 2 if options are wrong, for which no restart is of use; else that of the last
 start, 1 if its launcher ended with 0 although training had not ended.
@@ -32,7 +33,7 @@ _USAGE_STATUS = 2
 _LONGEST_BACKOFF_SECONDS = 60.0
 _FAILURES_PER_SIZE = 2
 """Failures in a row, without a new checkpoint, after which one rank fewer is started."""
-_RESUME = ("--resume", "fallback")
+_RESUME, _FALLBACK = "--resume", "fallback"
 
 
 class Attempt(NamedTuple):
@@ -72,8 +73,8 @@ class Supervisor:
             raise ValueError(
                 f"--min-ranks {arguments.min_ranks}: the command starts {size or 'an unknown number of'} ranks"
             )
-        self._resumes = any(word.partition("=")[0] == "--resume" for word in self._command)
-        if newest_step(self._folder) is not None and not self._resumes:
+        resumes = any(word.partition("=")[0] == _RESUME for word in self._command)
+        if newest_step(self._folder) is not None and not resumes:
             raise ValueError(f"{self._folder} holds checkpoints already: add --resume to the command, or remove them")
 
     @property
@@ -105,8 +106,8 @@ class Supervisor:
 
     def _start(self) -> Attempt:
         resumed_from, began = newest_step(self._folder), time.monotonic()
-        extra = _RESUME if resumed_from is not None and not self._resumes else ()
-        command = [*self._command, *extra]
+        again = bool(self.attempts) and resumed_from is not None
+        command = _resuming(self._command) if again else self._command
         self._job = Job(command, self._folder, tells_its_end=_is_trainer(command))
         if self._stopped:  # a signal came before there was a job to pass it to
             self._job.ask_to_stop(again=False)
@@ -162,6 +163,18 @@ def _folder_of(command: Sequence[str]) -> Path:
         if word == "--checkpoint" and place + 1 < len(command):
             return Path(command[place + 1]).expanduser()
     raise ValueError("the command has no --checkpoint FOLDER: a restart would begin anew")
+
+
+def _resuming(command: Sequence[str]) -> list[str]:
+    """Return a command that continues from the newest checkpoint that is not damaged, whatever it resumed from."""
+    words, found = list(command), []
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] != _RESUME:
+            found.append(word)
+        elif word == _RESUME and words and not words[0].startswith("-"):
+            words.pop(0)  # its value
+    return [*found, _RESUME, _FALLBACK]
 
 
 def _is_trainer(command: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -184,6 +185,18 @@ def test_smaller_matrices_compute_what_the_masked_ones_do(whole: bool) -> None:
     assert small.operations[0] < 0.7 * model.operations[0]
     x = np.random.default_rng(0).standard_normal((8, 24)).astype(np.float32)
     np.testing.assert_allclose(Runtime(small).logits(x), Runtime(masked).logits(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.999])
+def test_every_layer_keeps_a_channel(sparsity: float) -> None:
+    """Also where fewer units are wanted than there are layers."""
+    widths = (6, 4, 4, 4, 3)
+    model = DeployedModel(tuple(layer(*each, relu=True) for each in itertools.pairwise(widths)))
+    pruning = ChannelPruning(True, SELF)
+    small = without_channels(prune_now(pruning, model, sparsity, "pruned"), pruning.masks)
+    hidden = [each.weight.shape[1] for each in small.layers[:-1]]
+    assert min(hidden) >= 1
+    assert sum(hidden) == max(3, 12 - round(12 * sparsity))
 
 
 def test_the_sparsity_rises_as_a_cubic() -> None:

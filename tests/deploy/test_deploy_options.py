@@ -20,6 +20,12 @@ def test_every_command_has_help(words: list[str]) -> None:
 def test_options_are_read() -> None:
     found = parse_deploy(["prune", "runs", "--sparsity", "0.9", "--scope", "layer", *OUT, "--seed", "4"])
     assert (found.command, found.models, found.output, found.data) == ("prune", ("runs",), "x.safetensors", {"seed": 4})
+    found = parse_deploy(["evaluate", "runs", "--dataset", "x.csv", "--target", "label"])
+    assert found.data == {"dataset": "x.csv", "target": ("label",)}
+
+
+def test_options_of_the_command_are_read() -> None:
+    found = parse_deploy(["prune", "runs", "--sparsity", "0.9", "--scope", "layer", *OUT])
     assert (found.chosen["sparsity"], found.chosen["scope"], found.chosen["epochs"]) == (0.9, "layer", 20)
 
 
@@ -47,6 +53,9 @@ WRONG = [
     (["distill", "--teacher", "a", "--hidden", "3", "--epochs", "0", *OUT], "--epochs 0"),
     (["evaluate", "a", "--labels", "y.npy"], "--labels is for"),
     (["evaluate", "a", "--dataset", "x.npy"], "needs --labels"),
+    (["evaluate", "a", "--target", "y"], "--target y is for a --dataset FILE.csv or FILE.parquet"),
+    (["evaluate", "a", "--dataset", "digits", "--target", "y"], "--target y is for a --dataset FILE.csv"),
+    (["evaluate", "a", "--dataset", "x.csv", "--target", "y,y"], "'y,y' is not a list of different names"),
     (["evaluate", "a", "--dataset", "synthetic:x"], "not of the form"),
     (["evaluate", "a", "--sparsity", "0.5"], "unrecognized arguments"),
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpicoll import Intracomm
@@ -26,7 +27,7 @@ from mpicoll.errors import CheckpointFailed
 from mpicoll.train.config import TrainConfig
 from tests.deployed_models import convolution, dense, quantised
 
-DATA = {"dataset": "digits", "labels": None, "test_fraction": 0.2, "seed": 3}
+DATA = {"dataset": "digits", "labels": None, "target": (), "test_fraction": 0.2, "seed": 3}
 
 
 MODELS = {
@@ -57,6 +58,17 @@ def test_a_file_gives_the_model_that_was_written(name: str, tmp_path: Path) -> N
     x = np.random.default_rng(0).standard_normal((6, model.input_count)).astype(np.float32)
     assert (Runtime(model).logits(x) == Runtime(again).logits(x)).all()
     assert set(load_file(path)) == set(stored(model)[0])  # the library reads it
+
+
+def test_a_target_is_kept_and_left_out_where_there_is_none(tmp_path: Path) -> None:
+    """Files without a target are those of earlier versions, which refuse entries that they do not know."""
+    path = tmp_path / "m.safetensors"
+    for target in ((), ("a", "b")):
+        write_model(path, DeployedModel(MODELS["real"], {**DATA, "target": target}))
+        with safe_open(path, "numpy") as file:
+            said = json.loads(file.metadata()["model"])["data"]
+        assert said.get("target", "none") == (list(target) or "none")
+        assert read_model(path).data == {**DATA, "target": target}
 
 
 class InMemory:
@@ -116,6 +128,8 @@ def filled(arrays: dict[str, np.ndarray], name: str, value: float) -> None:
 WRONG = {
     "shape is": lambda said, arrays: first(said, shape=[0, 5]),
     "out of range|other entries": lambda said, arrays: said["data"].update(seed=-1),
+    "data: target is": lambda said, arrays: said["data"].update(target="label"),
+    "data: target is .1": lambda said, arrays: said["data"].update(target=[1]),
     "weight: ": lambda said, arrays: first(said, shape=[8, 5]),
     "layer 1: takes 5 features, gets 4": lambda said, arrays: (
         first(said, shape=[7, 4]),

@@ -27,7 +27,7 @@ from mpicoll.train.training_run import run as train
 
 pytestmark = pytest.mark.mpi
 WORLD = MPI.COMM_WORLD
-DATA: dict[str, Any] = {"dataset": "synthetic:600x16x4", "labels": None, "test_fraction": 0.2, "seed": 1}
+DATA: dict[str, Any] = {"dataset": "synthetic:600x16x4", "labels": None, "target": (), "test_fraction": 0.2, "seed": 1}
 QUIET = ["--quiet", "--no-progress", "--timeout", "20"]
 
 

@@ -84,7 +84,14 @@ def test_the_worst_continue_from_the_best():
         ) == pytest.approx(1.2)
     assert [each.target for each in decide(scores, maximize=False)] == [1, 3]
     assert decide(scores, seed=1) == decide(scores, seed=1)
-    assert decide(scores[:3]) == []  # a quarter of three is none
+
+
+@pytest.mark.parametrize("quantile", [0.25, 0.01])
+def test_the_worst_member_is_replaced_however_few_there_are(quantile):
+    for scores, pair in (([0.5, 0.9, 0.1], (2, 1)), ([0.5, 0.9], (0, 1)), ([0.5, 0.5], (1, 0))):
+        assert [(each.target, each.source) for each in decide(scores, quantile)] == [pair]
+    assert decide([0.5, math.nan, 0.9], quantile)[0].target == 1
+    assert len(decide([0.5, math.nan, 0.9], quantile)) == 1
 
 
 def test_members_without_a_score_are_replaced_whatever_the_quantile():

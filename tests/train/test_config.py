@@ -4,13 +4,31 @@ import pytest
 
 from mpicoll.errors import UsageError
 from mpicoll.train.config import Synthetic, TrainConfig, parse_synthetic
-from mpicoll.train.options import HelpRequested, parse
+from mpicoll.train.options import HelpRequested, parse, without
 from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.strategies import STRATEGIES, strategy_name
 
 
 def test_no_options_are_the_defaults():
     assert parse([]) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "left"),
+    [
+        ("--lr 0.3 --clip=3 --nesterov --batch 7", ["clip", "nesterov"], "--lr 0.3 --batch 7"),
+        ("--batch-norm local --batch 7", ["batch"], "--batch-norm local"),
+        ("--checkpoint a --resume --lr 1", ["resume"], "--checkpoint a --lr 1"),
+        ("--resume fallback --lr 1 --resume", ["resume"], "--lr 1"),
+        ("--lr 1 --lr=2 --quiet --lr 3", ["lr"], "--quiet"),
+        ("--no-progress --quiet", ["progress"], "--quiet"),
+        ("--compression nesterov", ["nesterov"], "--compression nesterov"),
+        ("--compression", ["compression"], ""),
+        ("--unknown lr", ["lr"], "--unknown lr"),
+    ],
+)
+def test_options_are_taken_out_with_their_values(words, names, left):
+    assert without(words.split(), names) == left.split()
 
 
 def test_config_is_frozen():

@@ -70,6 +70,25 @@ def test_a_job_that_fails_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> 
     assert "it ended with status 7; restart 1 of 1 from step 10 in 0.01 s" in text
 
 
+@pytest.mark.parametrize("resume", [("--resume",), ("--resume", "yes"), ("--resume=yes",), ("--resume", "fallback")])
+def test_restarts_pass_over_damaged_checkpoints_whatever_the_first_start_does(
+    tmp_path: Path, resume: tuple[str, ...]
+) -> None:
+    program = Program(tmp_path, "sys.exit(0 if starts == 3 else 7)\n")
+    (program.folder / "step-00000003").mkdir(parents=True)
+    status, text = program.run(more=(*resume, "--lr", "1"))
+    assert status == 0, text
+    begin = f"4 --checkpoint {program.folder}"
+    assert program.starts() == [f"{begin} {' '.join(resume)} --lr 1", *[f"{begin} --lr 1 --resume fallback"] * 2]
+
+
+def test_a_restart_without_a_checkpoint_is_the_first_start_again(tmp_path: Path) -> None:
+    program = Program(tmp_path, "sys.exit(0 if starts == 2 else 7)\n")
+    status, text = program.run(more=("--resume",))
+    assert status == 0, text
+    assert program.starts() == [f"4 --checkpoint {program.folder} --resume"] * 2
+
+
 def test_a_job_that_saves_nothing_new_is_given_up(tmp_path: Path) -> None:
     program = Program(tmp_path, "save(5)\nsys.exit(9)\n")
     status, text = program.run("--restarts", "2")
