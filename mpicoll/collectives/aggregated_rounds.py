@@ -89,7 +89,7 @@ class AggregatedAllreduce:
     def _begin(self) -> None:
         feedback = self._feedback
         self._given = self._x if feedback is None else feedback.begin(self._x)
-        key = Key(0, self._channel.identity, self._number())
+        key = Key(self._channel.random_seed, self._channel.identity, self._number())
         self._session.begin(key, {} if feedback is None else feedback.memory)
 
     def _fill(self, number: int) -> None:

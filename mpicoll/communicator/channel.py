@@ -74,8 +74,8 @@ class Channel:
         The division into nodes, if there are several and one of them has several ranks; else None.
     dispatch
         The dispatch table of compiled calls. It also numbers the collectives, equally on all ranks.
-    identity
-        This rank's number in COMM_WORLD, for keys of random choices, which must differ between ranks.
+    identity, random_seed
+        For keys of random choices: this rank's number in COMM_WORLD, and a number that is the same on all ranks.
     compression_counter
         Number of operations that have compressed their messages, int64 of shape (1,), which compiled code counts too.
     sent_nbytes
@@ -137,7 +137,7 @@ class Channel:
         self.agreed: set[int] = set()
         self.broken: str | None = None
         self.refusal: int | None = None
-        self.identity = int(MPI.COMM_WORLD.rank)
+        self.identity, self.random_seed = int(MPI.COMM_WORLD.rank), 0
         self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None
@@ -319,7 +319,7 @@ class Channel:
     def _start_anew(self) -> None:
         """Give the counters the values that they have on a new channel; calls go on being numbered."""
         self.working_memory = WorkingMemory()
-        self.compression_counter[0] = self.sent_nbytes = 0
+        self.compression_counter[0] = self.sent_nbytes = self.random_seed = 0
         self.dispatch.sent_nbytes_word[0] = 0
 
     def abandon(self) -> None:

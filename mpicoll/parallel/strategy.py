@@ -15,6 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.checkpoint import Tensors, Whole
+from mpicoll.comm import Intracomm
+from mpicoll.communicator.random_choices import begin_anew
 from mpicoll.gradients import GradientSynchronizer
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import FlatParameters, Model, ParameterStore
@@ -127,6 +129,9 @@ class SynchronousStrategy(Strategy, Protocol):
     def clear_residuals(self) -> None:
         """Clear the residuals."""
 
+    def resume_after(self, step: int) -> None:
+        """Continue after `step` steps of an earlier run: compressors do not repeat the random choices of that."""
+
 
 def optimizer_for(config: TrainConfig, parameters: np.ndarray, spans: Sequence[ParameterSpan]) -> Optimizer:
     """Return the optimizer of the options for a vector of parameters that consists of `spans`."""
@@ -186,6 +191,11 @@ class FlatVectorStrategy:
 
     def fetch(self) -> None:
         """Do nothing: no other rank changes the parameters."""
+
+    def resume_after(self, step: int) -> None:
+        """See :class:`SynchronousStrategy`."""
+        if isinstance(self.sync.comm, Intracomm):
+            begin_anew(self.sync.comm.channel, step)
 
     def _residuals(self) -> dict[str, np.ndarray]:
         return {RESIDUAL + name: array for name, array in self.sync.state().items()}

@@ -8,7 +8,6 @@ from typing import Any
 from mpicoll.checkpoint import Checkpoint
 from mpicoll.errors import DataError
 from mpicoll.parallel.mesh import Mesh
-from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.strategy import SynchronousStrategy
 from mpicoll.train.clock import Clock
 from mpicoll.train.coordination import SavedState, Share, ShareResult
@@ -64,8 +63,7 @@ class Lockstep:
         if self._balance is not None:
             self._balance.load(found.facts.get("shares"))
         self.first = self.done = self.applied = found.step
-        if isinstance(self.strategy, Sharded):
-            self.strategy.resume_after(found.step)
+        self.strategy.resume_after(found.step)
 
     def start_after(self, epochs: int) -> None:
         """Begin with the step after so many epochs, without their records; the strategy has its state already."""

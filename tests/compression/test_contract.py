@@ -121,7 +121,7 @@ def test_wrong_arrays_are_refused(codec: Compressor) -> None:
     x, out = np.ones(64, np.float32), np.empty(codec.wire_nbytes(64), np.uint8)
     nbytes = codec.compress(x, out, Key())
     for other in (x.astype(np.float64), np.arange(64), x.astype(np.float16), x.tolist()):
-        with pytest.raises(TypeError, match="x: .* is not float32"):
+        with pytest.raises(TypeError, match=r"x: .* is not float32"):
             codec.compress(other, out, Key())
     with pytest.raises(ValueError, match="x: an array of shape"):
         codec.compress(x.reshape(8, 8), out, Key())

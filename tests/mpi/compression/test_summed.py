@@ -13,6 +13,7 @@ import mpicoll.compression.shared_scale
 from mpicoll import ErrorFeedback, GradientSynchronizer, Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.composite import CompositePlan
+from mpicoll.communicator.random_choices import begin_anew
 from mpicoll.compression import Aggregatable, compressor, names
 from mpicoll.compression.powersgd import PowerSGD
 from mpicoll.compression.randomized import RandomK
@@ -352,3 +353,20 @@ def test_shapes_of_another_vector_are_refused(comm: Intracomm) -> None:
     x = np.ones(100, np.float32)
     with pytest.raises(ValueError, match="shapes: they have 101 elements, but the vector has 100"):
         comm.Allreduce(x, x.copy(), compression=PowerSGD(shapes=((101, 1),)))
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "randomk:0.3", "wangni:0.3", "common:rounding=stochastic"])
+def test_a_run_that_continues_repeats_no_choices(spec: str) -> None:
+    def first(number: int) -> np.ndarray:
+        plain, y = MPI.COMM_WORLD.Dup(), np.empty(5000, np.float32)
+        own = Intracomm(plain, timeout=TIMEOUT)
+        if number:
+            begin_anew(own.channel, number)
+        own.Allreduce(given(own.rank, y.size), y, compression=spec)
+        assert same_everywhere(own, y)
+        plain.Free()
+        return y
+
+    np.testing.assert_array_equal(first(0), first(0))
+    np.testing.assert_array_equal(first(5), first(5))
+    assert len({first(number).tobytes() for number in (0, 5, 6)}) == 3
