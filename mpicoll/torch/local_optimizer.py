@@ -14,11 +14,13 @@ al., "SlowMo", ICLR 2020; with Nesterov's, an outer step of Douillard et al., "D
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.torch import feedback_state
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.flat_parameters import FlatParameters
 
@@ -38,17 +40,55 @@ class OuterStep:
         self, flat: FlatParameters, lr: float, momentum: float, nesterov: bool, compression: str | Compressor | None
     ) -> None:
         self._flat, self._lr, self._momentum, self._nesterov = flat, lr, momentum, nesterov
-        self._compression = None if compression is None else _with_feedback(compression)
-        self._anchor = communicator.broadcast_(flat.read(), 0).clone()
-        self._velocity = torch.zeros_like(self._anchor) if momentum else None
-        flat.write(self._anchor)
+        self.compression = None if compression is None else _with_feedback(compression)
+        self._anchor: torch.Tensor | None = None
+        self._velocity = torch.zeros_like(flat.vector) if momentum else None
+        flat.write(communicator.broadcast_(flat.read(), 0))
+
+    @property
+    def count(self) -> int:
+        """Number of elements of all parameters."""
+        return self._flat.vector.numel()
+
+    def begin(self) -> None:
+        """Make the parameters of rank 0 the anchor if there is none yet; collective then.
+
+        It is not done before the first step, since parameters may be loaded until then.
+        """
+        if self._anchor is None:
+            self._anchor = communicator.broadcast_(self._flat.read(), 0).clone()
+            self._flat.write(self._anchor)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the anchor, if there is one, and of the velocity, if there is momentum."""
+        tensors = {"anchor": self._anchor, "velocity": self._velocity}
+        return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore what :meth:`state` returned; without an anchor the next step takes one.
+
+        Raises
+        ------
+        ValueError
+            If a vector has another length. Nothing is changed then.
+        """
+        for name, tensor in state.items():
+            if tensor.numel() != self.count:
+                raise ValueError(f"state: {name} has {tensor.numel()} elements, the parameters have {self.count}")
+        self._anchor = state["anchor"].clone() if "anchor" in state else None
+        if self._velocity is not None:
+            self._velocity.zero_()
+            if "velocity" in state:
+                self._velocity.copy_(state["velocity"])
 
     @torch.no_grad()
     def take(self) -> None:
         """Average the ways and move the parameters of all ranks to the new anchor; collective."""
+        self.begin()
+        assert self._anchor is not None
         way = self._flat.read()
         torch.sub(self._anchor, way, out=way)
-        communicator.allreduce_(way, op=communicator.Average, compression=self._compression)
+        communicator.allreduce_(way, op=communicator.Average, compression=self.compression)
         if self._velocity is not None:
             self._velocity.mul_(self._momentum).add_(way)
             way = way.add_(self._velocity, alpha=self._momentum) if self._nesterov else self._velocity
@@ -68,6 +108,41 @@ class _Local:
     _every = 1
     _taken = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state with, as ``local``, that of the averages: anchor, velocity, steps since then.
+
+        Parameters and state differ between ranks, unless :meth:`average` has just been called: let every rank save
+        its own. :meth:`compression_state_dict` returns the residuals of error feedback.
+        """
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return {**state, "local": {**self._outer.state(), "taken": self._taken}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, or the state of a plain optimizer.
+
+        From the latter on, as in the first step, ranks start at the parameters of rank 0.
+        """
+        state = dict(state_dict)
+        local = dict(state.pop("local", {}))
+        taken = local.pop("taken", 0)
+        self._outer.load(local)
+        super().load_state_dict(state)  # type: ignore[misc]
+        self._taken = taken
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """Return copies of this rank's residuals of error feedback, for a checkpoint."""
+        return feedback_state.saved([self._outer.compression])
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`compression_state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            If `state` is for other parameters or another compression, or is not valid. Nothing is changed then.
+        """
+        feedback_state.restore([self._outer.compression], [self._outer.count], state)
+
     def average(self) -> None:
         """Average the parameters of all ranks now, for instance before an evaluation; collective."""
         self._outer.take()
@@ -75,6 +150,7 @@ class _Local:
 
     def step(self, closure: Any = None) -> Any:
         """Take the optimizer's step, and average the parameters if it is time; collective then."""
+        self._outer.begin()
         result = super().step(closure)  # type: ignore[misc]
         self._taken += 1
         if self._taken >= self._every:
@@ -95,8 +171,9 @@ def LocalSGD(
 
     It is of a class derived from the optimizer's, and shares its parameter groups and its state. Call
     :func:`mpicoll.torch.init` first. Every rank must construct it with the same arguments, for the same model, and take
-    as many steps. The parameters of rank 0 are broadcast. Buffers, such as the statistics of batch normalisation, stay
-    each rank's own; :func:`~mpicoll.torch.broadcast_parameters` makes them equal.
+    as many steps. The parameters of rank 0 are broadcast here and before the first step, so that a model may be loaded
+    in between; the optimizer's ``state_dict()`` has the state of the averages, too. Buffers, such as the statistics of
+    batch normalisation, stay each rank's own; :func:`~mpicoll.torch.broadcast_parameters` makes them equal.
 
     Parameters
     ----------

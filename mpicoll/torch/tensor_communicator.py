@@ -155,11 +155,24 @@ def allreduce_async_(
 def reduce_in_place(
     comm: Intracomm, tensor: torch.Tensor, op: Any, compression: str | Compressor | ErrorFeedback | None
 ) -> None:
-    """Reduce a tensor over the ranks of `comm`, in place and blocking, with compressed messages or without."""
+    """Reduce a tensor over the ranks of `comm`, in place and blocking, with compressed messages or without.
+
+    Raises
+    ------
+    ValueError
+        If `op` is not defined on such elements, or is neither ``Average`` nor ``Sum`` and messages are compressed.
+    """
     if compression is None:
         tensor_collectives.allreduce(comm, tensor, op)
-    else:
-        tensor_collectives.compressed_sum(comm, tensor, compression, mean=op == Average)
+        return
+    check_sum(op, "with compression")
+    tensor_collectives.compressed_sum(comm, tensor, compression, mean=op == Average)
+
+
+def check_sum(op: Any, where: str) -> None:
+    """Raise ValueError unless `op` is ``Average`` or ``Sum``."""
+    if op not in (Average, Sum):
+        raise ValueError(f"op: {op} is neither Average nor Sum, {where}")
 
 
 def allreduce_(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,43 @@ def test_the_outer_step_has_momentum(nesterov: bool) -> None:
         anchor = anchor - 0.7 * (way + 0.5 * velocity if nesterov else velocity)
         assert torch.allclose(flat(network), anchor, atol=1e-5)
         assert are_equal(network)
+
+
+def test_a_model_loaded_after_construction_is_the_start() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.LocalSGD(torch.optim.SGD([weight], lr=0.0), every=1, outer_momentum=0.9)
+    with torch.no_grad():
+        weight.fill_(10.0)
+    for _ in range(5):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    assert weight.item() == 10.0
+
+
+@pytest.mark.parametrize("compression", [None, "topk:0.3"])
+def test_a_checkpoint_of_each_rank_continues_bit_for_bit(compression: str | None) -> None:
+    def made(network: torch.nn.Module) -> Any:
+        plain = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.5)
+        return hvd.LocalSGD(plain, every=3, outer_momentum=0.5, compression=compression)
+
+    network = model()
+    optimizer = made(network)
+    for number in range(5):
+        step(network, optimizer, number)
+    kept = copy.deepcopy((network.state_dict(), optimizer.state_dict(), optimizer.compression_state_dict()))
+    for number in range(5, 9):
+        step(network, optimizer, number)
+    again = model()
+    resumed = made(again)
+    again.load_state_dict(kept[0])
+    resumed.load_state_dict(kept[1])
+    resumed.load_compression_state_dict(kept[2])
+    for number in range(5, 9):
+        step(again, resumed, number)
+    assert torch.equal(flat(again), flat(network))
+    with pytest.raises(ValueError, match="state: anchor has 3 elements"):
+        resumed.load_state_dict({**kept[1], "local": {"anchor": torch.zeros(3)}})
+    torch.optim.SGD(model().parameters(), lr=0.05, momentum=0.5).load_state_dict(kept[1])
 
 
 def test_averages_may_be_compressed_and_a_schedule_applies() -> None:

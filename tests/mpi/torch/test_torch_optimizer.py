@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -97,6 +98,40 @@ def test_compression(compression: str) -> None:
     plain = torch.optim.SGD(network.parameters(), 0.05)
     train(network, hvd.DistributedOptimizer(plain, network.named_parameters(), compression))
     assert_same(network, alone(SIZE), {"bf16": 5e-3}.get(compression, 0.1))
+
+
+@pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product])
+def test_only_sums_are_compressed(op: Any) -> None:
+    tensor = torch.full((4096,), RANK + 1.0)
+    for call in (hvd.allreduce, hvd.allreduce_, lambda *a, **k: hvd.synchronize(hvd.allreduce_async_(*a, **k))):
+        with pytest.raises(ValueError, match="is neither Average nor Sum, with compression"):
+            call(tensor, op=op, compression="fp16")
+    with pytest.raises(ValueError, match="is neither Average nor Sum, which gradients need"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model().parameters(), 0.1), op=op)
+    assert (hvd.allreduce(tensor, op=hvd.Sum, compression="fp16") == SIZE * (SIZE + 1) / 2).all()
+
+
+def test_a_checkpoint_with_residuals_continues_bit_for_bit() -> None:
+    def made(network: torch.nn.Module) -> Any:
+        plain = torch.optim.SGD(network.parameters(), 0.05, momentum=0.5)
+        return hvd.DistributedOptimizer(plain, network.named_parameters(), "topk:0.2", bucket_bytes=8000)
+
+    network = model()
+    optimizer = made(network)
+    train(network, optimizer, 3)
+    kept = copy.deepcopy((network.state_dict(), optimizer.state_dict(), optimizer.compression_state_dict()))
+    assert any(kept[2]["vectors"])
+    train(network, optimizer, 3)
+    again = model()
+    resumed = made(again)
+    again.load_state_dict(kept[0])
+    resumed.load_state_dict(kept[1])
+    resumed.load_compression_state_dict(kept[2])
+    train(again, resumed, 3)
+    for one, other in zip(network.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="state: it is not the state of"):
+        resumed.load_compression_state_dict({"vectors": []})
 
 
 def test_several_backward_passes_for_a_step() -> None:

@@ -1,0 +1,199 @@
+"""Gradients in buckets, each reduced over the ranks as soon as the backward pass has computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.torch import tensor_communicator as communicator
+from mpicoll.torch.call_queue import QueuedWork
+from mpicoll.torch.tensor_memory import empty
+from mpicoll.torch.uneven_inputs import Attendance
+
+DENSE_BYTES = 4 << 10
+
+
+class GradientBucket:
+    """Gradients of several parameters of one dtype, in one vector that is reduced by one call.
+
+    Parameters
+    ----------
+    parameters
+        The parameters, in the order in which their gradients are expected.
+    compression
+        As for :func:`~mpicoll.torch.DistributedOptimizer`.
+    """
+
+    def __init__(self, parameters: list[torch.Tensor], compression: Any) -> None:
+        self.parameters = parameters
+        count = sum(parameter.numel() for parameter in parameters)
+        self._vector = empty(count, dtype=parameters[0].dtype)
+        parts = self._vector.split([parameter.numel() for parameter in parameters])
+        self._parts = [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
+        self._compression = _compression(compression, parameters) if self._vector.nbytes >= DENSE_BYTES else None
+        self.missing = len(parameters)
+
+    def start(self, op: Any, scale: float) -> QueuedWork:
+        """Start to reduce the gradients times `scale`; one that is None counts as zeros."""
+        for part, parameter in zip(self._parts, self.parameters, strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                part.copy_(parameter.grad.detach())
+        if scale != 1.0:
+            self._vector.mul_(scale)
+        return self._reduce(op)
+
+    def start_with_zeros(self, op: Any) -> QueuedWork:
+        """Start to reduce zeros in place of gradients of this rank."""
+        self._vector.zero_()
+        return self._reduce(op)
+
+    def _reduce(self, op: Any) -> QueuedWork:
+        arguments = self._vector, op, self._compression
+        return communicator.start("gradients", self._vector, communicator.reduce_in_place, *arguments)
+
+    @property
+    def compression(self) -> Compressor | ErrorFeedback | None:
+        """The compressor, with error feedback if it needs that; None if the bucket is not compressed."""
+        return self._compression
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self._vector.numel()
+
+    def finish(self, scale: float) -> None:
+        """Write the result times `scale` to the gradients; one that is None, as this rank did not use it, is made."""
+        if scale != 1.0:
+            self._vector.mul_(scale)
+        for part, parameter in zip(self._parts, self.parameters, strict=True):
+            if parameter.grad is None:
+                parameter.grad = part.clone()
+            else:
+                parameter.grad.detach().copy_(part)
+
+
+def _compression(given: str | Compressor | None, parameters: list[torch.Tensor]) -> Compressor | ErrorFeedback | None:
+    """Return the compressor of a bucket, with error feedback if it needs that."""
+    if given is None:
+        return None
+    made = compressor(given).shaped([tuple(parameter.shape) for parameter in parameters])
+    return ErrorFeedback(made) if made.needs_feedback else made
+
+
+class GradientReducer:
+    """Buckets of gradients that are reduced as they become complete, in the same order on all ranks.
+
+    Parameters
+    ----------
+    parameters
+        The parameters, in the order of the forward pass.
+    op, compression, bucket_bytes, passes
+        As for :func:`~mpicoll.torch.DistributedOptimizer`.
+
+    Attributes
+    ----------
+    buckets
+        The buckets, in the order in which they are reduced.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], op: Any, compression: Any, bucket_bytes: int, passes: int
+    ) -> None:
+        self._op, self._passes = op, passes
+        self.buckets = [GradientBucket(each, compression) for each in _cut(parameters, bucket_bytes)]
+        self._works: list[QueuedWork] = []
+        self._seen: dict[torch.Tensor, int] = {}
+        self._attendance: Attendance | None = None
+        self._by_initial_size = True
+        self.is_on = True
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket))
+
+    def _ready(self, bucket: GradientBucket, parameter: torch.Tensor) -> None:
+        """Note that a gradient has been accumulated; start what is complete."""
+        if not self.is_on:
+            return
+        self._seen[parameter] = self._seen.get(parameter, 0) + 1
+        if self._seen[parameter] > self._passes:
+            raise RuntimeError(
+                f"gradients: {self._passes} backward passes since the last step are one too many; call step(), "
+                "or give backward_passes_per_step"
+            )
+        if self._seen[parameter] == self._passes:
+            bucket.missing -= 1
+            self._start_complete()
+
+    def _start_complete(self) -> None:
+        while len(self._works) < len(self.buckets) and self.buckets[len(self._works)].missing == 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        if self._attendance is not None and not self._works:
+            self._attendance.send(True)
+        scale = 1.0 / self._passes if self._op == communicator.Average else 1.0
+        self._works.append(self.buckets[len(self._works)].start(self._op, scale))
+
+    def synchronize(self) -> None:
+        """Reduce what is left, wait for all, and write the results to the gradients; collective."""
+        while len(self._works) < len(self.buckets):
+            self._start_next()
+        works, self._works = self._works, []
+        self._seen.clear()
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        scale = self._scale_of_present()
+        for bucket, work in zip(self.buckets, works, strict=True):
+            work.wait()
+            bucket.finish(scale)
+
+    def _scale_of_present(self) -> float:
+        """Return the factor that makes an average over all ranks one over those that take part."""
+        if self._attendance is None or not self.buckets:
+            return 1.0
+        present = len(self._attendance.receive())
+        by_present = self._op == communicator.Average and not self._by_initial_size
+        return communicator.size() / present if by_present else 1.0
+
+    def begin_uneven(self, by_initial_size: bool) -> None:
+        """Let ranks run out of samples from now on; collective."""
+        if self._attendance is not None:
+            raise RuntimeError("join: it is inside another join")
+        self._attendance, self._by_initial_size = Attendance(), by_initial_size
+
+    def end_uneven(self) -> None:
+        """Let every rank have samples again; local."""
+        self._attendance = None
+
+    def shadow(self) -> int:
+        """Take part with zeros until no rank has samples; return the highest of the ranks that stopped last.
+
+        Collective over ranks that call this, or reduce their gradients.
+        """
+        attendance = self._attendance
+        assert attendance is not None
+        while True:
+            attendance.send(False)
+            if not attendance.receive():
+                return attendance.present[-1]
+            for work in [bucket.start_with_zeros(self._op) for bucket in self.buckets]:
+                work.wait()
+
+
+def _cut(parameters: Iterable[torch.Tensor], nbytes: int) -> list[list[torch.Tensor]]:
+    """Return parameters that need a gradient, last ones first, in lists of one dtype and of about `nbytes` bytes."""
+    lists: list[list[torch.Tensor]] = []
+    room = 0
+    for parameter in reversed([each for each in parameters if each.requires_grad]):
+        if not lists or room < parameter.nbytes or lists[-1][0].dtype != parameter.dtype:
+            lists.append([])
+            room = max(nbytes, parameter.nbytes)
+        lists[-1].append(parameter)
+        room -= parameter.nbytes
+    return lists
