@@ -118,7 +118,8 @@ class Trainer:
     test_data
         Samples for evaluation after each epoch, of the same kind.
     comm : MPI.Intracomm, optional
-        Communicator of the ranks that train; ``MPI.COMM_WORLD`` by default.
+        Communicator of the ranks that train; ``MPI.COMM_WORLD`` by default. One of mpicoll's keeps its algorithm and
+        its timeout unless options give others.
     strategy : str, ParameterServer or LocalSGD
         Placement and synchronisation of parameters, gradients and optimizer state: ``"replicated"``;
         ``"sharded_optimizer"``, ``"sharded_gradients"`` or ``"sharded"`` (ZeRO stages 1 to 3); ``"local"`` (local SGD);
@@ -167,6 +168,10 @@ class Trainer:
         self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
+        self._own: Intracomm | None = None
+        if isinstance(self._comm, Intracomm) and options.keys().isdisjoint(("algorithm", "timeout")):
+            self._own = self._comm
+            self._config = replace(self._config, algorithm=self._own.algorithm, timeout=self._own.timeout)
         self.running: Loop | None = None
         self._reports = False
         self.parameters: list[np.ndarray] = []
@@ -187,7 +192,7 @@ class Trainer:
             other ranks wait for this one, at most for the timeout.
         """
         try:
-            comm = self._comm if isinstance(self._comm, Intracomm) else make_communicator(self._config, self._comm)
+            comm = make_communicator(self._config, MPI.Intracomm(self._comm)) if self._own is None else self._own
             result = run(self._config, comm, self._load, _Dispatch(self, self._model, self._callbacks))
         except TrainingError as error:
             text = _in_arguments(str(error))

@@ -80,6 +80,17 @@ def test_a_communicator_of_ones_own_is_used() -> None:
     comm = Intracomm(WORLD.Split(WORLD.rank % 2, WORLD.rank))
     _, result = trained(comm)
     assert result["ranks"] == comm.size
+    comm.Free()
+
+
+def test_options_say_how_a_communicator_of_ones_own_is_used() -> None:
+    comm = Intracomm(MPI.Intracomm(WORLD), algorithm="tree", timeout=33.0)
+    _, result = trained(comm, steps=2)
+    assert (result["config"]["algorithm"], result["config"]["timeout"]) == ("tree", 33.0)
+    _, result = trained(comm, steps=2, algorithm="ring")
+    assert result["config"]["algorithm"] == "ring"
+    with pytest.raises(UsageError, match="algorithm: 'nonsense' is not one of"):
+        trained(comm, algorithm="nonsense")
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
