@@ -19,9 +19,9 @@ from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel
+from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
-from mpicoll.errors import CommunicatorBroken
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
@@ -114,7 +114,7 @@ class Intracomm(ObjectCollectives):
         if name not in _SET_UP:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._is_freed:
-            raise CommunicatorBroken("communicator: it cannot be used any more: it was freed")
+            raise FreedCommunicator("communicator: it cannot be used any more: it was freed")
         if self == MPI.COMM_NULL:
             raise ValueError("comm: it is MPI.COMM_NULL")
         self._set_up(self._settings)

@@ -28,6 +28,10 @@ class UnknownTypeCode(KeyError, TypeError):
         return str(self.args[0])  # KeyError would quote it
 
 
+class ReadOnlyBuffer(ValueError, BufferError):
+    """Memory that has to be written is read-only; also of the class that mpi4py raises."""
+
+
 class Spec(NamedTuple):
     """A parsed buffer specification; None where the caller left something out."""
 
@@ -88,7 +92,7 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
     except TypeError:
         return _shown_otherwise(data, argument)
     if writable and view.readonly:
-        raise ValueError(f"{argument}: the buffer is read-only")
+        raise ReadOnlyBuffer(f"{argument}: the buffer is read-only")
     return np.asarray(view)
 
 

@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import (
     BOTTOM,
+    ReadOnlyBuffer,
     Spec,
     datatype_of,
     index,
@@ -39,7 +40,7 @@ def from_array(array: np.ndarray, argument: str, writable: bool, *, moved: bool 
     entry = entry_of_array(array.dtype, argument, moved=moved)
     flags = array.flags
     if writable and not flags.writeable:
-        raise ValueError(f"{argument}: the array is read-only")
+        raise ReadOnlyBuffer(f"{argument}: the array is read-only")
     count, unit = array.size * entry.elements, entry.elements
     is_recast = unit != 1 or entry.dtype.kind != array.dtype.kind
     if (flags.c_contiguous or flags.f_contiguous) and flags.aligned and array.dtype.isnative:
@@ -124,7 +125,7 @@ def check_flat(array: np.ndarray, argument: str, writable: bool) -> None:
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise TypeError(f"{argument}: an array with an explicit count or datatype must be contiguous")
     if writable and not array.flags.writeable:
-        raise ValueError(f"{argument}: the array is read-only")
+        raise ReadOnlyBuffer(f"{argument}: the array is read-only")
 
 
 def _part(array: np.ndarray, entry: Entry, parts: Spec, argument: str, blocks: int) -> Buffer:

@@ -15,6 +15,7 @@ from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
 from mpicoll.collectives.operation import ArrivedPart, CheckedOperation, NativeOperation
 from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.mpi_exceptions import RootError
 
 AnyTask = CheckedOperation | NativeOperation | ArrivedPart
 AnyOp = MPI.Op | UserOperation
@@ -87,7 +88,7 @@ def check_root(root: Any, size: int) -> int:
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError, RootError
         If it is no index, or not a rank of the communicator.
     """
     try:
@@ -96,7 +97,7 @@ def check_root(root: Any, size: int) -> int:
     except TypeError:
         raise TypeError(f"root: {root!r} is not a rank") from None
     if not 0 <= rank < size:
-        raise ValueError(f"root: {rank} is not in 0..{size - 1}")
+        raise RootError(f"root: {rank} is not in 0..{size - 1}")
     return rank
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.call_lock import Alone
+from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
 from mpicoll.communicator.spare_channels import Origin, SpareChannels
 from mpicoll.communicator.tags import Tags
@@ -210,7 +211,8 @@ class Channel:
     def ensure_usable(self) -> None:
         """Raise CommunicatorBroken if an earlier failure has broken the channel."""
         if self.broken is not None:
-            raise CommunicatorBroken(f"communicator: it cannot be used after a failure: {self.broken}")
+            kind = FreedCommunicator if self.broken == FREED else CommunicatorBroken
+            raise kind(f"communicator: it cannot be used after a failure: {self.broken}")
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks that this one refuses its next collective because of `error`.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpi4py import MPI
-
 from mpicoll.collectives.call_context import check_root
 from mpicoll.errors import RemoteError
 from mpicoll.objects import pickling, quick, records
@@ -19,17 +17,6 @@ from mpicoll.objects.exchange import Exchange, restored
 from mpicoll.objects.records import Description, Workspace, call_word
 
 _BCAST, _ALLGATHER, _ALLTOALL = call_word("bcast"), call_word("allgather"), call_word("alltoall")
-
-
-class RootError(MPI.Exception):
-    """The root is not a rank of the communicator; of the class that mpi4py raises, ``MPI.ERR_ROOT``."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(MPI.ERR_ROOT)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
 
 
 class Given:
@@ -74,12 +61,9 @@ class Moves:
             return root
         try:
             return check_root(root, self.size)
-        except ValueError as error:
-            wrong: Exception = RootError(str(error))
-        except TypeError as error:
-            wrong = error
-        self.exchange.scope.channel.refuse(wrong)
-        raise wrong
+        except (TypeError, ValueError) as error:
+            self.exchange.scope.channel.refuse(error)
+            raise
 
     def bcast(self, obj: Any, root: Any) -> Any:
         """Return the root's object."""

@@ -215,10 +215,10 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "read_only": (lambda: read_only(np.zeros(4)), ValueError, "read-only"),
+    "read_only": (lambda: read_only(np.zeros(4)), BufferError, "read-only"),
     "read_only_strided": (lambda: read_only(np.zeros(8)[::2]), ValueError, "read-only"),
     "from_bytes": (lambda: np.frombuffer(bytes(32)), ValueError, "read-only"),
-    "bytes": (lambda: [bytes(32), MPI.DOUBLE], ValueError, "read-only"),
+    "bytes": (lambda: [bytes(32), MPI.DOUBLE], BufferError, "read-only"),
     "read_only_with_type": (lambda: [read_only(np.zeros(4)), MPI.DOUBLE], ValueError, "read-only"),
     "broadcast_view": (lambda: np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)), ValueError, "broadcast view"),
     "list": (lambda: [1.0, 2.0, 3.0, 4.0], TypeError, "4.0 is not a datatype"),

@@ -277,8 +277,10 @@ def test_what_was_freed_is_refused() -> None:
     check(comm)
     comm.Free()
     for face in (comm, again):
-        with pytest.raises(CommunicatorBroken, match="it was freed"):
+        with pytest.raises(CommunicatorBroken, match="it was freed") as caught:
             face.Allreduce(MPI.IN_PLACE, np.ones(3))
+        assert isinstance(caught.value, MPI.Exception)
+        assert caught.value.Get_error_class() == MPI.ERR_COMM
         with pytest.raises(CommunicatorBroken, match="it was freed"):
             face.Barrier()
 

@@ -549,6 +549,9 @@ def test_handles_that_nobody_frees(comm: Intracomm) -> None:
 def test_a_root_that_no_rank_can_have_is_refused(comm: Intracomm, name: str) -> None:
     ends = (np.zeros(comm.size),) if name == "Ibcast" else (np.zeros(comm.size), np.zeros(comm.size))
     for root in (2**64, -1, comm.size):
-        with pytest.raises(ValueError, match=f"root: {root} is not in"):
-            getattr(comm, name)(*ends, root=root)
+        for call in (getattr(comm, name), getattr(comm, name[1:].capitalize())):
+            with pytest.raises(MPI.Exception, match=f"root: {root} is not in") as caught:
+                call(*ends, root=root)
+            assert isinstance(caught.value, ValueError)
+            assert caught.value.Get_error_class() == MPI.ERR_ROOT
     comm.Barrier()
