@@ -163,8 +163,11 @@ class BenchCollective:
 
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
-        """Untimed writes of the send buffer before each call, by contender; none on ranks that send nothing."""
-        if self.case.buffers != WRITTEN or (self.collective in ("bcast", "scatter") and self.comm.rank):
+        """Untimed writes of the send buffer before each call, by contender.
+
+        Ranks that send nothing write as many bytes elsewhere, since they would wait for the root in the call otherwise.
+        """
+        if self.case.buffers != WRITTEN:
             return {}
         return {name: self._writing(*self.buffers(name)) for name in self.calls}
 
@@ -173,7 +176,7 @@ class BenchCollective:
 
         if self.in_place:  # the sums would grow without end
             return partial(np.copyto, recv, self.given)
-        return partial(write, recv if self.collective == "bcast" else send)
+        return partial(write, recv if self.collective == "bcast" and not self.comm.rank else send)
 
     @property
     def _method(self) -> str:

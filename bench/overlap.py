@@ -62,10 +62,13 @@ class Overlap:
 
     @property
     def before(self) -> Mapping[str, Callable[[], None]]:
-        """Untimed writes of the send buffer before each operation, by contender; none on ranks that send nothing."""
-        if self.case.buffers != WRITTEN or (self.collective == "bcast" and self.plain.rank):
+        """Untimed writes of the send buffer before each operation, by contender; of other memory where none is sent."""
+        if self.case.buffers != WRITTEN:
             return {}
-        return {name: partial(write, self._of(name)[0]) for name in self.calls if name != COMPUTE}
+        idle = self.collective == "bcast" and self.plain.rank
+        return {
+            name: partial(write, self._given if idle else self._of(name)[0]) for name in self.calls if name != COMPUTE
+        }
 
     def _filled(self, empty: Callable[..., np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the arguments of the collective in memory that `empty` makes."""

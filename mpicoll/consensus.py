@@ -53,12 +53,13 @@ def share(comm: MPI.Intracomm, record: dict[str, Any] | None, root: int = 0) -> 
 def all_succeed(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
     """Call `action` and return its result, or raise the first TrainingError of any rank on every rank.
 
-    Collective over `comm`; ranks that have nothing to do pass ``lambda: None``.
+    Another exception is raised as it is on its rank, and as a TrainingError on those without one. Collective over
+    `comm`; ranks that have nothing to do pass ``lambda: None``.
     """
     result, failure = None, None
     try:
         result = action()
-    except TrainingError as error:
+    except Exception as error:
         failure = error
     wait_politely(comm)
     failed = np.empty(comm.Get_size(), dtype=np.uint8)
@@ -67,7 +68,10 @@ def all_succeed(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
         return result
     first = int(failed.argmax())
     mine = failure is not None and first == comm.Get_rank()
-    record = share(comm, {"kind": type(failure).__name__, "text": str(failure)[:2000]} if mine else None, first)
+    text = str(failure) if isinstance(failure, TrainingError) else f"rank {first}: {type(failure).__name__}: {failure}"
+    record = share(comm, {"kind": type(failure).__name__, "text": text[:2000]} if mine else None, first)
+    if failure is not None and not isinstance(failure, TrainingError):
+        raise failure
     raise _kind(record["kind"])(record["text"]) from None
 
 

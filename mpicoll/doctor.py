@@ -80,8 +80,8 @@ def _launcher() -> Iterator[Fact]:
 
 
 def _cores(comm: Intracomm) -> Iterator[Fact]:
-    cluster = comm.channel.cluster
-    nodes = 1 if cluster is None else len(set(cluster.node_of))
+    channel = comm.channel
+    nodes = comm.size if channel.apart else 1 if channel.cluster is None else len(set(channel.cluster.node_of))
     yield Fact("ranks", f"{comm.size} on {nodes} node{'s' * (nodes > 1)}; cores of rank 0: {len(core_numbers())}")
     if comm.channel.polls == 1:
         yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks yield their core at once; use fewer ranks")

@@ -108,6 +108,9 @@ def changed(*keys: str | int, value: Any) -> Callable[[str], str]:
         (changed("fitted", "ranks", value=None), "damaged"),
         (changed("fitted", "nodes", value=True), "nodes"),
         (changed("shared", 0, "seconds", value=None), "seconds"),
+        (changed("shared", 0, "seconds", value=0.0), "seconds: 0.0 is not a time"),
+        (changed("call", value=10**400), "int too large"),
+        (lambda text: "[" * 200_000, "recursion"),
     ],
 )
 def test_a_damaged_file_is_named(damage: Callable[[str], str], says: str, tmp_path: Path) -> None:
@@ -268,6 +271,10 @@ def test_a_drawing(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: s
         (["shared"], "the time of 'shared'"),
         (["ring", "--machine", "no such file"], "no such file"),
         (["ring", "--plot", "a.pdf"], "a.pdf ends in none of .svg, .png"),
+        (["--compression", "int8", "--nbytes", "64K"], "--nbytes is not for --compression"),
+        (["--compression", "int8", "--wire-ratio", "0.5"], "--wire-ratio is not for --compression"),
+        (["ring", "--save", "x.json"], "--save is not for predictions, without --fit"),
+        (["ring", "--fit"], "'ring' is not for --fit"),
     ],
 )
 @pytest.mark.usefixtures("cache")

@@ -94,7 +94,7 @@ def parse(text: str, known: dict[str, Any]) -> tuple[Rules, Spans]:
         for collective, rows in content["rules"].items():
             rules[collective] = tuple(Rule(_boundary(below), _name(collective, name)) for below, name in rows)
         spans = {spec: _span(spec, *bounds) for spec, bounds in content.get("compression", {}).items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
     return rules, spans
 

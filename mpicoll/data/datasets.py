@@ -20,6 +20,7 @@ from mpicoll.data.sample_checks import check_arrays
 from mpicoll.data.sample_parts import load_parts
 from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
 from mpicoll.data.text_samples import BYTES, load_text
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
 from mpicoll.train.config import Synthetic, TrainConfig, is_parts, is_text, parse_synthetic
@@ -198,7 +199,7 @@ def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
     """Read a data set that fits into memory; return its checked arrays and the features' scale."""
     if dataset == "digits":
         return check_arrays(_read_digits(), reals=reals), 1 / 16
-    path = Path(dataset).expanduser()
+    path = expanded(dataset)
     if dataset.endswith(".npz"):
         arrays = sample_files.read_npz(path)
     elif path.is_dir():
@@ -247,8 +248,8 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
     """Map features and labels on every rank; check that shapes, element types and labels are equal on all."""
 
     def read() -> dict[str, np.ndarray]:
-        x = sample_files.map_npy(Path(config.dataset).expanduser())
-        y = sample_files.map_npy(Path(config.labels or "").expanduser())
+        x = sample_files.map_npy(expanded(config.dataset))
+        y = sample_files.map_npy(expanded(config.labels or ""))
         return check_arrays({"x": x, "y": y}, reals=_reals(config))
 
     arrays: dict[str, np.ndarray] = all_succeed(comm, read)

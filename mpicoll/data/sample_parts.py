@@ -16,6 +16,7 @@ from mpicoll.data import sample_files
 from mpicoll.data.distributed_arrays import DistributedArrays
 from mpicoll.data.sample_checks import check_arrays
 from mpicoll.data.sample_tables import TABLES, read_table
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
 from mpicoll.train.config import TrainConfig, is_idx
 
@@ -75,7 +76,7 @@ def _matching(config: TrainConfig) -> list[list[str]]:
 
 
 def _expanded(pattern: str, option: str) -> list[str]:
-    whole = str(Path(pattern).expanduser())
+    whole = str(expanded(pattern))
     paths = [whole] if Path(whole).exists() else sorted(glob.glob(whole, recursive=True))  # noqa: PTH207, a pattern may be absolute
     if not paths:
         raise DataError(f"{option} {pattern}: there is no such file")

@@ -7,6 +7,7 @@ file.
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from mpicoll.data.sample_files import naming
 from mpicoll.errors import DataError
 
 TABLES = (".csv", ".parquet")
+_ROW_NBYTES = 16
+"""Bytes of a number in a table that is read, and once more as it is used."""
 
 
 class Table(NamedTuple):
@@ -90,7 +93,7 @@ def _joined(columns: Sequence[np.ndarray], dtype: str) -> np.ndarray:
 
 def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
     """Return names and columns; without a line of names, these are the columns' numbers from 0."""
-    with path.open(newline="", encoding="utf-8") as stream:
+    with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets write a byte-order mark
         first = next(csv.reader([stream.readline(1 << 20)]), [])
         stream.seek(0)
         names = [name.strip() for name in first]
@@ -120,6 +123,13 @@ def _narrowed(column: np.ndarray) -> np.ndarray:
     return column
 
 
+def _check_memory(rows: int, columns: int) -> None:
+    """Refuse a table that does not fit into memory: a short compressed file may claim any number of rows."""
+    needed, free = _ROW_NBYTES * rows * columns, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > free:
+        raise ValueError(f"says {rows} rows of {columns} columns, about {needed >> 20} MB; {free >> 20} MB are free")
+
+
 def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
     try:
         import pyarrow as arrow
@@ -134,6 +144,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
                     raise ValueError(f"column {field.name!r} holds {field.type}, not numbers")
             if not file.metadata.num_rows:
                 raise ValueError("has no rows")
+            _check_memory(file.metadata.num_rows, len(schema))
             table: Any = file.read(use_threads=False)
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"is not a Parquet file that can be read: {error}") from None

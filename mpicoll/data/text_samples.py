@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.consensus import all_succeed
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
 from mpicoll.train.config import TrainConfig, parse_synthetic_text
@@ -74,7 +75,7 @@ def load_text(config: TrainConfig, comm: MPI.Intracomm) -> tuple[TextSamples, Te
 
     def texts_of_rank() -> list[np.ndarray]:
         if config.dataset.startswith("text:"):
-            return _map_texts(Path(config.dataset.removeprefix("text:")).expanduser())
+            return _map_texts(expanded(config.dataset.removeprefix("text:")))
         return [synthetic_text(parse_synthetic_text(config.dataset), config.seed)]
 
     texts = all_succeed(comm, texts_of_rank)

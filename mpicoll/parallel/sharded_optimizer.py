@@ -190,9 +190,11 @@ class ShardedOptimizer(ShardedState):
     def gathered(self, unit: int) -> Iterator[list[np.ndarray]]:
         """Context manager of :meth:`gather` and :meth:`release`, unless :meth:`complete` comes before the end."""
         arrays = self.gather(unit)
-        yield arrays
-        if self._in_use == self._number(unit):
-            self.release(unit)
+        try:
+            yield arrays
+        finally:
+            if self._in_use == self._number(unit):
+                self.release(unit)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 

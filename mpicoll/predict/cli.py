@@ -64,14 +64,18 @@ def main(argv: Sequence[str]) -> int:
             arguments = parser.parse_args(argv)
     except SystemExit as end:
         return int(end.code or 0)
-    if arguments.fit:
-        from mpicoll.predict import calibration
-
-        return calibration.run(arguments)
     try:
+        if arguments.fit:
+            from mpicoll.predict import calibration
+
+            _refuse(arguments, "--fit", "name", "collective", "size", "nbytes", "ranks_per_node", "segments", "machine",
+                    "compression", "wire_ratio", "codec_gbps", "plot")  # fmt: skip
+            return calibration.run(arguments)
+        _refuse(arguments, "predictions, without --fit", "save", "seconds", "deadline")
         lines = _answer(arguments)
     except (MpicollError, ValueError, OSError) as error:
-        sys.stderr.write(f"mpicoll predict: {error}\n")
+        if launched_rank() == 0:
+            sys.stderr.write(f"mpicoll predict: {error}\n")
         return 2
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
@@ -113,6 +117,16 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     return lines + _limits(machine, every)
 
 
+def _refuse(arguments: argparse.Namespace, other: str, *names: str) -> None:
+    """Refuse options that would change nothing beside another one."""
+    defaults = vars(make_parser().parse_args([]))
+    for name in names:
+        value = getattr(arguments, name)
+        if value != defaults[name]:
+            option = repr(value) if name == "name" else f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is not for {other}")
+
+
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
     """Return each compressor's crossover: a line for each compressor, a column for each number of ranks."""
     from mpicoll.compression import codec_speed as speed
@@ -121,6 +135,7 @@ def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> l
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
         given = arguments.name or arguments.collective
         raise ValueError(f"--compression: only for allreduce, without the name of an algorithm; got {given!r}")
+    _refuse(arguments, "--compression", "nbytes", "plot", "segments", "codec_gbps", "wire_ratio")
     layouts = [blocks(size, arguments.ranks_per_node) for size in arguments.size]
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:

@@ -265,7 +265,7 @@ def load(path: Path) -> MachineDescription:
         if path.stat().st_size > _MAX_NBYTES:
             raise ValueError("it is too long")
         return parse(path.read_text())
-    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
         raise MachineFileError(f"the machine file {path} cannot be used: {error}") from None
 
 
@@ -290,7 +290,7 @@ def _machine(fields: dict[str, Any]) -> MachineDescription:
         inside=_link(fields.pop("inside")),
         between=_link(fields.pop("between")),
         reduce=_classes(ReduceClass, fields.pop("reduce")),
-        shared=tuple(_checked(SharedPoint(**point)) for point in fields.pop("shared")),
+        shared=tuple(_point(point) for point in fields.pop("shared")),
         corrections={str(key): _checked(Correction(**row)) for key, row in fields.pop("corrections").items()},
         fitted=fitted and _checked(fitted),
         **fields,
@@ -299,6 +299,13 @@ def _machine(fields: dict[str, Any]) -> MachineDescription:
     if not isinstance(machine.name, str) or machine.cores < 1:
         raise ValueError(f"its name is {machine.name!r}, its cores are {machine.cores!r}")
     return machine
+
+
+def _point(fields: dict[str, Any]) -> SharedPoint:
+    point: SharedPoint = _checked(SharedPoint(**fields))
+    if not point.seconds:
+        raise ValueError(f"seconds: {point.seconds!r} is not a time")
+    return point
 
 
 def _link(fields: dict[str, Any]) -> Link:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import UsageError
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.output_destination import reaches_a_reader
@@ -221,7 +222,7 @@ def check_writable(paths: Iterable[str | None]) -> None:
     for path in paths:
         if path is None:
             continue
-        place = Path(path).expanduser().resolve()
+        place = expanded(path, UsageError).resolve()
         is_other = place.exists() and not place.is_file()
         if not place.parent.is_dir() or not os.access(place.parent, os.W_OK) or is_other:
             raise UsageError(f"{path}: cannot write this file: no such folder, no permission, or not a plain file")
@@ -251,7 +252,7 @@ class Replacing:
     """
 
     def __init__(self, path: str, mode: str = "w") -> None:
-        self._path, self._mode = Path(path).expanduser().resolve(), mode
+        self._path, self._mode = expanded(path, UsageError).resolve(), mode
 
     def __enter__(self) -> IO[Any]:
         handle, self._name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")

@@ -6,8 +6,8 @@ import importlib
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import UsageError
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,99}")
@@ -44,7 +44,7 @@ class EventLog:
             writer = importlib.import_module("tensorboardX.event_file_writer").EventsWriter
         except ImportError:
             raise UsageError('--tensorboard needs tensorboardX: pip install "mpicoll[tensorboard]"') from None
-        path = Path(folder).expanduser().absolute() / run
+        path = expanded(folder, UsageError).absolute() / run
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._writer = writer(str(path / "events"))

@@ -64,6 +64,9 @@ class ArrayDataset:
 class Callback:
     """Base class of callbacks of a :class:`Trainer`; they are called on rank 0."""
 
+    def on_start(self, trainer: Trainer, epochs: Sequence[EpochRecord]) -> None:
+        """Called before the first step; `epochs` are those of a run that this one resumes."""
+
     def on_step(self, trainer: Trainer, record: StepRecord) -> None:
         """Called for each step after its loss is known; in synchronous training, for up to eight steps in a row."""
 
@@ -92,12 +95,20 @@ class EarlyStopping(Callback):
         self.patience, self.min_delta = patience, min_delta
         self.best, self.waited = np.inf, 0
 
+    def on_start(self, trainer: Trainer, epochs: Sequence[EpochRecord]) -> None:
+        """Begin anew, with the test losses of a run that this one resumes."""
+        self.best, self.waited = np.inf, 0
+        for record in epochs:
+            self.on_epoch(trainer, record)
+
     def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
         """Compare the test loss with the best one so far."""
         if record.test_loss is None:
             return
-        self.waited = 0 if record.test_loss < self.best - self.min_delta else self.waited + 1
-        self.best = min(self.best, record.test_loss)
+        if record.test_loss < self.best - self.min_delta:
+            self.best, self.waited = record.test_loss, 0
+        else:
+            self.waited += 1
         if self.waited >= self.patience:
             trainer.stop()
 
@@ -223,6 +234,8 @@ class _Dispatch(Observer):
 
     def began(self, loop: Loop) -> None:
         self._trainer.running = loop
+        for callback in self._callbacks if loop.is_chief else ():
+            callback.on_start(self._trainer, loop.epochs)
 
     def report(self, loop: Loop, records: list[StepRecord]) -> None:
         for record in records:

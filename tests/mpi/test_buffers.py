@@ -407,7 +407,7 @@ CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     ),
     "root_negative": (lambda c: c.Bcast(np.zeros(3), -1), ValueError, "root: -1 is not in 0"),
     "root_large": (lambda c: c.Bcast(np.zeros(3), c.size), ValueError, "root: . is not in 0"),
-    "root_fraction": (lambda c: c.Bcast(np.zeros(3), 0.0), TypeError, "root: 0.0 is not a rank"),
+    "root_fraction": (lambda c: c.Bcast(np.zeros(3), 0.5), TypeError, "root: 0.5 is not a rank"),
     "root_text": (lambda c: c.Reduce(np.zeros(3), np.zeros(3), root="0"), TypeError, "root: '0' is not a rank"),
     "root_array": (lambda c: c.Bcast(np.zeros(3), np.array([0])), TypeError, "root: .* is not a rank"),
     "root_none": (lambda c: c.Bcast(np.zeros(3), None), TypeError, "root: None is not a rank"),

@@ -67,8 +67,9 @@ def test_native_may_be_the_best(folder: Path, comm: Intracomm) -> None:
         lambda text: text.replace('"cores": ', '"cores": 9'),
         lambda text: text.replace('"int8"', '"int88"'),
         lambda text: text.replace("65536", "-1"),
+        lambda text: "[" * 200_000,
     ],
-    ids=["cut", "list", "name", "boundary", "format", "machine", "compressor", "length"],
+    ids=["cut", "list", "name", "boundary", "format", "machine", "compressor", "length", "nested"],
 )
 def test_a_bad_table_costs_one_warning(folder: Path, comm: Intracomm, damage: object) -> None:
     assert callable(damage)

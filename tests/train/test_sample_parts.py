@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,26 @@ def test_csv(tmp_path: Path, header: str) -> None:
     np.testing.assert_array_equal(x, [[1, 2.5], [-3, 100], [0, 0]])
     np.testing.assert_array_equal(y, [0, 1, 3])
     assert (found.feature_count, found.class_count, x.dtype) == (2, 4, np.float32)
+
+
+def test_csv_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for text, target in (("price,area\n1,0\n2,1\n", "area"), ("1,0\n2,1\n", "1")):
+        (tmp_path / "d.csv").write_text(text, encoding="utf-8-sig")
+        x, y = everything(open_set("--dataset", str(tmp_path / "d.csv"), "--target", target))
+        np.testing.assert_array_equal(x, [[1], [2]])
+        np.testing.assert_array_equal(y, [0, 1])
+
+
+def test_a_parquet_file_that_claims_more_than_the_memory_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    parquet(tmp_path / "d.parquet", a=np.zeros(3000, np.float32), y=np.zeros(3000, np.int64))
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.get)
+    with pytest.raises(DataError, match=r"d.parquet: says 3000 rows of 2 columns, about 0 MB; 0 MB are free"):
+        open_set("--dataset", str(tmp_path / "d.parquet"))
+
+
+def test_a_home_that_nobody_has_is_named() -> None:
+    with pytest.raises(DataError, match=r"~nosuchuser/x.npz: "):
+        open_set("--dataset", "~nosuchuser/x.npz")
 
 
 def test_targets_by_name(tmp_path: Path) -> None:

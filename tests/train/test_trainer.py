@@ -103,6 +103,24 @@ def test_early_stopping_waits_for_so_many_evaluations():
         assert stopped.count == stops, loss
 
 
+def test_early_stopping_compares_with_the_last_improvement_and_begins_anew():
+    class Never:
+        def stop(self):
+            raise AssertionError("it improves")
+
+    def record(loss):
+        return EpochRecord(0, 1, None, None, loss, None, 0.0, 0.0)
+
+    stopping = EarlyStopping(patience=3, min_delta=0.1)
+    for loss in (1.0, 0.92, 0.84, 0.76, 0.68):
+        stopping.on_epoch(Never(), record(loss))
+    assert stopping.best == 0.68
+    stopping.on_start(Never(), [])
+    assert (stopping.best, stopping.waited) == (np.inf, 0)
+    stopping.on_start(Never(), [record(0.5), record(0.6), record(0.7)])
+    assert (stopping.best, stopping.waited) == (0.5, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

@@ -11,10 +11,11 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.consensus import all_succeed
 from mpicoll.data import distributed_arrays
 from mpicoll.data.datasets import load
 from mpicoll.data.distributed_arrays import DistributedArrays
-from mpicoll.errors import DataError
+from mpicoll.errors import DataError, TrainingError, UsageError
 from mpicoll.train.options import parse
 from mpicoll.train.training_run import run
 
@@ -149,3 +150,17 @@ def test_a_part_that_does_not_fit_is_refused_on_every_rank(
     comm.Barrier()
     with pytest.raises(DataError, match=message):
         load(parse(["--dataset", str(shared_folder / "*.csv")]), comm)
+
+
+def test_what_fails_on_one_rank_is_raised_on_all(comm: Intracomm) -> None:
+    last = comm.size - 1
+
+    def action() -> None:
+        if comm.rank == last:
+            raise KeyError("here")
+
+    with pytest.raises(KeyError if comm.rank == last else TrainingError, match="here"):
+        all_succeed(comm, action)
+    with pytest.raises((UsageError, TrainingError), match=r"~nosuchuser/x\.json"):
+        run(parse(["--json", "~nosuchuser/x.json", "--epochs", "1", "--quiet"]), comm)
+    comm.Barrier()

@@ -84,6 +84,13 @@ def whole(sharded: ShardedOptimizer) -> np.ndarray:
     return np.concatenate(found)
 
 
+def test_a_unit_is_released_after_an_exception(comm: Intracomm) -> None:
+    sharded = ShardedOptimizer(initial(), comm=comm, stage=3)
+    with pytest.raises(KeyError), sharded.gathered(0):
+        raise KeyError("in the block")
+    assert [array.shape for array in sharded.gather(1)] == SHAPES[1]
+
+
 CASES: list[tuple[str, bool, int, dict[str, Any]]] = [
     ("sgd", True, 1, {}),
     ("momentum", False, 2, {"clip": 0.4, "weight_decay": 0.1, "momentum": 0.8}),
