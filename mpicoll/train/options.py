@@ -139,7 +139,8 @@ def _add_sharing(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pipeline-schedule", choices=PIPELINE_SCHEDULES, help="alternate forward and backward "
                        "passes, or all forward passes first, which needs more memory (default: 1f1b)")  # fmt: skip
     group.add_argument("--overlap", choices=("auto", "on", "off"), help="whether gradients are sent while others are "
-                       "computed; auto: between hosts; no effect with sharded_gradients; with sharded, whether "
+                       "computed; auto: between hosts; no effect with sharded_gradients, with compression of "
+                       "sharded_optimizer, and with lossy compression of replicated with --clip; with sharded, whether "
                        "parameters are gathered while others are used; auto: yes (default: %(default)s)")  # fmt: skip
 
 
