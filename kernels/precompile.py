@@ -28,6 +28,7 @@ _COLLECTIVES = (
     "executor",
     "short_exchange",
     "told_counts",
+    "typed_specs",
     "uneven_calls",
     "vector_checks",
     "vector_specs",

@@ -63,11 +63,12 @@ _EXCHANGE_FILES = (
     "dispatch_arguments.py",
     "dispatch_table.py",
     "operation_words.py",
+    "short_exchange.py",
     "strided_copy.py",
     "vector_specs.py",
 )
 """Used by the kernels of `_EXCHANGE_USERS`."""
-_EXCHANGE_USERS = ("block_exchange", "short_exchange")
+_EXCHANGE_USERS = ("block_exchange", "short_exchange", "typed_specs")
 _RANDOM_FILES = ("codecs/counter_random.py",)
 """Used by the kernels of `_RANDOM_USERS`, and of codecs."""
 _RANDOM_USERS = ("network_layers",)

@@ -102,7 +102,7 @@ def knows_numbers(header: int) -> bool:
 
 
 @helper
-def _items_of(table, thing):
+def items_of(table, thing):
     """Return how many items a list or tuple has, and where their addresses are; -1 for anything else."""
     fields = thing + get(table, HEADER)
     kind = load(fields - 8)
@@ -134,7 +134,7 @@ def read_numbers(table, thing, size, out):
     """Write the numbers of a list, tuple or vector, one a rank; return False for others, also for negative numbers."""
     if get(table, INT_TYPE) == 0:
         return False
-    number, items = _items_of(table, thing)
+    number, items = items_of(table, thing)
     if number < 0:
         return _read_vector(table, thing, size, out)
     if number != size:
@@ -176,7 +176,7 @@ def read_blocks(table, spec, size, counts, displs):
     """
     if get(table, INT_TYPE) == 0:
         return 0
-    number, items = _items_of(table, spec)
+    number, items = items_of(table, spec)
     if not 2 <= number <= 4:
         return 0
     array = load(items)
@@ -195,7 +195,7 @@ def read_blocks(table, spec, size, counts, displs):
     if number == 3:
         places = load(items + 16)
     elif load(given + get(table, HEADER) - 8) == get(table, TUPLE_TYPE):
-        number, items = _items_of(table, given)
+        number, items = items_of(table, given)
         if number != 2:
             return 0
         given, places = load(items), load(items + 8)
@@ -228,7 +228,8 @@ def read_fitting(table, spec, size, counts, written):
 
 
 @helper
-def _nbytes_of(table, array):
+def nbytes_of(table, array):
+    """Return the bytes of an array with elements of a type in the table."""
     return count_of(table, array) * get(table, ITEMSIZES + number_of_dtype(table, array))
 
 
@@ -236,7 +237,7 @@ def _nbytes_of(table, array):
 def arrays_are_apart(table, one, other):
     """Return whether two arrays with element types of the table have no byte in common."""
     first, second = data_of(table, one), data_of(table, other)
-    return first + _nbytes_of(table, one) <= second or second + _nbytes_of(table, other) <= first
+    return first + nbytes_of(table, one) <= second or second + nbytes_of(table, other) <= first
 
 
 @helper

@@ -7,7 +7,7 @@ a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are pac
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,24 +16,25 @@ from mpi4py import MPI
 from mpicoll.buffers.buffer_specs import in_place
 from mpicoll.buffers.typed_blocks import (
     Descriptions,
-    Layouts,
     TypedBlocks,
     have_bytes_in_common,
     is_same_memory,
     ranges_meet,
 )
 from mpicoll.collectives import select
+from mpicoll.collectives.block_layouts import copy_own, layouts_of, parts_of
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, run
+from mpicoll.collectives.known_specs import KnownSpecs
 from mpicoll.collectives.library_alltoallw import operation
 from mpicoll.communicator.call_lock import BUSY
 from mpicoll.errors import MismatchError
 from mpicoll.kernels import block_exchange as kernels
-from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, AT_ONCE_NBYTES, BARRIER, DONE, OTHER
 from mpicoll.kernels.short_exchange import NOT_READ, TAKEN, exchange, exchange_vectors
-from mpicoll.kernels.strided_copy import ADDRESS, LAYOUT_WORDS, NBYTES, RUN
+from mpicoll.kernels.strided_copy import LAYOUT_WORDS
+from mpicoll.kernels.typed_specs import exchange_typed
 from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
@@ -86,6 +87,7 @@ class BlockExchange:
         self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
         self._wrong = np.zeros(1, np.int64)
         self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
+        self._specs = KnownSpecs(size)
         words = np.zeros(kernels.ALL_WORDS, np.int64)
         for word, value in (
             (kernels.SIZE, size),
@@ -102,6 +104,8 @@ class BlockExchange:
 
     def alltoallw(self, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> None:
         """Give each rank its block from every rank; see :meth:`mpicoll.Intracomm.Alltoallw`."""
+        if self._ready and self._table and algorithm is None and self._exchange_known(sendbuf, recvbuf):
+            return
         scope = self._scope
         if scope.channel.refusal is not None:
             settle(scope.channel, scope.timeout)
@@ -116,11 +120,13 @@ class BlockExchange:
             self._check_own(send, recv)
         except Exception as error:
             refuse(scope.channel, "alltoallw", error, scope.timeout)
+        if self._ready:
+            self._note(sendbuf, recvbuf, send, recv)
         if is_same_memory(send, recv):
             send = recv
         if scope.channel.size == 1:
             scope.channel.ensure_usable()
-            _copy_own(send, recv)
+            copy_own(send, recv)
         elif name in select.ON_NODE and self._is_ready():
             self._on_shared_memory("Alltoallw", send, recv)
         else:
@@ -184,26 +190,42 @@ class BlockExchange:
 
     def _exchange_quickly(self, sendbuf: Any, recvbuf: Any) -> bool:
         """Make an Alltoallv of short blocks whose specifications compiled code reads; False if nothing has happened."""
+        return self._in_one_call("Alltoallv", exchange_vectors.run, id(sendbuf), id(recvbuf))
+
+    def _exchange_known(self, sendbuf: Any, recvbuf: Any) -> bool:
+        """Make an Alltoallw of short blocks whose specifications are known; False if nothing has happened."""
+        specs = self._specs
+        done = self._in_one_call("Alltoallw", exchange_typed.run, id(sendbuf), id(recvbuf), specs.address)
+        if done:
+            specs.used()
+        return done
+
+    def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: int) -> bool:
         if not self._alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
-            offers, arrived = id(self._offers), id(self._arrived)
-            status = exchange_vectors.run(self._address, self._table, id(sendbuf), id(recvbuf), offers, arrived)
+            status = kernel(self._address, self._table, *specs, id(self._offers), id(self._arrived))
             if status == NOT_READ:
                 return False
             if status != TAKEN:
                 rounds = self._taken(status)
                 if rounds:
-                    self._take_rounds("Alltoallv", rounds)
+                    self._take_rounds(title, rounds)
             return True
         finally:
             self._alone.release()
 
+    def _note(self, sendbuf: Any, recvbuf: Any, send: TypedBlocks, recv: TypedBlocks) -> None:
+        """Let compiled code know specifications that come again."""
+        self._specs.note(recvbuf, recv.description)
+        if send is not recv:
+            self._specs.note(sendbuf, send.description)
+
     def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
         words, inside = self._words, send is recv
         try:
-            target, unpacked = _layouts_of(recv)
-            source, packed = (target, unpacked) if inside else _layouts_of(send)
+            target, unpacked = layouts_of(recv)
+            source, packed = (target, unpacked) if inside else layouts_of(send)
             for rank, memory in packed.items():
                 send.entries(rank, memory).pack()
         except Exception as error:
@@ -284,10 +306,10 @@ class BlockExchange:
         """Pack blocks, send them as bytes by Alltoallv, and unpack them."""
         counts, expected = list(send.description.nbytes), list(recv.description.nbytes)
         out, into = np.empty(sum(counts), np.uint8), np.empty(sum(expected), np.uint8)
-        for rank, memory in _parts(out, counts):
+        for rank, memory in parts_of(out, counts):
             send.entries(rank, memory).pack()
         run(self._scope, "alltoallv", [out, counts], [into, expected], MPI.SUM, 0, algorithm)
-        for rank, memory in _parts(into, expected):
+        for rank, memory in parts_of(into, expected):
             recv.entries(rank, memory).unpack()
 
 
@@ -306,40 +328,3 @@ def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:
         if ranges_meet(send, recv) and have_bytes_in_common(send, recv):
             raise ValueError("sendbuf and recvbuf overlap in memory")
     return (recv if got else send).array.dtype
-
-
-def _copy_own(send: TypedBlocks, recv: TypedBlocks) -> None:
-    """Copy the block of the only rank."""
-    source, target = send.description.layouts, recv.description.layouts
-    nbytes = send.description.nbytes[0]
-    if send is recv or not nbytes:
-        return
-    if DISABLED or source.irregular or target.irregular or ranges_meet(send, recv):
-        packed = np.empty(nbytes, np.uint8)
-        send.entries(0, packed).pack()
-        recv.entries(0, packed).unpack()
-        return
-    cursors = np.empty(kernels.CURSORS, np.int64)
-    kernels.copy_block.run(target.address, recv.address, source.address, send.address, cursors.ctypes.data)
-
-
-def _layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:
-    """Return layouts for all blocks, and memory for those that need to be packed, which the other ranks see."""
-    layouts = blocks.description.layouts
-    if not layouts.irregular:
-        return layouts, {}
-    rows, packed = layouts.rows.copy(), {}
-    for rank in layouts.irregular:
-        nbytes = int(rows[rank, NBYTES])
-        packed[rank] = numpy_allocator.empty(nbytes, np.uint8)
-        rows[rank, ADDRESS], rows[rank, RUN] = packed[rank].ctypes.data - blocks.address, nbytes
-    return layouts._replace(rows=rows, address=rows.ctypes.data), packed
-
-
-def _parts(memory: np.ndarray, counts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the ranks that have a part of `memory`, and the parts."""
-    begin = 0
-    for rank, count in enumerate(counts):
-        if count:
-            yield rank, memory[begin : begin + count]
-        begin += count

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import Intracomm
+from mpicoll.buffers.typed_blocks import Descriptions
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -205,6 +206,77 @@ def test_a_freed_datatype_is_not_taken_for_a_new_one(comm: Intracomm) -> None:
         first = where[comm.rank] // 4
         np.testing.assert_array_equal(result, np.tile(data[first : first + 10 * stride : stride], size))
         made.Free()
+
+
+def _columns(size: int, rows: int, axis: int) -> list[MPI.Datatype]:
+    """Return datatypes of the parts of a matrix of `size` times `rows` rows and columns, divided along an axis."""
+    whole = [size * rows, size * rows]
+    own = [rows if axis == 0 else size * rows, rows if axis == 1 else size * rows]
+    starts = [[rows * rank * (axis == 0), rows * rank * (axis == 1)] for rank in range(size)]
+    return [MPI.INT64_T.Create_subarray(whole, own, start).Commit() for start in starts]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_specifications_that_come_again_are_read_anew_where_they_differ(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, pair: bool
+) -> None:
+    """Compiled code knows them by their objects; items, handles, arrays and lengths may be others each time."""
+    size, rank, rows = comm.size, comm.rank, 2
+    side, read = size * rows, []
+    given, got = np.empty((side, side), np.int64), np.zeros((side, side), np.int64)
+    sent, received = (([1] * size, [0] * size, _columns(size, rows, axis)) for axis in (1, 0))
+    monkeypatch.setattr(Descriptions, "blocks", _counted(Descriptions.blocks, read))
+    plain = MPI.Intracomm(comm)
+
+    def spec(data: Any, blocks: tuple[Any, ...]) -> list[Any]:
+        counts, displs, types = blocks
+        return [data, (counts, displs), types] if pair else [data, counts, displs, types]
+
+    specs = spec(given, sent), spec(got, received)
+
+    def check() -> int:
+        """Make the call, compare with the library's, and return how many specifications Python has read."""
+        before = len(read)
+        given[:] = np.random.default_rng([rank, before]).integers(0, 1000, given.shape)
+        got[:] = -1
+        wanted = got.copy()
+        plain.Alltoallw(specs[0], spec(wanted, received))
+        comm.Alltoallw(*specs)
+        np.testing.assert_array_equal(got, wanted)
+        return len(read) - before
+
+    assert [check() for _ in range(6)] == [2, 2, 2, 0, 0, 0]
+    sent[0][:] = received[0][:] = [0 if 0 in (rank, other) else 1 for other in range(size)]
+    assert check() == 2
+    sent[0][:] = received[0][:] = [1] * size
+    check()
+    sent[1][0] = 8  # the next columns
+    check()
+    sent[1][0] = 0
+    old = sent[2][0]
+    sent[2][0] = old.Dup()
+    old.Free()
+    check()
+    fresh = [np.zeros((side, side), np.int64) for _ in range(2)]
+    specs[0][0], specs[1][0] = given, got = fresh
+    check()
+    specs[1][0] = np.zeros((side, side), np.int64, order="F")[: side - 1]
+    with pytest.raises((ValueError, TypeError, RemoteError)):
+        comm.Alltoallw(*specs)
+    specs[1][0] = got
+    check()
+    for each in (*sent[2], *received[2]):
+        each.Free()
+    with pytest.raises((ValueError, TypeError, MPI.Exception, RemoteError)):
+        comm.Alltoallw(*specs)
+
+
+def _counted(method: Any, calls: list[int]) -> Any:
+    def blocks(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return method(*arguments, **named)
+
+    return blocks
 
 
 @pytest.mark.parametrize("count", [3, 5000, 400_000])
