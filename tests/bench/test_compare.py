@@ -38,11 +38,11 @@ def test_a_slowed_algorithm_is_flagged(launches: int, tmp_path: Path, capsys: py
 
 def test_the_same_code_passes(tmp_path: Path) -> None:
     alarms = 0
-    for seed in range(20):
+    for seed in range(12):
         runs = [[synthetic.run(1000 * seed + 10 * side + n, launch_noise=0.06) for n in range(3)] for side in (0, 1)]
         every = compare.changes(*(intervals.collect(side) for side in runs))
         alarms += bool(compare.beyond_noise(every, 0.05))
-    assert alarms <= 4
+    assert alarms <= 3
 
 
 def test_the_machine_s_pace_cancels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

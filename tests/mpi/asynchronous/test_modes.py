@@ -243,7 +243,7 @@ def test_a_slow_checkpoint_is_no_silence(
     comm: Intracomm, shared_folder: Path, name: str, background: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 writes for longer than the timeout, and the others wait for it at the end."""
-    save, timeout = CheckpointStore.save, 1.5
+    save, timeout = CheckpointStore.save, 1.0
 
     def slowly(*arguments: Any) -> None:
         time.sleep(2 * timeout)
