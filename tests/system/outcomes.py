@@ -27,7 +27,7 @@ def outcomes_of(program: str, size: int, mode: str) -> dict[str, list[dict]]:
 def check_refused(entries: list[dict], mode: str) -> None:
     """Check that one rank's wrong argument is an error on all, at once, and in the rank's next call too."""
     for entry in entries:
-        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError"), entry
+        assert entry["error"] == ("ReadOnlyBuffer" if entry["rank"] == 1 else "RemoteError"), entry
         assert "read-only" in entry["text"]
         assert entry["seconds"] < 3
         assert entry["usable"] == (mode == "full")
@@ -38,7 +38,7 @@ def check_no_data_of_a_refused_call(entries: list[dict]) -> None:
     """Check that nothing of the call that one rank refused is taken for the next."""
     for entry in entries:
         assert entry["error"] == "RemoteError", entry
-        assert "rank 1 refused its arguments: ValueError" in entry["text"], entry
+        assert "rank 1 refused its arguments: ReadOnlyBuffer" in entry["text"], entry
         assert entry["seconds"] < 3, entry
         assert not entry["usable"], entry
 
