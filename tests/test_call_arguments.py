@@ -28,6 +28,9 @@ DATA = np.zeros(12)
         ([DATA, (3, 4)], 56),
         ([DATA, ("a", "b"), MPI.DOUBLE], 96),
         ([DATA, object(), MPI.DOUBLE], 96),
+        ([DATA, ([1, 2], [0, 8]), [MPI.DOUBLE, MPI.INT]], 16),
+        ([DATA, [1, 2], [0, 8], [MPI.DOUBLE, MPI.INT]], 16),
+        ([DATA, [MPI.DOUBLE, MPI.INT]], 96),
     ],
 )
 def test_bytes_of_a_specification(spec: Any, nbytes: int) -> None:

@@ -180,6 +180,9 @@ def _measure_list(entry: list[Any] | tuple[Any, ...]) -> tuple[int, str]:
     if isinstance(counts, (list, tuple)) and len(counts) == 2 and not isinstance(counts[0], (int, np.integer)):
         counts = counts[0]  # of (counts, displacements)
     try:
+        if isinstance(datatype, (list, tuple)) and len(entry) > 2:  # of Alltoallw, one for each rank
+            each = zip(counts, datatype, strict=True)  # type: ignore[arg-type]
+            return sum(count * one.Get_size() for count, one in each), dtype
         size = getattr(datatype, "Get_size", None)
         width = size() if size is not None else _width(entry[0]) if dtype else 0
         total = int(counts if isinstance(counts, int) else sum(counts))  # type: ignore[arg-type]

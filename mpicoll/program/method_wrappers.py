@@ -186,8 +186,9 @@ def _transport(comm: Any, signature: Signature) -> str:
     """Return the algorithm that "auto" selects for a call; "objects" for a collective of objects."""
     if signature.method in OBJECTS and signature.method != "barrier":
         return "objects"
+    name = "alltoallv" if signature.method == "Alltoallw" else signature.collective.lower()  # blocks of bytes
     try:
-        return str(comm.choice(signature.collective.lower(), max(0, signature.nbytes)))
+        return str(comm.choice(name, max(0, signature.nbytes)))
     except Exception:  # a collective that the MPI library makes
         return "MPI library"
 
