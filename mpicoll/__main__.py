@@ -16,6 +16,7 @@ from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render_schedule import cost_table, data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
 from mpicoll.schedules.verify_schedule import verify
+from mpicoll.unused_options import refuse
 
 _MAX_COLUMNS = 8
 _SLOT_NBYTES = 16 << 10
@@ -123,30 +124,23 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def _refuse(arguments: argparse.Namespace, what: str, *options: str) -> None:
-    """Refuse options that would change nothing."""
-    for option in options:
-        if getattr(arguments, option.replace("-", "_")) not in (None, False):
-            raise MpicollError(f"--{option} is not for {what}")
-
-
 def _explain(arguments: argparse.Namespace) -> list[str]:
     if arguments.name in ALGORITHMS:
-        _refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
+        refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
         if arguments.algorithm is None:
             what = f"{arguments.name} without --algorithm, which compares its algorithms"
-            _refuse(arguments, what, "verify", "goal", "values", "rank", "ranks-per-node")
+            refuse(arguments, what, "verify", "goal", "values", "rank", "ranks_per_node")
             return _explain_collective(arguments)
         arguments.collective, arguments.name = arguments.name, arguments.algorithm
     elif arguments.algorithm is not None:
         raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
     if arguments.name in ("shared", "single_copy"):
-        _refuse(arguments, arguments.name, "goal", "values", "ranks-per-node")
+        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node")
         return _explain_shared(arguments)
     if arguments.name == "hierarchy":
-        _refuse(arguments, arguments.name, "goal", "values", "rank")
+        refuse(arguments, arguments.name, "goal", "values", "rank")
         return _explain_hierarchy(arguments)
-    _refuse(arguments, "algorithms by messages", "ranks-per-node")
+    refuse(arguments, "algorithms by messages", "ranks_per_node")
     return _explain_schedules(arguments)
 
 
@@ -161,7 +155,7 @@ def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
         algorithm.schedule(size, rank, root=arguments.root, segments=arguments.segments) for rank in range(size)
     ]
     if arguments.goal:
-        _refuse(arguments, "--goal, which prints nothing else", "verify", "values", "rank")
+        refuse(arguments, "--goal, which prints nothing else", "verify", "values", "rank")
         return goal(schedules, arguments.bytes)
     machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
     lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, machine)

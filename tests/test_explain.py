@@ -194,6 +194,7 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("allreduce --verify", "verify"),
         ("allreduce --rank 9", "rank"),
+        ("allreduce --rank 0", "rank"),
         ("allreduce --algorithm shared --collective bcast", "collective"),
         ("shared --goal", "goal"),
         ("hierarchy --values 1;2", "values"),

@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpicoll.environment import launched_rank, silent_unless
 from mpicoll.errors import MpicollError
@@ -19,6 +20,7 @@ from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, posi
 from mpicoll.schedules import ALGORITHMS, find_any
 from mpicoll.schedules import machine as machines
 from mpicoll.schedules.machine import MachineDescription, Wire
+from mpicoll.unused_options import refuse
 
 SPECIAL = ("shared", "hierarchy")
 _LENGTHS = tuple(8 << (2 * power) for power in range(13))
@@ -68,10 +70,11 @@ def main(argv: Sequence[str]) -> int:
         if arguments.fit:
             from mpicoll.predict import calibration
 
-            _refuse(arguments, "--fit", "name", "collective", "size", "nbytes", "ranks_per_node", "segments", "machine",
-                    "compression", "wire_ratio", "codec_gbps", "plot")  # fmt: skip
+            names = ("name", "collective", "size", "nbytes", "ranks_per_node", "segments", "machine", "compression",
+                     "wire_ratio", "codec_gbps", "plot")  # fmt: skip
+            refuse(arguments, "--fit", *names, defaults=_defaults())
             return calibration.run(arguments)
-        _refuse(arguments, "predictions, without --fit", "save", "seconds", "deadline")
+        refuse(arguments, "predictions, without --fit", "save", "seconds", "deadline", defaults=_defaults())
         lines = _answer(arguments)
     except (MpicollError, ValueError, OSError) as error:
         if launched_rank() == 0:
@@ -117,14 +120,8 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     return lines + _limits(machine, every)
 
 
-def _refuse(arguments: argparse.Namespace, other: str, *names: str) -> None:
-    """Refuse options that would change nothing beside another one."""
-    defaults = vars(make_parser().parse_args([]))
-    for name in names:
-        value = getattr(arguments, name)
-        if value != defaults[name]:
-            option = repr(value) if name == "name" else f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is not for {other}")
+def _defaults() -> dict[str, Any]:
+    return vars(make_parser().parse_args([]))
 
 
 def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> list[str]:
@@ -135,7 +132,8 @@ def _crossovers(machine: MachineDescription, arguments: argparse.Namespace) -> l
     if arguments.name is not None or arguments.collective not in (None, "allreduce"):
         given = arguments.name or arguments.collective
         raise ValueError(f"--compression: only for allreduce, without the name of an algorithm; got {given!r}")
-    _refuse(arguments, "--compression", "nbytes", "plot", "segments", "codec_gbps", "wire_ratio")
+    names = "nbytes", "plot", "segments", "codec_gbps", "wire_ratio"
+    refuse(arguments, "--compression", *names, defaults=_defaults())
     layouts = [blocks(size, arguments.ranks_per_node) for size in arguments.size]
     rows = [["pays from", "left", "encoding", "decoding", *(f"{size} ranks" for size in arguments.size)]]
     for spec in arguments.compression:
