@@ -19,6 +19,7 @@ from .reduce import DTYPES, OPS, reducer
 WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _COLLECTIVES = (
+    "announce",
     "atomics",
     "attached_parts",
     "block_exchange",

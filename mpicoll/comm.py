@@ -18,7 +18,7 @@ from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
 from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
-from mpicoll.communicator.channel_cache import channel_of, known_channel
+from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
@@ -77,20 +77,20 @@ class Intracomm(ObjectCollectives):
         _check_kind(comm, self._kind)
         self._set_up(Settings(algorithm, timeout))
 
-    def _set_up(self, settings: Settings, parent: Channel | None = None) -> None:
-        """Find or make what is private to the communicator, made from one that has `parent`, if any; collective."""
+    def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
+        """Find or make what is private to the communicator; collective. See :func:`channel_of`."""
         if parent is None:
             mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
             if mismatch is not None:
                 raise RuntimeError(mismatch)
             abort.install()
-        channel = channel_of(MPI.Intracomm(self), parent, settings)
+        channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody)
         if parent is None or not channel.state:
             self.__dict__.update(_state_of(channel, settings))
         else:  # a communicator that was freed has left it
             self.__dict__.update(channel.state, _settings=settings)
         if channel.origin is not None:
-            channel.handles[id(self)] = self
+            channel.handles.add(self)
             channel.state = channel.state or {name: self.__dict__[name] for name in _SET_UP}
 
     def forget_channel(self) -> None:
@@ -211,18 +211,18 @@ class Intracomm(ObjectCollectives):
         """Make a communicator from a group, without a parent communicator; its settings are the defaults."""
         return wrap(MPI.Intracomm.Create_from_group(group, stringtag, info, errhandler), Settings())
 
-    def _wrap(self, comm: MPI.Comm) -> Any:
-        return wrap(comm, self._settings, self._own_channel())
+    def _wrap(self, comm: MPI.Comm, *, everybody: bool = False) -> Any:
+        return wrap(comm, self._settings, self._own_channel(), everybody=everybody)
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
         if complete:
-            made._set_up(self._settings, self._own_channel())
+            made._set_up(self._settings, self._own_channel(), everybody=True)
         return made
 
     def _own_channel(self) -> Channel | None:
         """Return the channel, None on all ranks if no object of this communicator has made it yet; not collective."""
-        return known_channel(MPI.Intracomm(self))
+        return self._scope.channel if "_scope" in self.__dict__ else known_channel(MPI.Intracomm(self))
 
 
 def _state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Distgraphcomm(NeighborhoodCollectives, Intracomm, MPI.Distgraphcomm):
 class Intercomm(Derived, MPI.Intercomm):
     """An intercommunicator: its collectives are the MPI library's, and :meth:`Merge` returns an :class:`Intracomm`."""
 
-    def _wrap(self, comm: MPI.Comm) -> Any:
+    def _wrap(self, comm: MPI.Comm, *, everybody: bool = False) -> Any:
         return wrap(comm, self._settings)
 
     def Merge(self, high: bool = False) -> Any:
@@ -306,20 +306,21 @@ _OURS: dict[type, type[Intracomm]] = {
 }
 
 
-def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None) -> Any:
+def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`. `parent` is the channel of a communicator that has all its ranks.
+    Collective over `comm`. The other arguments are those of :func:`channel_of`.
     """
     if comm == MPI.COMM_NULL:
+        if everybody:
+            sit_out(parent)
         return comm
     if isinstance(comm, MPI.Intercomm):
         made = Intercomm(comm)
         made._settings = settings
         return made
-    kind = _OURS[type(comm)]
-    ours = kind.__new__(kind, comm)
-    ours._set_up(settings, parent)
+    ours: Any = MPI.Intracomm.__new__(_OURS[type(comm)], comm)  # without the checks of our own `__new__`
+    ours._set_up(settings, parent, everybody=everybody)
     return ours
 
 

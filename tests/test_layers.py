@@ -101,11 +101,11 @@ SET_UP = {
     ("mpicoll/shared_memory/domain.py", "_is_possible"),
     ("mpicoll/shared_memory/peers.py", "_exchanged"),
     ("mpicoll/shared_memory/peers.py", "meet"),
-    ("mpicoll/progress/control_messages.py", "drain"),
+    ("mpicoll/progress/control_messages.py", "_count"),
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
     ("mpicoll/communicator/channel_cache.py", "_check_environments"),
-    ("mpicoll/communicator/spare_channels.py", "find"),
+    ("mpicoll/communicator/spare_agreement.py", "agree"),
     ("mpicoll/collectives/tuning_table.py", "of"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""

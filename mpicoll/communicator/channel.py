@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.call_lock import Alone
+from mpicoll.communicator.communicator_objects import CommunicatorObjects
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
 from mpicoll.communicator.spare_channels import Origin, SpareChannels
@@ -151,10 +152,10 @@ class Channel:
         self.nonblocking_plans: Any = None
         self.slots = deque(self.tags.persistent_slots)
         self._plans: dict[Hashable, Any] = {}
-        self._read_news_at, self.is_lent = NEWS_EVERY, False
+        self._read_news_at, self._unused_at, self.is_lent = NEWS_EVERY, 0, False
         self.origin: Origin | None = None
         self.spares = SpareChannels()
-        self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.handles = CommunicatorObjects()
         self.state: dict[str, Any] = {}
         live_channels.add(self)
 
@@ -300,12 +301,15 @@ class Channel:
         """
         if self.broken is None and self.refusal is not None and not self.watchdog.await_refusals(self.refusal):
             self.break_off("other ranks made a call that this one refused")
-        self.release()
+        is_used = self.dispatch.number != self._unused_at  # many communicators see no collective
+        if is_used:
+            self.release()
         if self.cluster is not None:
             self.cluster.close()
-        is_drained, is_spare = self.watchdog.drain(self.broken is not None, spare)
+        announcements = None if self.node is None else self.node.announcements
+        is_drained, is_spare = self.watchdog.drain(self.broken is not None, spare, announcements)
         if is_spare:
-            self._start_anew()
+            self._start_anew(is_used)
             return True
         live_channels.discard(self)
         self.dispatch.shut()
@@ -318,23 +322,19 @@ class Channel:
         self.broken = self.broken or FREED
         return False
 
-    def _start_anew(self) -> None:
+    def _start_anew(self, is_used: bool) -> None:
         """Give the counters the values that they have on a new channel; calls go on being numbered."""
-        self.working_memory = WorkingMemory()
         self.compression_counter[0] = self.sent_nbytes = self.random_seed = 0
-        self.dispatch.sent_nbytes_word[0] = 0
+        if is_used:
+            self.working_memory = WorkingMemory()
+            self.dispatch.sent_nbytes_word[0] = 0
+            self._unused_at = self.dispatch.number
 
     def abandon(self) -> None:
         """Give up a spare that some of its ranks do not use now, with its own spares; tell them; not collective."""
         self.break_off("other ranks do not use it", self.comm, self.watchdog)
         self.watchdog.drain(broken=True, willing=False)
         self.spares.close(broken=True)
-
-    def leave_handles(self) -> None:
-        """Make all communicator objects forget the channel, which serves no communicator now."""
-        for handle in list(self.handles.values()):
-            handle.forget_channel()
-        self.handles.clear()
 
 
 live_channels: weakref.WeakSet[Channel] = weakref.WeakSet()

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.settings import check_mode
+from mpicoll.communicator.spare_agreement import Family, meet
 from mpicoll.communicator.spare_channels import Origin, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
@@ -49,23 +50,33 @@ _without_channel: set[int] = set()
 """Handles of communicators that are about to be freed, and whose channel has been."""
 
 
-def channel_of(comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None) -> Channel:
+def channel_of(
+    comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None, *, everybody: bool = False
+) -> Channel:
     """Return the channel of a communicator; the first call for it makes the channel and is collective.
 
     Parameters
     ----------
     parent
-        Channel of a communicator with all these ranks, equally given on all of them. What its ranks have agreed on
-        holds for the new one too: nodes, check mode, how processes reach each other's memory.
+        For a new communicator, channel of one with all its ranks, equally given on all of them. What its ranks have
+        agreed on holds for the new one too: nodes, check mode, how processes reach each other's memory.
+    everybody
+        Whether all ranks of the parent make this call; those that get no communicator call :func:`sit_out`.
     settings
         Settings of the new communicator, if there is a `parent`: a spare channel of one with the same settings may
         serve it.
     """
-    channel = known_channel(comm)
+    channel = known_channel(comm) if parent is None else None
     if channel is None:
-        channel = _make(comm) if parent is None else _derive(comm, parent, settings)
+        channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
         comm.Set_attr(_keyval(), channel)
     return channel
+
+
+def sit_out(parent: Channel | None) -> None:
+    """Take part in a call of all ranks of `parent` in which this rank gets no communicator; collective."""
+    if parent is not None and parent.node is not None:
+        meet(parent)
 
 
 def known_channel(comm: MPI.Intracomm) -> Channel | None:
@@ -106,29 +117,29 @@ def _make(comm: MPI.Intracomm) -> Channel:
     return _on_nodes(comm, node_ids(comm), None, None)
 
 
-def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable) -> Channel:
+def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody: bool) -> Channel:
     group, known = comm.Get_group(), parent.comm.Get_group()
-    ranks = np.array(MPI.Group.Translate_ranks(group, range(comm.size), known))
+    # MPICH counts ranks that have no place in a grid to its group.
+    ranks = MPI.Group.Translate_ranks(group, range(comm.size), known)
     group.Free()
     known.Free()
-    if parent.node_ids is None or (ranks < 0).any():
+    if parent.node_ids is None or min(ranks) < 0:
         return _make(comm)
-    key = ranks.tobytes(), settings, _topology_of(comm)
-    spare, session = parent.spares.find(comm, key)
+    kind = comm.Get_topology()
+    key = tuple(ranks), settings, _grid_of(comm) if kind == MPI.CART else kind
+    spare, session = parent.spares.find(comm, key, Family(parent, ranks, everybody))
     if spare is not None:
         return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
-    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, ranks), session)
-    if comm.Get_topology() in (MPI.UNDEFINED, MPI.CART):  # a graph has too many facts to compare
+    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks)), session)
+    if kind in (MPI.UNDEFINED, MPI.CART):  # a graph has too many facts to compare
         channel.origin = Origin(weakref.ref(parent), key)
     return channel
 
 
-def _topology_of(comm: MPI.Intracomm) -> Hashable:
-    """Return what the private duplicate has in common with `comm` besides its ranks: the grid, or the kind of graph."""
-    if comm.Get_topology() != MPI.CART:
-        return comm.Get_topology()
+def _grid_of(comm: MPI.Intracomm) -> Hashable:
+    """Return the grid, which the private duplicate has in common with `comm`, too."""
     return tuple(map(tuple, MPI.Cartcomm(comm).Get_topo()))
 
 

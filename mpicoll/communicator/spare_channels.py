@@ -10,13 +10,15 @@ to a spare: see :attr:`mpicoll.communicator.channel.Channel.is_lent`.
 
 from __future__ import annotations
 
-import secrets
 import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from mpi4py import MPI
+
+from mpicoll.communicator.communicator_objects import CommunicatorObjects
+from mpicoll.communicator.spare_agreement import Family, agree
+from mpicoll.progress.failed_ranks import is_failure, survives_failures
 
 MAX_SPARES = 16
 """The largest number of spares of several ranks that one channel keeps; they hold shared memory, and a communicator of
@@ -38,6 +40,8 @@ class Reusable(Protocol):
     broken: str | None
     origin: Origin | None
     spares: SpareChannels
+    dispatch: Any
+    handles: CommunicatorObjects
 
     @property
     def is_reusable(self) -> bool:
@@ -49,12 +53,12 @@ class Reusable(Protocol):
     def abandon(self) -> None:
         """Give up a spare; not collective."""
 
-    def leave_handles(self) -> None:
-        """Make all communicator objects forget the channel."""
+    def revoke(self, reason: str) -> None:
+        """End what other ranks do on it, because one has died; not collective."""
 
 
 class Found(NamedTuple):
-    """A spare channel, or None, and a random number that identifies a new channel on all its ranks."""
+    """A spare channel, or None, and a number that identifies a new channel on all its ranks."""
 
     channel: Any
     session: int
@@ -77,22 +81,22 @@ class SpareChannels:
         self._count(channel.size, 1)
         self._kept.setdefault(key, []).append(channel)
 
-    def find(self, comm: MPI.Intracomm, key: Hashable) -> Found:
-        """Take the spare that all ranks of the new communicator `comm` find under their keys; collective."""
+    def find(self, comm: MPI.Intracomm, key: Hashable, family: Family) -> Found:
+        """Take the spare that all ranks of the new communicator `comm` find under their keys; see `agree`."""
         kept = self._kept.get(key)
         spare = kept.pop() if kept else None
-        session = 0 if spare is None else spare.session
-        if comm.size == 1:
-            return Found(spare, secrets.randbits(62))
         if spare is not None:
             self._count(spare.size, -1)
-        agreed = np.array([session, -session, secrets.randbits(62) if comm.rank == 0 else 0], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
-        highest, lowest, fresh = agreed.tolist()
-        if spare is not None and highest != -lowest:  # the others have lost it, or ask with other settings
+        try:
+            agreement = agree(comm, family, 0 if spare is None else spare.session + spare.dispatch.number)
+        except BaseException as error:
+            if spare is not None:
+                _give_up(spare, error)
+            raise
+        if spare is not None and not agreement.is_common:  # the others have lost it, or ask with other settings
             spare.abandon()
             spare = None
-        return Found(spare, fresh)
+        return Found(spare, agreement.session)
 
     def close(self, *, broken: bool) -> None:
         """Free all spares, in an order that all ranks share; collective.
@@ -118,6 +122,14 @@ class SpareChannels:
             _several += change
 
 
+def _give_up(spare: Reusable, error: BaseException) -> None:
+    """Give up a spare that other ranks may be using already."""
+    if is_failure(error) and survives_failures():
+        spare.revoke(f"{type(error).__name__}: {error}")
+    else:
+        spare.abandon()
+
+
 class Origin(NamedTuple):
     """The channel from which another one was derived, and the key of the latter's spares there."""
 
@@ -136,5 +148,5 @@ def retire(channel: Reusable) -> None:
     key: Any = None if channel.origin is None else channel.origin.key
     may_keep = home is not None and channel.is_reusable and home.has_room(key, channel.size)
     if channel.close(spare=may_keep) and home is not None:
-        channel.leave_handles()
+        channel.handles.leave()
         home.keep(key, channel)

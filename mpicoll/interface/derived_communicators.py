@@ -37,8 +37,11 @@ class Derived(_Comm):
     _settings = Settings()
 
     @abstractmethod
-    def _wrap(self, comm: MPI.Comm) -> Any:
-        """Return a plain communicator, or MPI.COMM_NULL, as one of ours, with these settings."""
+    def _wrap(self, comm: MPI.Comm, *, everybody: bool = False) -> Any:
+        """Return a plain communicator, or MPI.COMM_NULL, as one of ours, with these settings.
+
+        `everybody`: all ranks of this communicator make the call.
+        """
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         """Give settings to a communicator of this class, made by mpi4py; `complete`: it can be used already."""
@@ -48,7 +51,7 @@ class Derived(_Comm):
     def _make(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
         """Return what mpi4py's `method` makes as one of ours; collective over all ranks."""
         meet_before_making(self)
-        return self._wrap(method(*arguments))
+        return self._wrap(method(*arguments), everybody=True)
 
     def _copy(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
         """Return the duplicate that mpi4py's `method` makes, with the settings; collective over all ranks."""

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import is_failure
+from mpicoll.shared_memory.announcements import Announcements
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
@@ -46,6 +47,8 @@ class Mailbox:
         self._sent = np.zeros(comm.size, np.int64)
         self._received = 0
         self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
+        self._is_silent = True
+        """True if this rank has sent nothing that may be in flight."""
         self.somebody_left = False
         """True if a rank has told that it takes no part in :meth:`drain`."""
 
@@ -63,6 +66,7 @@ class Mailbox:
                 raise
             return
         self._sent[peer] += 1
+        self._is_silent = False
 
     def tell_all(self, news: dict[str, Any]) -> None:
         """Send `news` to all other ranks."""
@@ -94,7 +98,13 @@ class Mailbox:
         while self._outbox and time.monotonic() < until:
             self._sweep()
 
-    def drain(self, broken: bool, willing: bool, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
+    def drain(
+        self,
+        broken: bool,
+        willing: bool,
+        breaks: Callable[[int, dict[str, Any]], bool],
+        announcements: Announcements | None = None,
+    ) -> Drained:
         """Receive all messages that were sent to this rank; collective.
 
         Return whether no message is left in flight, and whether all ranks are `willing`. Messages are left if some rank
@@ -103,26 +113,50 @@ class Mailbox:
         not give up on one that is merely late. A message that arrived after the communicator was freed would count as
         one on the next communicator with its context: Open MPI ends the job if that one is smaller.
 
+        By `announcements`, if the ranks share memory, they learn that all are willing and none has sent a message,
+        which ends most drains. The memory must last longer: other ranks may still read it.
+
         A broken rank tells the others and does not wait. It takes no part in the collective that counts messages: an
         earlier one of the MPI library, which not all ranks have called, may be in flight, and then none completes.
         """
         if broken:
             return self._leave()
+        if self._comm.size == 1:
+            return Drained(True, willing)
+        until = time.monotonic() + DRAIN_SECONDS
+        if announcements is not None:
+            complete = announcements.start(willing and self._is_silent)
+            while not complete:
+                if self._is_to_end(until, breaks):
+                    return Drained(False, False)
+                complete = announcements.is_complete()
+            if all(announcements.told[:, 0].tolist()):
+                return Drained(True, True)
+        return self._count(willing, until, breaks)
+
+    def _count(self, willing: bool, until: float, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
+        """Learn how many messages were sent to this rank, and receive them; see :meth:`drain`."""
         given, coming, counted = np.empty((self._sent.size, 2), np.int64), np.zeros(2, np.int64), False
         given[:, 0], given[:, 1] = self._sent, willing
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
-        until = time.monotonic() + DRAIN_SECONDS
         while not counted or self._received < coming[0] or self._outbox:
-            heard = [breaks(*message) for message in self.read()]  # all of them
-            if any(heard):
-                return self._leave()
-            if self.somebody_left or time.monotonic() > until:
+            if self._is_to_end(until, breaks):
                 return Drained(False, False)
             counted = counted or bool(request.Test())
-            progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
-            os.sched_yield()
+        self._is_silent = True
         return Drained(True, int(coming[1]) == self._sent.size)
+
+    def _is_to_end(self, until: float, breaks: Callable[[int, dict[str, Any]], bool]) -> bool:
+        """Read what has arrived; return True if a wait in :meth:`drain` has to end without its aim."""
+        heard = [breaks(*message) for message in self.read()]  # all of them
+        if any(heard):
+            self._leave()
+        if any(heard) or self.somebody_left or time.monotonic() > until:
+            return True
+        progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
+        os.sched_yield()
+        return False
 
     def _leave(self) -> Drained:
         self.tell_all({"kind": _LEFT})

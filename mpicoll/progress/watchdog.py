@@ -30,6 +30,7 @@ from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import DRAIN_SECONDS, Drained, Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
+from mpicoll.shared_memory.announcements import Announcements
 
 _HISTORY = 1024
 _GATHER_SECONDS = 0.5
@@ -200,10 +201,10 @@ class Watchdog:
         """True if this rank knows of no call that was refused or has failed."""
         return not (self.refused or self._refusals or self._failures or self._alarm)
 
-    def drain(self, broken: bool, willing: bool) -> Drained:
+    def drain(self, broken: bool, willing: bool, announcements: Announcements | None = None) -> Drained:
         """Receive all control messages that were sent to this rank; see :meth:`Mailbox.drain`."""
         with self._lock:
-            return self._mailbox.drain(broken or self._is_refused(), willing, self._is_refused)
+            return self._mailbox.drain(broken or self._is_refused(), willing, self._is_refused, announcements)
 
     def _is_refused(self, *message: Any) -> bool:
         """Return whether another rank has refused a call that this one has not, also by a `message` that has come."""

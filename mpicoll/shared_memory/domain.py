@@ -24,6 +24,7 @@ from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment, slot_lengths
+from mpicoll.shared_memory.announcements import Announcements, lines_nbytes
 
 PLAN_LANES = 62
 """Largest number of persistent operations of one communicator on shared memory; they are bits of one word."""
@@ -80,6 +81,8 @@ class SharedMemoryDomain:
     copies
         Times of collectives by copies between processes relative to those through stages; None if only one of them is
         possible.
+    announcements
+        Numbers that the ranks tell each other outside collectives.
     """
 
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
@@ -90,7 +93,8 @@ class SharedMemoryDomain:
         self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
         self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
         self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
-        self._memory[: _PAGE + _LANES * self._lane_nbytes] = 0  # the records, before the others know where they are
+        # Lines and records, before the others know where they are.
+        self._memory[: _PAGE + lines_nbytes(self.size) + _LANES * self._lane_nbytes] = 0
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         if known is None:
@@ -101,7 +105,9 @@ class SharedMemoryDomain:
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         if not self.segments:
             self._memory = common_file.common_memory(comm, common_nbytes(self.size))
-        self._base = _page_from(self.peers.common if self.segments else self._memory.ctypes.data)
+        lines = _page_from(self.peers.common if self.segments else self._memory.ctypes.data)
+        self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
+        self._base = lines + lines_nbytes(self.size)
         self.blocking = self._job(0, self.slot_nbytes)
         self.copies = self._ratios(comm, known)
         self._sequences = [0] * PLAN_LANES
@@ -248,7 +254,7 @@ def _page_from(address: int) -> int:
 def common_nbytes(size: int) -> int:
     """Return the bytes of shared memory that `size` ranks need in common."""
     records = _LANES * slot_lengths.records_nbytes(size)
-    return records + _LANES * 2 * size * slot_lengths.largest(size) + 2 * _PAGE
+    return lines_nbytes(size) + records + _LANES * 2 * size * slot_lengths.largest(size) + 2 * _PAGE
 
 
 @functools.cache

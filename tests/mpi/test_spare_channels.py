@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.communicator import spare_channels
-from mpicoll.errors import CommunicatorBroken
+from mpicoll.communicator import spare_agreement, spare_channels
+from mpicoll.errors import CollectiveTimeout, CommunicatorBroken
 from mpicoll.progress import control_messages
 
 pytestmark = pytest.mark.mpi
@@ -233,3 +233,59 @@ def test_number_of_spares_is_bounded(comm):
     assert _channel(made) in channels
     _check(made)
     made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_without_a_communicator_take_part(comm):
+    """In calls of which each leaves out other ranks, in an order in which some ranks are far ahead."""
+    known = set()
+    for turn in range(40):
+        left_out = turn % comm.size
+        made = comm.Split(MPI.UNDEFINED if comm.rank == left_out else 0, comm.rank)
+        assert (made == MPI.COMM_NULL) == (comm.rank == left_out)
+        if made != MPI.COMM_NULL:
+            known.add(_channel(made))
+            if turn % 3:
+                _check(made)
+            made.Free()
+    assert len(known) == comm.size - 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_does_not_come_is_named(comm, monkeypatch):
+    monkeypatch.setattr(spare_agreement, "MEETING_SECONDS", 0.3)
+    channel, last = _channel(comm), comm.size - 1
+    if channel.node is None:
+        pytest.skip("the ranks share no memory")
+    if comm.rank != last:
+        with pytest.raises(CollectiveTimeout, match=rf"\[{last}\] did not come within 0.3 s") as caught:
+            spare_agreement.meet(channel)
+        assert caught.value.missing_ranks == (last,)
+    MPI.Intracomm(comm).Barrier()
+    if comm.rank == last:
+        spare_agreement.meet(channel)
+    made = _together(comm)
+    _check(made)
+    made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_have_made_other_calls_before_give_a_spare_up(comm):
+    channel = _freed_channel(comm)
+    if comm.rank == 0:
+        channel.dispatch.count()
+    _check_next_ones(comm, channel)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_channel_is_kept_after_messages_about_late_ranks(comm):
+    made = _together(comm)
+    channel = _channel(made)
+    if comm.rank == 0:
+        channel.watchdog._mailbox.tell_all({"kind": "waiting", "number": 0, "code": 0, "text": "", "progress": ""})
+    made.Free()
+    for _ in range(3):
+        again = _together(comm)
+        assert _channel(again) is channel
+        _check(again)
+        again.Free()

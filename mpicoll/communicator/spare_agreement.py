@@ -1,0 +1,91 @@
+"""Agreement of the ranks of a new communicator on the spare channel that serves it, or on a number for a new channel.
+
+Each rank offers the spare that it has found. Where all ranks of the parent make communicators in the same call, as in
+``Split``, and share memory, they read each other's offers there. Else the MPI library compares them, on the new
+communicator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.errors import CollectiveTimeout
+from mpicoll.progress import progress_engine
+from mpicoll.progress.failed_ranks import raise_if_failed
+from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
+
+MEETING_SECONDS = 60.0
+"""The longest time that a rank waits for those that make communicators in the same call."""
+_numbers = itertools.count(1 + secrets.randbits(61))
+"""Numbers for channels, other ones in each process."""
+
+
+class Agreement(NamedTuple):
+    """Outcome: all ranks have offered the same spare; a number for a channel that is made instead."""
+
+    is_common: bool
+    session: int
+
+
+class Family(NamedTuple):
+    """The ranks of a new communicator among those of its parent.
+
+    Attributes
+    ----------
+    parent
+        Channel of the parent.
+    ranks
+        The parent's ranks that are those of the new communicator.
+    everybody
+        Whether all ranks of the parent make communicators in this call, be it MPI.COMM_NULL.
+    """
+
+    parent: Any
+    ranks: list[int]
+    everybody: bool
+
+
+def agree(comm: MPI.Intracomm, family: Family, offer: int) -> Agreement:
+    """Compare the offers of the ranks of `comm`, 0 for no spare; collective, over `everybody` of the family if so.
+
+    Raises
+    ------
+    CollectiveTimeout
+        If a rank does not come.
+    RankFailed
+        If one has died, and the MPI library lets the others go on.
+    """
+    if family.everybody and family.parent.node is not None:
+        meet(family.parent, offer, next(_numbers))
+        told = family.parent.node.announcements.told.tolist()
+        return Agreement(all(told[rank][0] == offer for rank in family.ranks), told[family.ranks[0]][1])
+    if comm.size == 1:
+        return Agreement(True, next(_numbers))
+    agreed = np.array([offer, -offer, next(_numbers) if comm.rank == 0 else 0], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+    highest, lowest, fresh = agreed.tolist()
+    return Agreement(highest == -lowest, fresh)
+
+
+def meet(parent: Any, first: int = 0, second: int = 0) -> None:
+    """Tell two numbers to all ranks of a channel whose ranks share memory, and wait for theirs; collective."""
+    announcements = parent.node.announcements
+    if announcements.start(first, second):
+        return
+    is_complete = progress_engine.with_progress(announcements.is_complete)
+    wait_until(is_complete, parent.polls, lambda waited: _look(parent, waited))
+
+
+def _look(parent: Any, waited: float) -> float:
+    """Raise if the wait has to end; return at how many seconds to look again."""
+    raise_if_failed(parent.comm)
+    if waited >= MEETING_SECONDS:
+        missing = parent.node.announcements.missing()
+        text = f"the communicator is made by all ranks of another one, and {missing} did not come"
+        raise CollectiveTimeout(f"{text} within {MEETING_SECONDS:g} s", missing)
+    return waited + LOOK_AFTER_SECONDS
