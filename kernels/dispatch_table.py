@@ -30,7 +30,7 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
     AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
     METHOD,  # how the algorithm "shared" reaches private memory
-    KNOWN,  # address of KNOWN_LENGTH entries of known calls, see known.py
+    KNOWN,  # address of KNOWN_LENGTH entries of known calls, see `call_cache`
     RUNNING,  # number of the known call whose plan has begun and not ended; 0: none
     SENT_NBYTES,  # of the messages of all known calls
     LIST_TYPE,  # id(list); 0 if lists are not looked at

@@ -87,7 +87,7 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     RECV,
     BOUNDS,  # address of size + 1 element offsets, for collectives in which ranks own parts
     CAREFUL,  # 1: compare this call with all ranks' even where a rank need not hear of all; 0 again after its end
-    PLAN,  # address of the plan, see plan.py
+    PLAN,  # address of the plan, see `instructions`
     ROW,  # address of the instruction that is next
     TILE_START,  # elements of the tile in work
     TILE_STOP,

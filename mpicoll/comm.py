@@ -14,12 +14,14 @@ from mpi4py import MPI
 from mpicoll.collectives import compressed, compression_tuning, select, tuning_table
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.dispatch_choices import fill_dispatch
 from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
 from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
+from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor
 from mpicoll.environment import launcher_mismatch
 from mpicoll.interface.derived_communicators import Derived, Settings
@@ -70,11 +72,11 @@ class Intracomm(ObjectCollectives):
         """Make a second handle of `comm`; without one, mpi4py makes an object that it fills later."""
         if comm is None:
             return MPI.Intracomm.__new__(cls)
-        _check_kind(comm, cls._kind)
+        check_kind(comm, cls._kind)
         return MPI.Intracomm.__new__(cls, comm)
 
     def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
-        _check_kind(comm, self._kind)
+        check_kind(comm, self._kind)
         self._set_up(Settings(algorithm, timeout))
 
     def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
@@ -107,14 +109,14 @@ class Intracomm(ObjectCollectives):
                 return _predefined, (name,)
             if self == predefined:
                 return _wrap_again, (predefined, *self._settings)
-        return _wrap_again, (MPI.Intracomm(self), *self._settings)
+        raise ValueError(f"cannot serialize {type(self).__name__!r} : it wraps neither COMM_WORLD nor COMM_SELF")
 
     def __getattr__(self, name: str) -> Any:
         """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""
         if name not in _SET_UP:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._is_freed:
-            raise FreedCommunicator("communicator: it cannot be used any more: it was freed")
+            raise FreedCommunicator
         if self == MPI.COMM_NULL:
             raise ValueError("comm: it is MPI.COMM_NULL")
         self._set_up(self._settings)
@@ -176,7 +178,7 @@ class Intracomm(ObjectCollectives):
             If there is no such compressor, or `compression` is given for another collective than allreduce.
         """
         means = self._scope.means
-        collective = select.row_of(collective)
+        select.row_of(collective)
         if compression is not None and collective != "allreduce":
             raise ValueError(f"compression: {compression!r} is for allreduce, not {collective}")
         spec = compression_tuning.candidate(compression)
@@ -185,7 +187,7 @@ class Intracomm(ObjectCollectives):
         if compression is not None:
             facts = (np.dtype(np.float32), nbytes // 4, select.AUTO, self.size, self._scope.nodes)
             return compressed.choose(compression, MPI.SUM, *facts)[0]
-        return select.choose(collective, nbytes, means, commutative=commutative)
+        return select.choice(collective, nbytes, means, commutative=commutative)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return an uninitialised array in this process' memory segment, with arguments as :func:`numpy.empty`; local.
@@ -241,7 +243,7 @@ def _state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
         raise
     settings = Settings(settings.algorithm, float(settings.timeout))
     scope = CallContext(channel, means, *settings)
-    auto_table = select.fill_dispatch(channel, means)
+    auto_table = fill_dispatch(channel, means)
     table = auto_table if settings.algorithm == select.AUTO else 0
     return {
         "_settings": settings,
@@ -331,16 +333,6 @@ def _predefined(name: str) -> MPI.Intracomm:
 
 def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:
     return Intracomm(comm, algorithm=algorithm, timeout=timeout)
-
-
-def _check_kind(comm: Any, kind: type[MPI.Intracomm]) -> None:
-    """Raise unless `comm` is a communicator that can be one of this kind."""
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm: {comm!r} is not an intracommunicator")
-    if comm == MPI.COMM_NULL:
-        raise ValueError("comm: it is MPI.COMM_NULL")
-    if kind is not MPI.Intracomm:
-        kind(comm)  # mpi4py raises TypeError if it has another topology
 
 
 def _check_settings(algorithm: Any, timeout: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpicoll.collectives import select
+from mpicoll.collectives import dispatch_choices, select
 from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import BUCKETS
@@ -29,7 +29,7 @@ ALL = [
 
 def test_choices_are_those_of_each_length() -> None:
     found = [
-        {(collective, bits): name for collective, bits, name in select._choices_by_length(each, BUCKETS)}
+        {(collective, bits): name for collective, bits, name in dispatch_choices._choices_by_length(each, BUCKETS)}
         for each in ALL
     ]
     for means, choices in zip(ALL, found, strict=True):
@@ -42,15 +42,15 @@ def test_choices_are_those_of_each_length() -> None:
 
 
 def test_communicators_of_one_kind_share_their_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = select._choices_by_length(MEANS, BUCKETS)
+    first = dispatch_choices._choices_by_length(MEANS, BUCKETS)
 
     def fail(*_: object) -> str:
         raise AssertionError("chosen again")
 
-    monkeypatch.setattr(select, "choose", fail)
-    assert select._choices_by_length(MEANS._replace(rules={}), BUCKETS) is first
+    monkeypatch.setattr(dispatch_choices, "choose", fail)
+    assert dispatch_choices._choices_by_length(MEANS._replace(rules={}), BUCKETS) is first
     with pytest.raises(AssertionError, match="chosen again"):
-        select._choices_by_length(MEANS._replace(size=5), BUCKETS)
+        dispatch_choices._choices_by_length(MEANS._replace(size=5), BUCKETS)
 
 
 def test_choices_are_copied_from_one_dispatch_table_to_the_next() -> None:

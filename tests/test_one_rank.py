@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +109,62 @@ def test_blocks_of_one_rank_are_copied_with_and_without_compiler(jit: str) -> No
         [sys.executable, "-c", ALONE], env={**os.environ, "NUMBA_DISABLE_JIT": jit}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_no_rank_uses_no_communicator(comm: mpicoll.Intracomm) -> None:
+    """A forked child shares memory with the other ranks."""
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.Allreduce(np.ones(1), np.ones(1))
+        except mpicoll.errors.CommunicatorBroken as error:
+            os._exit(0 if "this process was forked from a rank" in str(error) else 3)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    comm.Allreduce(np.ones(1), np.ones(1))
+
+
+def test_segments_are_left_out_of_core_dumps(comm: mpicoll.Intracomm) -> None:
+    comm.empty(1)
+    mappings = re.findall(r"memfd:mpicoll.*?VmFlags:([^\n]*)", Path("/proc/self/smaps").read_text(), re.DOTALL)
+    assert mappings
+    assert all("dd" in flags.split() for flags in mappings)
+
+
+def test_a_persistent_operation_that_was_freed_is_inactive(comm: mpicoll.Intracomm) -> None:
+    request = comm.Allreduce_init(np.ones(1), np.ones(1))
+    request.Start()
+    request.Free()
+    assert MPI.Request.Testany([request]) == (MPI.UNDEFINED, True)
+
+
+def test_communicators_cannot_be_copied(comm: mpicoll.Intracomm) -> None:
+    for made in (comm, comm.Create_cart([1])):
+        with pytest.raises(ValueError, match="cannot serialize"):
+            copy.copy(made)
+
+
+def test_a_freed_communicator_is_said_to_be_freed(comm: mpicoll.Intracomm) -> None:
+    made = comm.Dup()
+    request = made.Allreduce_init(np.ones(1), np.ones(1))
+    made.Free()
+    with pytest.raises(mpicoll.errors.CommunicatorBroken, match="cannot be used any more: it was freed"):
+        request.Start()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_without_mpi_there_is_an_error(when: str) -> None:
+    program = f"""
+import mpi4py
+mpi4py.rc.initialize = {when == "after"}
+from mpi4py import MPI
+import mpicoll
+if {when == "after"}:
+    MPI.Finalize()
+try:
+    mpicoll.Intracomm(MPI.COMM_WORLD)
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "MPI is not initialized, or finalized already" in done.stdout, done.stderr

@@ -79,7 +79,7 @@ def encode(x, largest, block, levels, codes, keys, first, stochastic):
         The largest code.
     codes : int8 or int16 array of shape (count,)
     keys, first
-        See `random.block_key`.
+        See `counter_random.block_key`.
     """
     top = np.float32(levels)
     for number in range(largest.size):

@@ -70,7 +70,7 @@ def orthonormalize(columns):
 
 @kernel
 def fill_zero_columns(columns, keys, first):
-    """Fill the rows of `columns` that are zero with random numbers; `keys` and `first`: see `random.block_key`."""
+    """Fill zero rows of `columns` with random numbers; `keys` and `first`: see `counter_random.block_key`."""
     for number in range(columns.shape[0]):
         column = columns[number]
         if _dot(column, column) == 0:

@@ -105,7 +105,7 @@ def check_alike(send: Buffer, recv: Buffer) -> None:
 
 def check_apart(send: Buffer, recv: Buffer) -> None:
     """Raise ValueError if two buffers overlap; identical buffers count as IN_PLACE and do not come here."""
-    if send.destination is not None or recv.destination is not None:
-        return  # one of them is a copy
+    if send.destination is not None or recv.destination is not None or not (send.nbytes and recv.nbytes):
+        return  # one of them is a copy, or has no bytes
     if send.address < recv.address + recv.nbytes and recv.address < send.address + send.nbytes:
         raise ValueError("sendbuf and recvbuf overlap in memory")

@@ -17,7 +17,7 @@ from mpicoll.buffers.flat_buffer import Buffer, address_of
 from mpicoll.buffers.packed_entries import bounds_of
 from mpicoll.buffers.plain_specs import key_of, plain_blocks
 from mpicoll.buffers.strided import Strided
-from mpicoll.buffers.typemap import Typemap, typemap_of
+from mpicoll.buffers.typemap import EMPTY, Typemap, typemap_of
 from mpicoll.buffers.vector_blocks import resolve_blocks
 from mpicoll.kernels import strided_copy as words
 
@@ -122,6 +122,8 @@ class Descriptions:
         if len(where) == 1 and (not isinstance(where[0], (list, tuple)) or len(where[0]) != 2):
             kind = ValueError if isinstance(where[0], (list, tuple)) else TypeError
             raise kind(f"{argument}: {where[0]!r} is not a pair of counts and displacements")
+        if not hasattr(datatypes, "__len__"):
+            raise TypeError(f"{argument}: {datatypes!r} is not a sequence of datatypes")
         counts, displs = where[0] if len(where) == 1 else where or (None, None)
         if counts is None and displs is None:
             counts, displs = (1,) * self._size, (0,) * self._size
@@ -194,7 +196,10 @@ class Descriptions:
         datatypes = tuple(datatypes)
         if len(datatypes) != self._size:
             raise ValueError(f"{argument}: {len(datatypes)} datatypes, but {self._size} ranks")
-        typemaps = tuple(typemap_of(datatype_of(each, argument)) for each in datatypes)
+        typemaps = tuple(
+            EMPTY if not count and each == MPI.DATATYPE_NULL else typemap_of(datatype_of(each, argument))
+            for count, each in zip(counts, datatypes, strict=True)
+        )
         key = counts, displs, tuple(map(id, typemaps))  # which the description keeps alive
         found = self._known.get(key)
         if found is None:

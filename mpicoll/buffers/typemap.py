@@ -278,3 +278,7 @@ def _nothing(extent: int) -> Typemap:
 
 def _longs(values: Any) -> Longs:
     return np.asarray(values, np.int64).reshape(-1)
+
+
+EMPTY = _nothing(0)
+"""Typemap without bytes, for entries that do not exist."""

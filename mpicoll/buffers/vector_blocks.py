@@ -140,18 +140,21 @@ def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list
     elif is_whole_number(parts.displs):
         displs = [rank * index(parts.displs, argument, "displacement") for rank in range(size)]
     else:
-        displs = _indices(parts.displs, argument, "displs", size)
+        # The place of a block without elements may be any number: programs write -1.
+        displs = _indices(parts.displs, argument, "displs", size, [count == 0 for count in counts])
     return counts, displs
 
 
-def _indices(values: Any, argument: str, what: str, size: int) -> list[int]:
+def _indices(values: Any, argument: str, what: str, size: int, any_number: Sequence[bool] = ()) -> list[int]:
     try:
-        numbers = [index(value, argument, what) for value in values]
+        numbers = list(map(operator.index, values))
     except TypeError:
         raise TypeError(f"{argument}: {what} {values!r} are not whole numbers") from None
     if len(numbers) != size:
         raise ValueError(f"{argument}: {len(numbers)} {what} were given for {size} ranks")
-    return numbers
+    return [
+        0 if any_number and any_number[rank] else index(number, argument, what) for rank, number in enumerate(numbers)
+    ]
 
 
 def _running_sum(counts: Sequence[int]) -> list[int]:

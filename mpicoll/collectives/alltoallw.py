@@ -6,7 +6,6 @@ a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are pac
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,8 @@ from mpicoll.buffers.typed_blocks import (
 from mpicoll.collectives import select
 from mpicoll.collectives.block_layouts import copy_own, layouts_of, parts_of
 from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
-from mpicoll.collectives.known_specs import KnownSpecs
 from mpicoll.collectives.library_alltoallw import operation
 from mpicoll.communicator.call_lock import BUSY
 from mpicoll.errors import MismatchError
@@ -33,15 +32,11 @@ from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, AT_ONCE_NBYTES, BARRIER, DONE, OTHER
 from mpicoll.kernels.short_exchange import NOT_READ, TAKEN, exchange, exchange_vectors
-from mpicoll.kernels.strided_copy import LAYOUT_WORDS
 from mpicoll.kernels.typed_specs import exchange_typed
 from mpicoll.messages.call_agreement import refuse, settle
-from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
-STAGE_NBYTES = 1 << 20
-"""Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
-_MIN_CHUNK_NBYTES = 16 << 10
+_IN_MEMORY = (select.AUTO, *select.ON_NODE)
 _MARKS = {"Alltoallw": kernels.ALLTOALLW, "Alltoallv": kernels.ALLTOALLV}
 
 
@@ -56,55 +51,37 @@ class BlockExchange:
 
     def __init__(self, scope: CallContext, table: int) -> None:
         self._scope, self._table = scope, table
-        domain = scope.channel.node
-        self.on_node = domain is not None and domain.segments
-        """Whether blocks are exchanged in shared memory; the same on all ranks."""
+        self._memory = memory_of(scope.channel.node)
+        self._by_default = scope.algorithm in _IN_MEMORY
         self._descriptions = Descriptions(scope.channel.size)
-        self._alone = threading.Lock()
-        self._words = memoryview(b"")
-        self._address = 0
-        self._ready = False  # until all ranks have agreed, which a refused call may prevent
 
-    def _is_ready(self) -> bool:
+    @property
+    def on_node(self) -> bool:
+        """True if blocks are exchanged in shared memory; the same on all ranks."""
+        return self._memory.on_node
+
+    def takes(self, algorithm: str | None) -> bool:
+        """Return whether Alltoallv with this `algorithm` is an exchange in shared memory."""
+        return self._memory.on_node and (self._by_default if algorithm is None else algorithm in _IN_MEMORY)
+
+    def _is_ready(self, title: str) -> bool:
         """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
-        if self.on_node and not self._ready:
-            if not self._address:
-                self._make_words()
-            domain, good = self._scope.channel.node, self._wrong
-            assert domain is not None
-            good[0] = domain.in_own_arena(self._stage.ctypes.data)  # a full segment gives private memory
-            self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, good, MPI.MIN)
-            self.on_node, self._ready = bool(good[0]), True
-        return self.on_node
-
-    def _make_words(self) -> None:
-        """Make the memory of the exchange."""
-        domain, size = self._scope.channel.node, self._scope.channel.size
-        assert domain is not None
-        chunk = max(_MIN_CHUNK_NBYTES, STAGE_NBYTES // size)
-        self._offers = np.zeros(size * kernels.OFFER_NBYTES // 8, np.int64)
-        self._arrived = np.zeros_like(self._offers)
-        self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
-        self._wrong = np.zeros(1, np.int64)
-        self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
-        self._specs = KnownSpecs(size)
-        words = np.zeros(kernels.ALL_WORDS, np.int64)
-        for word, value in (
-            (kernels.SIZE, size),
-            (kernels.RANK, domain.rank),
-            (kernels.PEERS, domain.peers_address),
-            (kernels.OFFERS, self._offers.ctypes.data),
-            (kernels.ARRIVED, self._arrived.ctypes.data),
-            (kernels.STAGE, self._stage.ctypes.data),
-            (kernels.CHUNK, chunk),
-            (kernels.ROWS, self._rows.ctypes.data),
-        ):
-            words[word] = value
-        self._words, self._address = words.data, words.ctypes.data
+        memory, channel = self._memory, self._scope.channel
+        if memory.on_node and not memory.ready:
+            assert channel.node is not None
+            try:
+                if not memory.address:
+                    memory.make(channel.node)
+            except Exception as error:
+                refuse(channel, title, error, self._scope.timeout)
+            memory.wrong[0] = memory.is_shared(channel.node)
+            self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, memory.wrong, MPI.MIN)
+            memory.on_node, memory.ready = bool(memory.wrong[0]), True
+        return memory.on_node
 
     def alltoallw(self, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> None:
         """Give each rank its block from every rank; see :meth:`mpicoll.Intracomm.Alltoallw`."""
-        if self._ready and self._table and algorithm is None and self._exchange_known(sendbuf, recvbuf):
+        if self._memory.ready and self._table and algorithm is None and self._exchange_known(sendbuf, recvbuf):
             return
         scope = self._scope
         if scope.channel.refusal is not None:
@@ -120,21 +97,21 @@ class BlockExchange:
             self._check_own(send, recv)
         except Exception as error:
             refuse(scope.channel, "alltoallw", error, scope.timeout)
-        if self._ready:
+        if self._memory.ready:
             self._note(sendbuf, recvbuf, send, recv)
         if is_same_memory(send, recv):
             send = recv
         if scope.channel.size == 1:
             scope.channel.ensure_usable()
             copy_own(send, recv)
-        elif name in select.ON_NODE and self._is_ready():
+        elif name in select.ON_NODE and self._is_ready("alltoallw"):
             self._on_shared_memory("Alltoallw", send, recv)
         else:
             self._by_messages(send, recv, None if name in select.ON_NODE else algorithm)
 
     def alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Give each rank its block from every rank, on a node; see :meth:`mpicoll.Intracomm.Alltoallv`."""
-        if self._ready and self._exchange_quickly(sendbuf, recvbuf):
+        if self._memory.ready and self._table and self._exchange_quickly(sendbuf, recvbuf):
             return
         scope = self._scope
         if scope.channel.refusal is not None:
@@ -148,7 +125,7 @@ class BlockExchange:
             self._check_own(send, recv)
         except Exception as error:
             refuse(scope.channel, "alltoallv", error, scope.timeout)
-        if not self._is_ready():
+        if not self._is_ready("alltoallv"):
             run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
             return
         self._on_shared_memory("Alltoallv", send, recv, dtype)
@@ -181,12 +158,12 @@ class BlockExchange:
         RuntimeError
             If another thread is exchanging blocks on this communicator.
         """
-        if not self._alone.acquire(blocking=False):
+        if not self._memory.alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
             self._exchange(title, send, recv, dtype)
         finally:
-            self._alone.release()
+            self._memory.alone.release()
 
     def _exchange_quickly(self, sendbuf: Any, recvbuf: Any) -> bool:
         """Make an Alltoallv of short blocks whose specifications compiled code reads; False if nothing has happened."""
@@ -194,17 +171,18 @@ class BlockExchange:
 
     def _exchange_known(self, sendbuf: Any, recvbuf: Any) -> bool:
         """Make an Alltoallw of short blocks whose specifications are known; False if nothing has happened."""
-        specs = self._specs
+        specs = self._memory.specs
         done = self._in_one_call("Alltoallw", exchange_typed.run, id(sendbuf), id(recvbuf), specs.address)
         if done:
             specs.used()
         return done
 
     def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: int) -> bool:
-        if not self._alone.acquire(blocking=False):
+        memory = self._memory
+        if not memory.alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
-            status = kernel(self._address, self._table, *specs, id(self._offers), id(self._arrived))
+            status = kernel(memory.address, self._table, *specs, id(memory.offers), id(memory.arrived))
             if status == NOT_READ:
                 return False
             if status != TAKEN:
@@ -213,16 +191,16 @@ class BlockExchange:
                     self._take_rounds(title, rounds)
             return True
         finally:
-            self._alone.release()
+            memory.alone.release()
 
     def _note(self, sendbuf: Any, recvbuf: Any, send: TypedBlocks, recv: TypedBlocks) -> None:
         """Let compiled code know specifications that come again."""
-        self._specs.note(recvbuf, recv.description)
+        self._memory.specs.note(recvbuf, recv.description)
         if send is not recv:
-            self._specs.note(sendbuf, send.description)
+            self._memory.specs.note(sendbuf, send.description)
 
     def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
-        words, inside = self._words, send is recv
+        words, inside = self._memory.words, send is recv
         try:
             target, unpacked = layouts_of(recv)
             source, packed = (target, unpacked) if inside else layouts_of(send)
@@ -243,7 +221,8 @@ class BlockExchange:
 
     def _first_round(self, send: TypedBlocks) -> int:
         """Offer own blocks and take those of the others; return what :func:`kernels.take` does."""
-        address, offers, arrived = self._address, self._offers, self._arrived
+        memory = self._memory
+        address, offers, arrived = memory.address, memory.offers, memory.arrived
         if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
             return self._taken(exchange.run(address, self._table, id(offers), id(arrived)))
         kernels.offer.run(address)
@@ -255,41 +234,42 @@ class BlockExchange:
         if status >= TAKEN - 1:
             return status - TAKEN
         if status != DONE:
-            go_on(self._scope, self._table, status, None, "alltoall", self._offers, self._arrived)
-        return int(kernels.take.run(self._address))
+            go_on(self._scope, self._table, status, None, "alltoall", self._memory.offers, self._memory.arrived)
+        return int(kernels.take.run(self._memory.address))
 
     def _take_rounds(self, title: str, rounds: int) -> None:
         """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
-        words, wrong = self._words, None
+        memory, wrong = self._memory, None
         if rounds < 0:
-            wrong, rounds = self._found_wrong(title), words[kernels.ROUNDS]
+            wrong, rounds = self._found_wrong(title), memory.words[kernels.ROUNDS]
             if rounds <= 0:
                 self._scope.channel.refuse(wrong)  # the others hear of it in their next call
                 raise wrong
         for number in range(1, rounds):
-            words[kernels.ROUND] = number
-            kernels.offer_round.run(self._address)
+            memory.words[kernels.ROUND] = number
+            kernels.offer_round.run(memory.address)
             self._plain(BARRIER, "barrier", None, None)
-            if kernels.take_round.run(self._address) < 0:
+            if kernels.take_round.run(memory.address) < 0:
                 wrong = wrong or self._found_wrong(title)
-        self._wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
-        self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, self._wrong, MPI.MAX)
+        memory.wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
+        self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, memory.wrong, MPI.MAX)
         if wrong is not None:
             raise wrong
-        if self._wrong[0]:
-            rank = int(self._wrong[0]) - 1
+        if memory.wrong[0]:
+            rank = int(memory.wrong[0]) - 1
             raise MismatchError(f"{title}: rank {rank} got a block of another length, or type, than it expects")
 
     def _found_wrong(self, title: str) -> MismatchError:
         """Return the error for a block that cannot be used here."""
-        rank, nbytes = self._words[kernels.WRONG_RANK], self._words[kernels.WRONG_NBYTES]
-        if self._words[kernels.ROUNDS] < 0:
+        words = self._memory.words
+        rank, nbytes = words[kernels.WRONG_RANK], words[kernels.WRONG_NBYTES]
+        if words[kernels.ROUNDS] < 0:
             return MismatchError(f"this call differs between ranks: rank {rank} did not call {title}")
         if nbytes == kernels.OF_ANOTHER_TYPE:
             return MismatchError(f"{title}: rank {rank} sends elements of another type than this rank expects")
         if nbytes == kernels.DAMAGED:
             return MismatchError(f"{title}: the record of rank {rank} is damaged")
-        expected = self._words[kernels.EXPECTED_NBYTES]
+        expected = words[kernels.EXPECTED_NBYTES]
         return MismatchError(f"{title}: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
 
     def _plain(self, number: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
@@ -305,9 +285,12 @@ class BlockExchange:
     def _by_messages(self, send: TypedBlocks, recv: TypedBlocks, algorithm: str | None) -> None:
         """Pack blocks, send them as bytes by Alltoallv, and unpack them."""
         counts, expected = list(send.description.nbytes), list(recv.description.nbytes)
-        out, into = np.empty(sum(counts), np.uint8), np.empty(sum(expected), np.uint8)
-        for rank, memory in parts_of(out, counts):
-            send.entries(rank, memory).pack()
+        try:
+            out, into = np.empty(sum(counts), np.uint8), np.empty(sum(expected), np.uint8)
+            for rank, memory in parts_of(out, counts):
+                send.entries(rank, memory).pack()
+        except Exception as error:
+            refuse(self._scope.channel, "alltoallw", error, self._scope.timeout)
         run(self._scope, "alltoallv", [out, counts], [into, expected], MPI.SUM, 0, algorithm)
         for rank, memory in parts_of(into, expected):
             recv.entries(rank, memory).unpack()

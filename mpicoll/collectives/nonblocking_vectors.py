@@ -27,7 +27,6 @@ from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.native_requests import NonblockingNativeRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.requests import Request
-from mpicoll.collectives.validate_moves import DIRECT
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.kernels.vector_checks import check_vectors, number_call
@@ -259,7 +258,7 @@ def _meet(one: np.ndarray, other: np.ndarray) -> bool:
 def _packed(scope: CallContext, made: CallArguments) -> NativeOperation:
     """Check any other arguments, and return the operation with the memory that they are packed into."""
     scope = scope._replace(may_wait=False)  # the root tells nobody its counts
-    task = validate.prepare(scope, made._replace(algorithm=DIRECT[made.collective.removesuffix("v")]))
+    task = validate.prepare(scope, made._replace(algorithm=select.DIRECT[made.collective.removesuffix("v")]))
     assert isinstance(task, CheckedOperation)
     given, result, counts = task.given, task.result, task.counts or ()
     sent = None if given is None else _as_argument(task, given, counts, whole=made.collective != "gatherv")

@@ -255,4 +255,5 @@ class PersistentRequest(Request, MPI.Prequest):
         """Raise RuntimeError if the operation is still in flight."""
         if self._flight is not None:
             raise RuntimeError("persistent request: freed before it was complete")
+        self.active = False
         self._on_free()

@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm
@@ -39,6 +37,8 @@ BY_PARTS = ("reduce_scatter", "allgather")
 """Collectives that are hierarchical if all nodes have equally many ranks: rank i of a node owns its i-th part."""
 _OF_PARTS = {"reduce_scatter_block": "reduce_scatter", "allgatherv": "allgather", "alltoallv": "alltoall",
              "gatherv": "gather", "scatterv": "scatter"}  # fmt: skip
+DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
+"""Algorithms that send each part directly from its source to its destination, which alone need its length."""
 TWO_SHOT = "two_shot"
 """Compressed reduce_scatter and allgather, see :mod:`mpicoll.collectives.two_shot`."""
 SUMMED = "summed"
@@ -110,6 +110,8 @@ class Capabilities(NamedTuple):
     copies
         Times of collectives by copies between processes relative to those through stages; None if not both are
         possible.
+    exchanges
+        Whether Alltoallv is an exchange of blocks in shared memory.
     hierarchy
         Whether there are several nodes, not all of them with a single rank.
     blocked, even
@@ -129,6 +131,7 @@ class Capabilities(NamedTuple):
     rules: Mapping[str, Sequence[Rule]] = MappingProxyType({})
     in_memory: tuple[str, ...] = ()
     copies: Ratios | None = None
+    exchanges: bool = False
 
     def without_memory(self) -> Capabilities:
         """Return the capabilities for messages only, without shared memory and hierarchy."""
@@ -157,7 +160,15 @@ def means_of(channel: Channel) -> Capabilities:
 
     cluster = channel.cluster
     copies = channel.node.copies if channel.node is not None else None
-    means = Capabilities(channel.size, channel.shared_nbytes, apart=channel.apart, in_memory=COLLECTIVES, copies=copies)
+    exchanges = channel.node is not None and channel.node.segments
+    means = Capabilities(
+        channel.size,
+        channel.shared_nbytes,
+        apart=channel.apart,
+        in_memory=COLLECTIVES,
+        copies=copies,
+        exchanges=exchanges,
+    )
     if cluster is None:
         return means
     return means._replace(hierarchy=True, blocked=cluster.blocked, even=cluster.even)
@@ -185,9 +196,35 @@ def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     UnknownAlgorithm
         If there is no such collective.
     """
+    only = _of_own_counts(collective, means)
+    if only is not None:
+        return (*only, NATIVE)
     collective = row_of(collective)
     special = [name for name in (*ON_NODE, HIERARCHY) if means.allow(collective, name, 0, True)]
     return (*special, *ALGORITHMS[collective], NATIVE)
+
+
+def _of_own_counts(collective: str, means: Capabilities) -> tuple[str, ...] | None:
+    """Return the algorithms of a collective whose ranks know only their own counts; None if they know all or are told.
+
+    The first is that of ``"auto"``.
+    """
+    row = _OF_PARTS.get(collective, "")
+    if row not in DIRECT or (collective != "alltoallv" and means.shared_nbytes >= 0):
+        return None
+    return (SHARED, DIRECT[row]) if collective == "alltoallv" and means.exchanges else (DIRECT[row],)
+
+
+def choice(collective: str, nbytes: int, means: Capabilities, *, commutative: bool = True) -> str:
+    """Return what :func:`choose` does, also for collectives of parts of different lengths.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If there is no such collective.
+    """
+    only = _of_own_counts(collective, means)
+    return only[0] if only is not None else choose(row_of(collective), nbytes, means, commutative=commutative)
 
 
 def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bool = True) -> str:
@@ -277,49 +314,3 @@ def segments(row: Algorithm, nbytes: int, size: int) -> int:
         return 1
     per_chunk = nbytes // max(size, 2)
     return max(row.min_segments, min(MAX_SEGMENTS, -(-per_chunk // SEGMENT_NBYTES)))
-
-
-def fill_dispatch(channel: Channel, means: Capabilities) -> int:
-    """Enter calls on shared memory in the dispatch table; return the table's address, 0 if there is none."""
-    from mpicoll.kernels.dispatch_table import BUCKETS
-    from mpicoll.kernels.operation_words import TRANSFER
-
-    node = channel.node
-    if not channel.dispatch.usable:
-        return 0
-    if node is None:
-        return channel.dispatch.address
-    methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
-    choices = _choices_by_length(means, BUCKETS)
-    key = id(choices), node.method
-    if key in _chosen:
-        channel.dispatch.chosen = _chosen[key]
-        return channel.dispatch.address
-    for collective, bits, name in choices:
-        if name in methods:
-            channel.dispatch.choose(collective, bits, methods[name])
-    _chosen[key] = channel.dispatch.chosen
-    return channel.dispatch.address
-
-
-_chosen: dict[tuple[int, int], np.ndarray] = {}
-"""The part of a dispatch table that has choices, by the identity of choices, which are never dropped."""
-
-
-_choices: dict[tuple[Any, ...], tuple[tuple[str, int, str], ...]] = {}
-"""By capabilities: a program that makes many communicators makes them of few kinds."""
-
-
-def _choices_by_length(means: Capabilities, buckets: int) -> tuple[tuple[str, int, str], ...]:
-    """Return (collective, bits, algorithm) where all vectors of ``2**(bits - 1)`` to ``2**bits - 1`` bytes take one."""
-    rules = tuple((collective, tuple(rows)) for collective, rows in means.rules.items())
-    key = (*(each for each in means if each is not means.rules), rules, buckets)
-    if key not in _choices:
-        ends = {bits: (1 << bits >> 1, (1 << bits) - 1) for bits in range(buckets)}
-        _choices[key] = tuple(
-            (collective, bits, choose(collective, first, means))
-            for collective in means.in_memory
-            for bits, (first, last) in ends.items()
-            if choose(collective, first, means) == choose(collective, last, means)
-        )
-    return _choices[key]

@@ -88,7 +88,7 @@ def _allreduce(scope: CallContext, call: CallArguments) -> AnyTask:
     try:
         send, recv = _pair(sendbuf, recvbuf)
     except Foreign:
-        return native(scope, call, False)
+        return native(scope, call, False, inside=sendbuf is recvbuf)
     if send is not None:
         _check_counts(send.count, recv.count)
     if call.compression is not None:
@@ -140,7 +140,7 @@ def _reduce(scope: CallContext, call: CallArguments) -> AnyTask:
         else:
             send, recv = resolve(sendbuf, "sendbuf", writable=False), None
     except Foreign:
-        return native(scope, call, False)
+        return native(scope, call, False, inside=at_root and sendbuf is recvbuf)
     data = send or recv
     assert data is not None
     if send is not None and recv is not None:
@@ -194,7 +194,7 @@ def _prefix(scope: CallContext, call: CallArguments) -> AnyTask:
     try:
         send, recv = _pair(sendbuf, recvbuf)
     except Foreign:
-        return native(scope, call, False)
+        return native(scope, call, False, inside=sendbuf is recvbuf)
     if send is not None:
         _check_counts(send.count, recv.count)
     chosen = choose_reduction(scope, collective, call.algorithm, op, recv)

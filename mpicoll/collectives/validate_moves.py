@@ -27,9 +27,6 @@ from mpicoll.collectives.call_context import (
 from mpicoll.collectives.checked_arguments import VectorPart
 from mpicoll.collectives.operation import ArrivedPart, CheckedOperation
 
-DIRECT = {"gather": "linear", "scatter": "linear", "alltoall": "pairwise"}
-"""Algorithms that send each part directly from its source to its destination, which alone need its length."""
-
 
 class _Ends(NamedTuple):
     """Buffers of a gather or scatter: the root's, which has all parts, and the one of this rank's part.
@@ -214,12 +211,12 @@ def _algorithm(scope: CallContext, call: CallArguments, collective: str, nbytes:
     if not uneven:
         return algorithm_for(scope, collective, call.algorithm, nbytes)
     wanted = call.algorithm or scope.algorithm
-    if wanted in (select.NATIVE, DIRECT[collective]):
+    direct = select.DIRECT[collective]
+    if wanted in (select.NATIVE, direct):
         return wanted
     if call.algorithm not in (None, select.AUTO):
-        direct = DIRECT[collective]
         raise ValueError(f"algorithm: {wanted!r} needs all counts on all ranks; take {direct!r} or 'native'")
-    return DIRECT[collective]
+    return direct
 
 
 def _tells_counts(scope: CallContext) -> bool:

@@ -27,10 +27,12 @@ def install() -> None:
     if _installed or hasattr(sys, "ps1") or os.environ.get("MPICOLL_ABORT") == "0":
         return
     _installed = True
-    previous = sys.excepthook
+    previous, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous(kind, error, trace)
+        if os.getpid() != process:  # a forked child, which is no rank
+            return
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
             end(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed; the job ends\n")
 

@@ -212,8 +212,8 @@ class Channel:
     def ensure_usable(self) -> None:
         """Raise CommunicatorBroken if an earlier failure has broken the channel."""
         if self.broken is not None:
-            kind = FreedCommunicator if self.broken == FREED else CommunicatorBroken
-            raise kind(f"communicator: it cannot be used after a failure: {self.broken}")
+            failed = CommunicatorBroken(f"communicator: it cannot be used after a failure: {self.broken}")
+            raise FreedCommunicator if self.broken == FREED else failed
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks that this one refuses its next collective because of `error`.

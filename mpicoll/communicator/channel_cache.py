@@ -12,6 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator import forked_children  # noqa: F401, what forked children must not use
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet

@@ -30,3 +30,6 @@ class FreedCommunicator(_WithText, CommunicatorBroken):
     """The communicator was freed."""
 
     error_class = MPI.ERR_COMM
+
+    def __init__(self) -> None:
+        super().__init__("communicator: it cannot be used any more: it was freed")

@@ -96,7 +96,8 @@ def _address_of(made: PersistentRequest) -> int:
         words[_ADVANCE] = executor.advance.variant(_ONE_WORD).address
         words[_CALLBACK] = ctypes.cast(_complete, ctypes.c_void_p).value or 0
         made._jit_words = words  # type: ignore[attr-defined]
-        _plans[words.ctypes.data] = weakref.ref(made), words
+        address = words.ctypes.data
+        _plans[address] = weakref.ref(made, lambda _: _plans.pop(address, None)), words
         made._on_free = partial(_forget_job, words)
     words[_JOB] = made.job_address if isinstance(made, PersistentSharedRequest) else 0
     return int(words.ctypes.data)

@@ -19,7 +19,7 @@ def allgather(scope: CallContext, around: Neighborhood, obj: Any) -> list[Any]:
     (data,) = _pickled(scope, (obj,))
     lengths = np.zeros(len(around.sources), np.int64)
     neighborhood_calls.run(scope, "neighbor_allgather", around, np.array([data.size]), lengths)
-    memory = np.empty(int(lengths.sum()), np.uint8)
+    (memory,) = _memory(scope, lengths)
     neighborhood_calls.run(scope, "neighbor_allgatherv", around, data, [memory, lengths])
     return _unpickled(memory, lengths)
 
@@ -42,8 +42,7 @@ def alltoall(scope: CallContext, around: Neighborhood, destinations: int, object
     parts = _pickled(scope, given)
     counts, lengths = np.array([part.size for part in parts], np.int64), np.zeros(len(around.sources), np.int64)
     neighborhood_calls.run(scope, "neighbor_alltoall", around, counts, lengths)
-    memory = np.empty(int(lengths.sum()), np.uint8)
-    data = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    memory, data = _memory(scope, lengths, parts)
     neighborhood_calls.run(scope, "neighbor_alltoallv", around, [data, counts], [memory, lengths])
     return _unpickled(memory, lengths)
 
@@ -52,6 +51,16 @@ def _pickled(scope: CallContext, objects: Sequence[Any]) -> list[np.ndarray]:
     """Return pickles, an empty one for None; announces an object that cannot be pickled to the other ranks."""
     try:
         return [np.frombuffer(b"" if obj is None else pickling.dumps(obj), np.uint8) for obj in objects]
+    except Exception as error:
+        scope.channel.refuse(error)
+        raise
+
+
+def _memory(scope: CallContext, lengths: np.ndarray, parts: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+    """Return memory for pickles of these lengths, and `parts` one behind the other; announces that there is none."""
+    try:
+        memory = np.empty(int(lengths.sum()), np.uint8)
+        return [memory] if parts is None else [memory, np.concatenate([np.empty(0, np.uint8), *parts])]
     except Exception as error:
         scope.channel.refuse(error)
         raise

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -83,6 +83,9 @@ class SharedMemoryDomain:
         possible.
     announcements
         Numbers that the ranks tell each other outside collectives.
+    exchange_memory
+        Memory for exchanges of blocks, see :mod:`mpicoll.collectives.exchange_memory`; None before the first object of
+        the communicator.
     """
 
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
@@ -114,6 +117,7 @@ class SharedMemoryDomain:
         self._nonblocking: dict[int, np.ndarray] = {}
         self._turns: list[NonblockingSlot] = []
         """Nonblocking lanes, the least recently used one first."""
+        self.exchange_memory: Any = None
         self._busy: set[int] = set()  # changed in one step each, as requests may be freed in between
 
     def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> method_times.Ratios | None:

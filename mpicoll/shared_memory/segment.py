@@ -7,6 +7,7 @@ however it ends. Other processes open it through /proc, which the system allows 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -76,6 +77,9 @@ def _capacity() -> int:
 def _map(fd: int, nbytes: int) -> np.ndarray:
     """Map a file for as long as the process lives: the last arrays are freed when the interpreter is nearly gone."""
     memory = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+    if hasattr(mmap, "MADV_DONTDUMP"):  # a core dump would write all of it, holes included, for each rank
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_DONTDUMP)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return np.frombuffer(memory, np.uint8)
 

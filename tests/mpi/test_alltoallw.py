@@ -420,3 +420,36 @@ def test_nonblocking_and_persistent(comm: Intracomm) -> None:
         kept.Wait()
         np.testing.assert_array_equal(recv, expected)
     kept.Free()
+
+
+def test_blocks_without_entries_need_no_datatype(comm: Intracomm) -> None:
+    size, after = comm.size, (comm.rank + 1) % comm.size
+    counts = [int(rank == after) for rank in range(size)]
+    got_counts = [int((rank + 1) % size == comm.rank) for rank in range(size)]
+    recv = np.zeros(1)
+    for _ in range(4):
+        recv[:] = 0
+        types = [MPI.DOUBLE if count else MPI.DATATYPE_NULL for count in counts]
+        into = [MPI.DOUBLE if count else MPI.DATATYPE_NULL for count in got_counts]
+        comm.Alltoallw([np.full(1, comm.rank + 0.5), counts, [0] * size, types], [recv, got_counts, [0] * size, into])
+        assert recv[0] == (comm.rank - 1) % size + 0.5
+
+
+def test_datatypes_that_are_no_sequence_are_named(comm: Intracomm) -> None:
+    own, size = comm.Dup(), comm.size
+    with pytest.raises(TypeError, match=r"recvbuf: .* is not a sequence of datatypes"):
+        own.Alltoallw([np.zeros(size), [MPI.DOUBLE] * size], [np.zeros(size), MPI.DOUBLE])
+    own.Free()
+
+
+def test_ranks_may_use_different_objects_of_a_communicator(comm: Intracomm) -> None:
+    plain = MPI.COMM_WORLD.Dup()
+    objects = [Intracomm(plain), Intracomm(plain)]
+    size, places = comm.size, [8 * rank for rank in range(comm.size)]
+    for turn in range(6):
+        made = objects[0 if turn == 0 else (comm.rank + turn) % 2]
+        recv = np.zeros(size)
+        spec = [[1] * size, places, [MPI.DOUBLE] * size]
+        made.Alltoallw([np.full(size, comm.rank + 0.5), *spec], [recv, *spec])
+        assert recv.tolist() == [rank + 0.5 for rank in range(size)]
+    plain.Free()

@@ -422,3 +422,33 @@ def test_what_is_between_persistent_blocks_is_left_alone(comm: Intracomm) -> Non
     request.Free()
     assert whole[::2].tolist() == [number for rank in range(size) for number in (rank + 1, rank + 1, 9)]
     assert (whole[1::2] == 9).all()
+
+
+def test_blocks_without_elements_may_be_anywhere(comm: Intracomm, plain: MPI.Intracomm) -> None:
+    size, rank = comm.size, comm.rank
+    counts, displs = [int(peer > 0) for peer in range(size)], [peer - 1 for peer in range(size)]
+    for each in (plain, comm):
+        whole = np.full(size, -1.0)
+        own = np.full(int(rank > 0), rank + 0.5)
+        each.Gatherv(own, [whole, (counts, displs), MPI.DOUBLE] if rank == 0 else None)
+        assert rank or whole.tolist() == [*(peer + 0.5 for peer in range(1, size)), -1]
+        each.Allgatherv(own, [whole, (counts, displs), MPI.DOUBLE])
+        assert whole.tolist() == [*(peer + 0.5 for peer in range(1, size)), -1]
+
+
+def test_no_elements_overlap_nothing(comm: Intracomm, plain: MPI.Intracomm) -> None:
+    """One rank has no part, and names a place in the array that the parts of the others go to."""
+    counts = [int(peer > 0) for peer in range(comm.size)]
+    for each in (plain, comm):
+        whole = np.zeros(comm.size)
+        own = [whole, (0, 0), MPI.DOUBLE] if comm.rank == 0 else np.full(1, comm.rank + 0.5)
+        each.Allgatherv(own, [whole, counts, MPI.DOUBLE])
+        assert whole.tolist() == [*(peer + 0.5 for peer in range(1, comm.size)), 0]
+
+
+@pytest.mark.parametrize("name", ["Allreduce", "Reduce", "Scan", "Exscan"])
+def test_the_same_array_twice_is_in_place_for_types_of_the_library_too(comm: Intracomm, name: str) -> None:
+    values = np.full(3, 1, np.longdouble)
+    getattr(comm, name)(values, values if name != "Reduce" or comm.rank == 0 else None)
+    expected = {"Allreduce": comm.size, "Scan": comm.rank + 1, "Exscan": max(comm.rank, 1)}
+    assert (values == expected.get(name, comm.size if comm.rank == 0 else 1)).all()

@@ -31,7 +31,7 @@ def comm() -> Intracomm:
 
 
 def test_parts_of_different_lengths_have_the_algorithms_of_equal_parts(comm: Intracomm) -> None:
-    for name, equal in (("gatherv", "gather"), ("allgatherv", "allgather"), ("reduce_scatter_block", "reduce_scatter")):
+    for name, equal in (("allgatherv", "allgather"), ("reduce_scatter_block", "reduce_scatter")):
         assert comm.algorithms(name) == comm.algorithms(equal)
         assert comm.choice(name, 8) == comm.choice(equal, 8)
     with pytest.raises(UnknownAlgorithm, match="'alltoallw' is not one of"):
@@ -199,11 +199,35 @@ def test_alltoallv(comm: Intracomm, way: str) -> None:
     sent, got = [count(rank, peer) for peer in range(size)], [count(peer, rank) for peer in range(size)]
     parts = [data(rank * size + peer, sent[peer]) for peer in range(size)]
     expected = np.concatenate([data(peer * size + rank, got[peer]) for peer in range(size)])
-    for algorithm in ("auto", "pairwise", "native"):
+    here = comm.algorithms("alltoallv") if way == "blocking" else ("pairwise", "native")
+    assert comm.choice("alltoallv", 8) in comm.algorithms("alltoallv")
+    for algorithm in ("auto", *here):
         recv = np.full(sum(got), -1.0)
         send = np.concatenate(parts)
         make(comm, way, "alltoallv", [send, sent], [recv, got], algorithm=algorithm)
         np.testing.assert_array_equal(recv, expected)
+
+
+def test_ranks_may_name_the_algorithm_that_the_others_take_by_default(comm: Intracomm) -> None:
+    chosen = {"algorithm": "auto"} if comm.rank % 2 else {}
+    for other in (comm, Intracomm(MPI.Intracomm(comm), algorithm="shared")):
+        recv = np.zeros(comm.size)
+        other.Alltoallv([np.full(comm.size, comm.rank + 0.5), [1] * comm.size], [recv, [1] * comm.size], **chosen)
+        assert recv.tolist() == [rank + 0.5 for rank in range(comm.size)]
+
+
+@pytest.mark.parametrize("collective", ["gatherv", "scatterv"])
+def test_names_of_algorithms_where_only_the_root_knows_the_counts(comm: Intracomm, collective: str) -> None:
+    rank, size = comm.rank, comm.size
+    assert comm.choice(collective, 100) in comm.algorithms(collective)
+    for algorithm in comm.algorithms(collective):
+        whole, own = np.full(size, -1.0), np.full(1, rank + 0.5)
+        if collective == "gatherv":
+            comm.Gatherv(own, [whole, [1] * size], algorithm=algorithm)
+            assert rank or whole.tolist() == [each + 0.5 for each in range(size)]
+        else:
+            comm.Scatterv([np.arange(size) + 0.5, [1] * size], own, algorithm=algorithm)
+            assert own[0] == rank + 0.5
 
 
 @pytest.mark.parametrize("collective", ["scan", "exscan"])

@@ -1,0 +1,88 @@
+"""Memory of a communicator for exchanges of blocks on a node."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from mpicoll.collectives.known_specs import KnownSpecs
+from mpicoll.kernels import block_exchange as kernels
+from mpicoll.kernels.strided_copy import LAYOUT_WORDS
+from mpicoll.shared_memory import numpy_allocator
+from mpicoll.shared_memory.domain import SharedMemoryDomain
+
+STAGE_NBYTES = 1 << 20
+"""Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
+_MIN_CHUNK_NBYTES = 16 << 10
+
+
+class ExchangeMemory:
+    """Memory for the exchanges of all objects of a communicator, which one thread at a time uses.
+
+    Attributes
+    ----------
+    on_node
+        Whether blocks are exchanged in shared memory; the same on all ranks.
+    ready
+        Whether all ranks have agreed on it, which a refused call may prevent.
+    alone
+        Lock of the thread that makes an exchange.
+    words, address
+        Words of :mod:`mpicoll.kernels.block_exchange`; empty, and 0, before :meth:`make`.
+    offers, arrived
+        Records that go to all ranks, and those that have come from them.
+    wrong
+        One word: 1 more than the rank that has found an error.
+    specs
+        Specifications that programs give again.
+    """
+
+    offers: np.ndarray
+    arrived: np.ndarray
+    wrong: np.ndarray
+    specs: KnownSpecs
+
+    def __init__(self, on_node: bool) -> None:
+        self.on_node, self.ready = on_node, False
+        self.alone = threading.Lock()
+        self.words = memoryview(b"")
+        self.address = 0
+
+    def make(self, domain: SharedMemoryDomain) -> None:
+        """Allocate the memory; local."""
+        size = domain.size
+        chunk = max(_MIN_CHUNK_NBYTES, STAGE_NBYTES // size)
+        self.offers = np.zeros(size * kernels.OFFER_NBYTES // 8, np.int64)
+        self.arrived = np.zeros_like(self.offers)
+        self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
+        self.wrong = np.zeros(1, np.int64)
+        self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
+        self.specs = KnownSpecs(size)
+        words = np.zeros(kernels.ALL_WORDS, np.int64)
+        for word, value in (
+            (kernels.SIZE, size),
+            (kernels.RANK, domain.rank),
+            (kernels.PEERS, domain.peers_address),
+            (kernels.OFFERS, self.offers.ctypes.data),
+            (kernels.ARRIVED, self.arrived.ctypes.data),
+            (kernels.STAGE, self._stage.ctypes.data),
+            (kernels.CHUNK, chunk),
+            (kernels.ROWS, self._rows.ctypes.data),
+        ):
+            words[word] = value
+        self.words, self.address = words.data, words.ctypes.data
+
+    def is_shared(self, domain: SharedMemoryDomain) -> bool:
+        """Return whether the other ranks can read the stage: a full segment gives private memory."""
+        return domain.in_own_arena(self._stage.ctypes.data)
+
+
+def memory_of(domain: SharedMemoryDomain | None) -> ExchangeMemory:
+    """Return the memory for exchanges on a domain, or one that says that there are none."""
+    if domain is None or not domain.segments:
+        return ExchangeMemory(False)
+    if domain.exchange_memory is None:
+        domain.exchange_memory = ExchangeMemory(True)
+    memory: ExchangeMemory = domain.exchange_memory
+    return memory

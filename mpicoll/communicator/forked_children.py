@@ -1,0 +1,22 @@
+"""Forked children of a rank, which are no ranks: they can use no communicator.
+
+A child has copies of what is private to the rank, and shares with it the memory that the other ranks read. Its calls
+would be taken for the rank's.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mpicoll.communicator.channel import live_channels
+
+REASON = "this process was forked from a rank, and is none itself"
+
+
+def _leave_communicators() -> None:
+    for channel in list(live_channels):
+        channel.break_off(REASON)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_communicators)
