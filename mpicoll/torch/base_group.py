@@ -13,9 +13,9 @@ from mpi4py import MPI
 
 from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.comm import Intracomm
-from mpicoll.errors import MpicollError
 from mpicoll.torch.call_queue import CallQueue
 from mpicoll.torch.group_backend import GroupBackend
+from mpicoll.torch.group_communicators import free_together
 from mpicoll.torch.group_work import EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
@@ -166,16 +166,8 @@ class BaseGroup(dist.ProcessGroup):
         closed, self._closed = self._closed, self._closed or "was shut down"
         self._queue.close(_CLOSE_SECONDS)
         if not closed and self._owns_comm and not MPI.Is_finalized():
-            self._free()
-
-    def _free(self) -> None:
-        """Free the communicator when all ranks have come: its memory may be in use by a call of another rank."""
-        try:
-            Intracomm(self._plain, timeout=_CLOSE_SECONDS).Barrier()
-        except (MpicollError, MPI.Exception):
-            return
-        self._comm.Free()
-        self._plain = self._comm
+            free_together(self._comm, _CLOSE_SECONDS)
+            self._plain = self._comm
 
     def abort(self) -> None:
         """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""

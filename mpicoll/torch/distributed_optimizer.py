@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpicoll.compression import Compressor
 from mpicoll.torch import feedback_state
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.gradient_reducer import GradientReducer
+from mpicoll.torch.tensor_allreduce import check_sum
 
 BUCKET_BYTES = 4 << 20
 
@@ -20,6 +22,7 @@ class _Distributed:
     """Methods of an optimizer whose gradients are reduced over the ranks; they are mixed into its class."""
 
     _reducer: GradientReducer
+    _op: Any
     _skips = False
 
     def compression_state_dict(self) -> dict[str, Any]:
@@ -27,7 +30,7 @@ class _Distributed:
 
         They are for this rank, of the same number of ranks, and for the same model, compression and `bucket_bytes`.
         """
-        return feedback_state.saved([bucket.compression for bucket in self._reducer.buckets])
+        return feedback_state.saved([bucket.compression for bucket in self._covering_reducer().buckets])
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`compression_state_dict` returned.
@@ -37,12 +40,25 @@ class _Distributed:
         ValueError
             If `state` is for another layout or compression, or is not valid. Nothing is changed then.
         """
-        buckets = self._reducer.buckets
+        buckets = self._covering_reducer().buckets
         feedback_state.restore([each.compression for each in buckets], [each.count for each in buckets], state)
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced, for instance to clip them; call step inside skip_synchronize."""
-        self._reducer.synchronize()
+        """Wait until all gradients are reduced, for instance to clip them; call step inside skip_synchronize.
+
+        Collective. Parameters that were added to the optimizer, or unfrozen, since the last step are reduced, too.
+        """
+        self._covering_reducer().synchronize()
+
+    def _covering_reducer(self) -> GradientReducer:
+        """Return the reducer, with buckets for all parameters that need a gradient now."""
+        self._reducer.cover(_parameters_of(self))
+        return self._reducer
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as optimizers of PyTorch do."""
+        self._reducer.is_synchronized = False
+        super().zero_grad(set_to_none)  # type: ignore[misc]
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -69,7 +85,8 @@ class _Distributed:
         A rank that leaves the block takes part in the steps of the others with zeros, until all have left. Then the
         parameters and the state of the optimizer are those of the rank that was the last to leave, the highest one if
         there are several, on all ranks. Buffers of the model are not sent; nothing but this optimizer's steps may
-        communicate inside the block. A rank that raises does not take part.
+        communicate inside the block, none of them has a closure, and no parameter is added or unfrozen. A rank that
+        raises does not take part.
 
         Parameters
         ----------
@@ -95,15 +112,63 @@ class _Distributed:
             last = self._reducer.shadow()
         finally:
             self._reducer.end_uneven()
-        groups = self.param_groups  # type: ignore[attr-defined]
-        broadcast_parameters([("", each) for group in groups for each in group["params"]], last)
+        broadcast_parameters([("", each) for each in _parameters_of(self)], last)
         broadcast_optimizer_state(self, last)
 
     def step(self, closure: Any = None) -> Any:
-        """Reduce what is left of the gradients, then take the optimizer's step; collective."""
-        if not self._skips:
-            self._reducer.synchronize()
-        return super().step(closure)  # type: ignore[misc]
+        """Reduce what is left of the gradients, then take the optimizer's step; collective.
+
+        Nothing is reduced, with a warning, if :meth:`synchronize` was called before and no backward pass since.
+
+        Parameters
+        ----------
+        closure
+            A function without arguments that computes gradients and returns the loss. Each time that the optimizer
+            calls it, both are reduced over the ranks, so that all ranks decide the same by the loss: LBFGS works. Every
+            rank must give one, or none. Inside :meth:`skip_synchronize` nothing is reduced.
+
+        Returns
+        -------
+        tensor, float or object
+            The closure's loss, reduced by `op` if it is a number or a tensor of one element; None without a closure.
+
+        Raises
+        ------
+        RuntimeError
+            If there is a closure inside :meth:`join`.
+        """
+        if not self._skips and closure is not None:
+            closure = self._reducing(closure)
+        elif not self._skips:
+            if self._reducer.is_synchronized:
+                warnings.warn("step: synchronize() was called before; call step inside skip_synchronize", stacklevel=2)
+            self.synchronize()
+        try:
+            return super().step(closure)  # type: ignore[misc]
+        finally:
+            self._reducer.is_synchronized = False
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure that reduces gradients and loss of another one."""
+        if self._reducer.is_uneven:
+            raise RuntimeError("step: a closure was given inside join, where ranks without samples cannot follow it")
+
+        def call() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            return _reduced(loss, self._op)
+
+        return call
+
+
+def _reduced(loss: Any, op: Any) -> Any:
+    """Return a loss reduced over the ranks; what is no single number as it is."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return communicator.allreduce_(loss.detach().clone(), op=op)
+    if isinstance(loss, (int, float)):
+        return communicator.allreduce_(torch.tensor(loss, dtype=torch.float64), op=op).item()
+    return loss
 
 
 def DistributedOptimizer(
@@ -112,19 +177,22 @@ def DistributedOptimizer(
     compression: str | Compressor | None = None,
     backward_passes_per_step: int = 1,
     op: Any = communicator.Average,
+    *,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Any:
     """Return an optimizer that averages gradients over all ranks while the backward pass computes them.
 
     It is of a class derived from the optimizer's, and shares its parameter groups and its state. Call
-    :func:`mpicoll.torch.init` first. Every rank must construct it with the same arguments, for the same model.
+    :func:`mpicoll.torch.init` first. Every rank must construct it with the same arguments, for the same model, and
+    freeze, unfreeze and add the same parameters.
 
     Parameters
     ----------
     optimizer
         An optimizer of PyTorch.
     named_parameters
-        The model's parameters, in the order of the forward pass; by default the optimizer's.
+        The model's parameters, in the order of the forward pass, with all of the optimizer's; by default these. Those
+        that need no gradient yet, or are added to the optimizer later, are reduced from the step on that needs them.
     compression
         A compressor or its specification, such as ``"int8"``, for real gradients; with error feedback if it needs
         that. Buckets of less than 4 KB are not compressed.
@@ -140,28 +208,52 @@ def DistributedOptimizer(
     RuntimeError
         If :func:`mpicoll.torch.init` was not called.
     ValueError
-        If an argument is out of range.
+        If an argument is out of range, or `named_parameters` lacks parameters of the optimizer.
+
+    Notes
+    -----
+    Sparse gradients, as of ``Embedding(sparse=True)``, are reduced and returned as dense ones. Optimizers that take
+    sparse ones only, such as ``SparseAdam``, refuse them.
 
     Examples
     --------
     >>> optimizer = mpicoll.torch.DistributedOptimizer(optimizer, model.named_parameters())
     >>> mpicoll.torch.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    communicator.world()
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step: {backward_passes_per_step} is less than 1")
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes: {bucket_bytes} is less than 1")
-    communicator.check_sum(op, "which gradients need")
-    if named_parameters is not None:
-        parameters = [parameter for _, parameter in named_parameters]
-    else:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    _check(backward_passes_per_step, bucket_bytes, op)
+    parameters = _parameters_of(optimizer) if named_parameters is None else _named(optimizer, named_parameters)
     kind = type(optimizer)
     made: Any = object.__new__(type(f"Distributed{kind.__name__}", (_Distributed, kind), {}))
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    made._op = op
     made._reducer = GradientReducer(parameters, op, compression, bucket_bytes, backward_passes_per_step)
     return made
+
+
+def _check(passes: int, bucket_bytes: int, op: Any) -> None:
+    communicator.world()
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step: {passes} is less than 1")
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes: {bucket_bytes} is less than 1")
+    check_sum(op, "which gradients need")
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _named(optimizer: Any, named: Iterable[tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """Return the named parameters; raise ValueError if one of the optimizer's is not among them."""
+    parameters, found = _parameters_of(optimizer), [parameter for _, parameter in named]
+    known = {id(parameter) for parameter in found}
+    missing = [parameter for parameter in parameters if id(parameter) not in known]
+    if missing:
+        raise ValueError(
+            f"named_parameters: {len(missing)} of the optimizer's {len(parameters)} parameters are not among them, "
+            f"the first of shape {tuple(missing[0].shape)}"
+        )
+    return found
 
 
 def broadcast_parameters(parameters: Any, root_rank: int = 0) -> None:

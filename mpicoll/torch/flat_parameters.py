@@ -54,10 +54,10 @@ class FlatParameters:
 
     @torch.no_grad()
     def read_gradients(self) -> torch.Tensor:
-        """Copy the gradients to the vector, zeros for those that are None; return it."""
+        """Copy the gradients, also sparse ones, to the vector, zeros for those that are None; return it."""
         for part, parameter in zip(self.parts_of(self.vector), self.parameters, strict=True):
             if parameter.grad is None:
                 part.zero_()
             else:
-                part.copy_(parameter.grad)
+                part.copy_(parameter.grad.to_dense())
         return self.vector

@@ -9,7 +9,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpicoll.errors import CollectiveTimeout
+from mpicoll.comm import Intracomm
+from mpicoll.errors import CollectiveTimeout, MpicollError
 from mpicoll.torch.rendezvous import exchange_records
 
 _world_ranks: list[int] = []
@@ -61,6 +62,18 @@ def communicator_of(
     part.Free()
     group.Free()
     return made
+
+
+def free_together(comm: Intracomm, seconds: float) -> None:
+    """Free a communicator when all its ranks have come: its memory may be in use by a call of another rank.
+
+    Collective. It is kept if a rank does not come within `seconds`, or a call on it has failed before.
+    """
+    try:
+        Intracomm(comm, timeout=seconds).Barrier()
+    except (MpicollError, MPI.Exception):
+        return
+    comm.Free()
 
 
 def _members(store: Any, rank: int, size: int, timeout: timedelta) -> list[int]:

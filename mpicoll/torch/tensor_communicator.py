@@ -20,11 +20,14 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
 from mpicoll.torch.call_queue import CallQueue, QueuedWork
+from mpicoll.torch.group_communicators import free_together
 from mpicoll.torch.rendezvous import exchange_records
+from mpicoll.torch.tensor_allreduce import Allreduce
 from mpicoll.torch.tensor_collectives import make_call
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 _TIMEOUT = timedelta(minutes=30)
+_CLOSE_SECONDS = 5.0
 
 
 class Compression:
@@ -45,6 +48,13 @@ class _World:
         self.local_rank, self.local_size = node.rank, node.size
         node.Free()
 
+    def close(self) -> None:
+        """Stop the queue, and free the communicator if all ranks do so."""
+        self.queue.close(_CLOSE_SECONDS)
+        if not MPI.Is_finalized() and self.queue.begin():  # else a call that has not ended uses it
+            free_together(self.comm, _CLOSE_SECONDS)
+            self.queue.end()
+
 
 _world: _World | None = None
 
@@ -63,11 +73,15 @@ def init(timeout: timedelta = _TIMEOUT) -> None:
 
 
 def shutdown() -> None:
-    """Stop the thread of asynchronous calls; local. :func:`init` may follow."""
+    """Stop the thread of asynchronous calls, and free the communicator of :func:`init`, which may follow.
+
+    Collective, but no rank waits longer than 5 seconds for its calls to end, nor than 5 for the other ranks; the
+    communicator is kept then, and where a call has failed before.
+    """
     global _world
-    if _world is not None:
-        _world.queue.close(5.0)
-    _world = None
+    here, _world = _world, None
+    if here is not None:
+        here.close()
 
 
 def is_initialized() -> bool:
@@ -132,8 +146,12 @@ def poll(handle: QueuedWork) -> bool:
 
 def allreduce_async_(
     tensor: torch.Tensor,
+    average: bool | None = None,
     name: str | None = None,
-    op: Any = Average,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
     compression: str | Compressor | ErrorFeedback | None = None,
 ) -> QueuedWork:
     """Start to reduce a tensor over all ranks, in place; return a handle for :func:`synchronize`.
@@ -142,63 +160,67 @@ def allreduce_async_(
     ----------
     tensor
         A tensor of the CPU, of the same shape and dtype on all ranks.
+    average
+        Older form of `op`: True is ``Average``, False ``Sum``.
     name
         Not used: the order of calls says which belong together, and must be the same on all ranks.
     op
-        ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
+        ``Average``, which None stands for, ``Sum``, ``Min``, ``Max`` or ``Product``.
+    prescale_factor, postscale_factor
+        Factors of real or complex tensors before and after the reduction.
     compression
         For averages and sums of float32: a compressor, as for :meth:`mpicoll.Intracomm.Allreduce`.
-    """
-    return start("allreduce", tensor, reduce_in_place, tensor, op, compression)
-
-
-def reduce_in_place(
-    comm: Intracomm, tensor: torch.Tensor, op: Any, compression: str | Compressor | ErrorFeedback | None
-) -> None:
-    """Reduce a tensor over the ranks of `comm`, in place and blocking, with compressed messages or without.
 
     Raises
     ------
+    TypeError
+        If `average` is neither a bool nor None.
     ValueError
-        If `op` is not defined on such elements, or is neither ``Average`` nor ``Sum`` and messages are compressed.
+        If `average` and `op` are both given, or an argument does not fit the tensor.
     """
-    if compression is None:
-        tensor_collectives.allreduce(comm, tensor, op)
-        return
-    check_sum(op, "with compression")
-    tensor_collectives.compressed_sum(comm, tensor, compression, mean=op == Average)
-
-
-def check_sum(op: Any, where: str) -> None:
-    """Raise ValueError unless `op` is ``Average`` or ``Sum``."""
-    if op not in (Average, Sum):
-        raise ValueError(f"op: {op} is neither Average nor Sum, {where}")
+    how = Allreduce(average, op, prescale_factor, postscale_factor, compression)
+    return start("allreduce", tensor, how, tensor)
 
 
 def allreduce_(
     tensor: torch.Tensor,
+    average: bool | None = None,
     name: str | None = None,
-    op: Any = Average,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
     compression: str | Compressor | ErrorFeedback | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, in place; return it. See :func:`allreduce_async_`."""
-    _make("allreduce", reduce_in_place, tensor, op, compression)
+    _make("allreduce", Allreduce(average, op, prescale_factor, postscale_factor, compression), tensor)
     return tensor
 
 
-def allreduce_async(tensor: torch.Tensor, name: str | None = None, op: Any = Average) -> QueuedWork:
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> QueuedWork:
     """Start to reduce a tensor over all ranks into a new one; return a handle. See :func:`allreduce_async_`."""
-    return allreduce_async_(tensor.detach().clone(), name, op)
+    return allreduce_async_(tensor.detach().clone(), average, name, op, prescale_factor, postscale_factor)
 
 
 def allreduce(
     tensor: torch.Tensor,
+    average: bool | None = None,
     name: str | None = None,
-    op: Any = Average,
     compression: str | Compressor | ErrorFeedback | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Return the reduction of a tensor over all ranks. See :func:`allreduce_async_`."""
-    return allreduce_(tensor.detach().clone(), name, op, compression)
+    made = tensor.detach().clone()
+    return allreduce_(made, average, name, op, prescale_factor, postscale_factor, compression=compression)
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> QueuedWork:

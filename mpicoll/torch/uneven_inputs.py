@@ -2,7 +2,7 @@
 
 Ranks with 3, 2 and 1 batches::
 
-    rank 0   step   step   step   done      before its gradients every rank sends a mark, 1 if it has samples;
+    rank 0   step   step   step   done      before its gradients every rank sends a mark, 0 if it has no samples;
     rank 1   step   step   zeros  done      the sum of the marks says who takes part
     rank 2   step   zeros  zeros  done      at last, all get the state of the rank that was the last to stop
 
@@ -11,30 +11,44 @@ Ranks with 3, 2 and 1 batches::
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import torch
 
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.call_queue import QueuedWork
 
 
+class Mark(IntEnum):
+    """State of a rank: no samples, gradients that it is about to reduce, or reduced ones that are (not) the newest."""
+
+    ABSENT = 0
+    REDUCES = 1
+    UNCHANGED = 2
+    CHANGED = 3
+
+
 class Attendance:
-    """Marks of the ranks that have samples left, exchanged once a step.
+    """Marks of the ranks, exchanged once a step by those that have samples left.
 
     Attributes
     ----------
     present : list of int
         The ranks that took part in the last step.
+    marks : list of int
+        The last marks of all ranks.
     """
 
     def __init__(self) -> None:
         self.present = list(range(communicator.size()))
+        self.marks: list[int] = []
         self._marks = torch.zeros(communicator.size(), dtype=torch.int32)
         self._work: QueuedWork | None = None
 
-    def send(self, present: bool) -> None:
-        """Start to exchange the marks of a step; this rank has samples if `present`."""
+    def send(self, mark: Mark) -> None:
+        """Start to exchange marks; this rank's is `mark`."""
         self._marks.zero_()
-        self._marks[communicator.rank()] = int(present)
+        self._marks[communicator.rank()] = int(mark)
         self._work = communicator.allreduce_async_(self._marks, op=communicator.Sum)
 
     def receive(self) -> list[int]:
@@ -42,7 +56,8 @@ class Attendance:
         assert self._work is not None
         self._work.wait()
         self._work = None
-        found = [rank for rank, mark in enumerate(self._marks.tolist()) if mark]
+        self.marks = self._marks.tolist()
+        found = [rank for rank, mark in enumerate(self.marks) if mark]
         if found:
             self.present = found
         return found

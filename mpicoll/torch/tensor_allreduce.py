@@ -1,0 +1,71 @@
+"""Allreduce of a tensor with Horovod's arguments: what they mean, and the call itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from mpicoll.comm import Intracomm
+from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.torch import tensor_collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Allreduce:
+    """Arguments of an allreduce but the tensor, as :func:`~mpicoll.torch.allreduce_async_` has them."""
+
+    average: bool | None
+    op: Any
+    prescale_factor: float
+    postscale_factor: float
+    compression: str | Compressor | ErrorFeedback | None
+
+    def __call__(self, comm: Intracomm, tensor: torch.Tensor) -> None:
+        """Scale and reduce a tensor over the ranks of `comm`, in place and blocking."""
+        op = _chosen(self.average, self.op)
+        for name in ("prescale_factor", "postscale_factor"):
+            factor = getattr(self, name)
+            if factor != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):
+                raise ValueError(f"{name}: {factor} with a tensor of {tensor.dtype}, which is not scaled")
+        if self.prescale_factor != 1.0:
+            tensor.detach().mul_(self.prescale_factor)
+        reduce_in_place(comm, tensor, op, self.compression)
+        if self.postscale_factor != 1.0:
+            tensor.detach().mul_(self.postscale_factor)
+
+
+def _chosen(average: bool | None, op: Any) -> Any:
+    """Return the operation by Horovod's two arguments for it."""
+    if average is None:
+        return ReduceOp.AVG if op is None else op
+    if not isinstance(average, bool):
+        raise TypeError(f"average: {average!r} is neither a bool nor None; give op= or name=")
+    if op is not None:
+        raise ValueError(f"average: {average} together with op {op}; give op alone")
+    return ReduceOp.AVG if average else ReduceOp.SUM
+
+
+def reduce_in_place(
+    comm: Intracomm, tensor: torch.Tensor, op: Any, compression: str | Compressor | ErrorFeedback | None
+) -> None:
+    """Reduce a tensor over the ranks of `comm`, in place and blocking, with compressed messages or without.
+
+    Raises
+    ------
+    ValueError
+        If `op` is not defined on such elements, or is neither ``Average`` nor ``Sum`` and messages are compressed.
+    """
+    if compression is None:
+        tensor_collectives.allreduce(comm, tensor, op)
+        return
+    check_sum(op, "with compression")
+    tensor_collectives.compressed_sum(comm, tensor, compression, mean=op == ReduceOp.AVG)
+
+
+def check_sum(op: Any, where: str) -> None:
+    """Raise ValueError unless `op` is ``Average`` or ``Sum``."""
+    if op not in (ReduceOp.AVG, ReduceOp.SUM):
+        raise ValueError(f"op: {op} is neither Average nor Sum, {where}")
