@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpicoll.errors import DataError
 from mpicoll.kernels.network import softmax_cross_entropy
 
 LossFunction = Callable[[np.ndarray, np.ndarray], tuple[float, int]]
@@ -20,7 +21,18 @@ def classification(logits: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     ----------
     logits : (rows, classes) of float32 or float64, overwritten with the gradient
     labels : (rows,) of int64
+
+    Raises
+    ------
+    mpicoll.errors.DataError
+        If the shapes do not fit each other, or a label is not the number of an output.
     """
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise DataError(
+            f"classification: labels of shape {labels.shape} do not fit outputs of shape {logits.shape}; "
+            "(rows,) and (rows, classes) do"
+        )
+    _check_labels("classification", labels, logits.shape[1])
     loss, hits = softmax_cross_entropy(logits, labels)
     return loss, hits
 
@@ -32,7 +44,17 @@ def regression(outputs: np.ndarray, targets: np.ndarray) -> tuple[float, int]:
     ----------
     outputs : (rows, targets) of float32 or float64, overwritten with the gradient
     targets : (rows, targets), or (rows,) for one target
+
+    Raises
+    ------
+    mpicoll.errors.DataError
+        If the shapes do not fit each other.
     """
+    if outputs.ndim < 2 or targets.shape[:1] != outputs.shape[:1] or targets.size != outputs.size:
+        raise DataError(
+            f"regression: targets of shape {targets.shape} do not fit outputs of shape {outputs.shape}; "
+            "both are (rows, targets)"
+        )
     outputs -= targets.reshape(outputs.shape)
     width = outputs.shape[1]
     flat = outputs.reshape(-1)
@@ -49,11 +71,31 @@ def language_modeling(logits: np.ndarray, following: np.ndarray) -> tuple[float,
     logits : (rows, positions, 256) of float32 or float64, overwritten with the gradient
     following : (rows, positions) of int64
         The byte after each position.
+
+    Raises
+    ------
+    mpicoll.errors.DataError
+        If the shapes do not fit each other, or a byte is not the number of an output.
     """
+    if logits.ndim != 3 or following.shape != logits.shape[:2]:
+        raise DataError(
+            f"language_modeling: bytes of shape {following.shape} do not fit outputs of shape {logits.shape}; "
+            "(rows, positions) and (rows, positions, 256) do"
+        )
+    _check_labels("language_modeling", following, logits.shape[2])
     positions = logits.shape[1]
     loss, _ = softmax_cross_entropy(logits.reshape(-1, logits.shape[2]), following.reshape(-1))
     logits *= logits.dtype.type(1 / positions)
     return loss / positions, 0
+
+
+def _check_labels(task: str, labels: np.ndarray, outputs: int) -> None:
+    """Raise DataError unless labels are whole numbers of outputs: the kernel writes where they point."""
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{task}: labels are {labels.dtype}, not whole numbers")
+    if labels.size and (labels.min() < 0 or labels.max() >= outputs):
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise DataError(f"{task}: label {wrong} is not one of the model's outputs, 0 to {outputs - 1}")
 
 
 LOSSES: dict[str, LossFunction] = {

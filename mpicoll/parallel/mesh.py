@@ -18,7 +18,9 @@ from mpicoll.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the mesh, and its communicators.
+    """One rank's place in the mesh, and its communicators; a context that frees those of parts of the ranks.
+
+    The end of the context is collective, and frees nothing after an exception, which the other ranks may not have.
 
     Attributes
     ----------
@@ -46,6 +48,15 @@ class Mesh:
         """True if this rank reports loss and hits of its replica: the first rank of its last stage."""
         first = self.tensor is None or self.tensor.Get_rank() == 0
         return first and (self.pipeline is None or self.pipeline.Get_rank() == self.pipeline.Get_size() - 1)
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for part in (self.pipeline, self.tensor, self.data):
+                if part is not None and part is not self.world:
+                    part.Free()
 
 
 def make_mesh(comm: MPI.Intracomm, config: TrainConfig) -> Mesh:

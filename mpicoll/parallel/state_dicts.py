@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpicoll.checkpoint import Tensors, Whole
 from mpicoll.comm import Intracomm
+from mpicoll.parallel.running_statistics import PREFIX
 from mpicoll.parallel.sharded import Sharded
 
 _STEPS = "steps"
@@ -39,7 +40,8 @@ class ShardedState:
         -------
         dict
             ``parameters.3.0`` is array 0 of unit 3, ``mean.3.0`` its state of the optimizer, and so on;
-            ``steps`` is the number of steps, of shape (1,) and int64.
+            ``running_statistics.0`` are those of the first batch normalisation, of float64; ``steps`` is the number of
+            steps, of shape (1,) and int64.
 
         Raises
         ------
@@ -49,7 +51,7 @@ class ShardedState:
         with self._refusing():
             self._ensure_idle("state_dict")
             root = self._rank(root)
-        return _collect(self._sharded, root)
+        return _collect(self._sharded, _held(self._sharded), root)
 
     def load_state_dict(self, state: Mapping[str, np.ndarray], root: int = 0) -> None:
         """Restore what :meth:`state_dict` returned, on any number of ranks and in any stage.
@@ -71,8 +73,10 @@ class ShardedState:
         with self._refusing():
             self._ensure_idle("load_state_dict")
             root = self._rank(root)
-            found = _checked(self._sharded, state) if self.comm.Get_rank() == root else {}
-        _distribute(self._sharded, found, root)
+        held = _held(self._sharded)
+        with self._refusing():
+            found = _checked(self._sharded, held, state) if self.comm.Get_rank() == root else {}
+        _distribute(self._sharded, held, found, root)
 
     def tensors(self) -> Tensors:
         """Return this rank's part of the state, for :class:`~mpicoll.checkpoint.CheckpointStore` to save or restore.
@@ -110,15 +114,34 @@ class ShardedState:
             raise RuntimeError(f"{what}: not between gather() or complete() and step()")
 
 
-def _vectors(sharded: Sharded) -> dict[str, list[np.ndarray] | np.ndarray]:
-    """Return, by name, this rank's chunk of each unit, or the whole vector where every rank holds it."""
-    found: dict[str, list[np.ndarray] | np.ndarray] = {}
+class _Held(NamedTuple):
+    """State of a strategy on this rank, not copies.
+
+    Attributes
+    ----------
+    vectors
+        By name, this rank's chunk of each unit, or the whole vector where every rank holds it.
+    statistics
+        By name, the running statistics of batch normalisations, which are equal on all ranks.
+    """
+
+    vectors: dict[str, list[np.ndarray] | np.ndarray]
+    statistics: dict[str, np.ndarray]
+
+
+def _held(sharded: Sharded) -> _Held:
+    """Return the state on this rank, except for the number of steps. Collective: it averages running statistics."""
+    found = _Held({}, {})
     for name, entry in sharded.tensors().items():
-        if isinstance(entry, Whole):
-            found[name] = entry.array
-        else:
+        if name == "optimizer_steps":
+            continue
+        if not isinstance(entry, Whole):
             pieces: Any = entry
-            found[name] = [piece.array for piece in pieces]
+            found.vectors[name] = [piece.array for piece in pieces]
+        elif name.startswith(PREFIX):
+            found.statistics[name] = entry.array
+        else:
+            found.vectors[name] = entry.array
     return found
 
 
@@ -128,14 +151,12 @@ def _names(sharded: Sharded, name: str) -> Iterator[tuple[int, list[str]]]:
         yield number, [f"{name}.{number}.{place}" for place in range(len(shapes))]
 
 
-def _collect(sharded: Sharded, root: int) -> dict[str, np.ndarray]:
+def _collect(sharded: Sharded, mine: _Held, root: int) -> dict[str, np.ndarray]:
     """Return all arrays on rank `root`, copies, and none on the others. Collective."""
     division = sharded.division
     comm, here = division.comm, division.rank == root
     state: dict[str, np.ndarray] = {}
-    for name, held in _vectors(sharded).items():
-        if name == "optimizer_steps":
-            continue
+    for name, held in mine.vectors.items():
         for number, names in _names(sharded, name):
             unit = division.units[number]
             if isinstance(held, np.ndarray):
@@ -146,17 +167,19 @@ def _collect(sharded: Sharded, root: int) -> dict[str, np.ndarray]:
             if here:
                 state.update(zip(names, division.views(number, whole), strict=True))
     if here:
+        state.update({name: array.copy() for name, array in mine.statistics.items()})
         state[_STEPS] = np.array([sharded.updates], np.int64)
     return state
 
 
-def _checked(sharded: Sharded, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _checked(sharded: Sharded, mine: _Held, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of `state` as the strategy needs them, or raise TypeError or ValueError, naming the first."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state: {type(state).__name__} is not a dict of arrays")
     wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {_STEPS: ((1,), np.dtype(np.int64))}
-    for name in _vectors(sharded):
-        for number, names in _names(sharded, name) if name != "optimizer_steps" else ():
+    wanted.update((name, (array.shape, array.dtype)) for name, array in mine.statistics.items())
+    for name in mine.vectors:
+        for number, names in _names(sharded, name):
             shapes = sharded.model.layers[number].shapes
             wanted.update((each, (shape, sharded.model.dtype)) for each, shape in zip(names, shapes, strict=True))
     for name in state:
@@ -177,13 +200,15 @@ def _checked(sharded: Sharded, state: Mapping[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def _distribute(sharded: Sharded, state: Mapping[str, np.ndarray], root: int) -> None:
+def _distribute(sharded: Sharded, mine: _Held, state: Mapping[str, np.ndarray], root: int) -> None:
     """Fill all ranks' parts from the arrays of rank `root`. Collective."""
     division = sharded.division
     comm, here = division.comm, division.rank == root
-    for name, held in _vectors(sharded).items():
-        if name == "optimizer_steps":
-            continue
+    for name, array in mine.statistics.items():
+        if here:
+            array[...] = state[name]
+        comm.Bcast(array, root)
+    for name, held in mine.vectors.items():
         for number, names in _names(sharded, name):
             unit = division.units[number]
             whole = np.concatenate([state[each].reshape(-1) for each in names]) if here else held[:0]

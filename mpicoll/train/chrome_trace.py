@@ -15,6 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import tracing
+from mpicoll.consensus import all_succeed
+from mpicoll.errors import TrainingError
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.run_report import Replacing
 
@@ -34,13 +36,17 @@ class ClockOffset(NamedTuple):
 
 
 class Trace:
-    """Trace of a run; does nothing without ``--trace``. Collective over `comm`: construction and `write`."""
+    """Trace of a run; does nothing without ``--trace``. Collective over `comm`: construction and `write`.
+
+    Its messages travel on a private duplicate, so that receives of the user's program do not take them.
+    """
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm) -> None:
         self._path, self._steps, self._comm = config.trace, config.trace_steps, comm
         if self._path is not None:
             self._began = time.perf_counter()
-            self._before = clock_offsets(comm)
+            self._private = MPI.Intracomm(comm).Dup()
+            self._before = clock_offsets(self._private)
             self._ring = tracing.keep(CAPACITY)
 
     def close(self) -> None:
@@ -49,37 +55,61 @@ class Trace:
             tracing.stop()
 
     def write(self) -> None:
-        """Collect all spans on rank 0 and write the file, replacing an old one only when it is complete."""
+        """Collect all spans on rank 0 and write the file, replacing an old one only when it is complete; call it once.
+
+        Raises
+        ------
+        TrainingError
+            On every rank, if rank 0 cannot write the file.
+        """
         if self._path is None:
             return
-        after, own = clock_offsets(self._comm), self._ring.latest(self._steps)
+        after, own = clock_offsets(self._private), self._ring.latest(self._steps)
         self.close()
-        if self._comm.Get_rank():
-            self._comm.Send(np.array([own.size]), 0, _TAG)
-            self._comm.Send(own.view(np.uint8), 0, _TAG)
-            return
+        all_succeed(self._comm, lambda: self._send(own) if self._private.Get_rank() else self._collect(own, after))
+        self._private.Free()
+
+    def _send(self, own: np.ndarray) -> None:
+        self._private.Send(np.array([own.size]), 0, _TAG)
+        self._private.Send(own.view(np.uint8), 0, _TAG)
+
+    def _collect(self, own: np.ndarray, after: list[ClockOffset]) -> None:
+        """Write the spans of all ranks; take those of the others also if that fails, since they wait for it."""
+        tables = self._tables(own)
+        try:
+            self._write_tables(tables, after)
+        except OSError as error:
+            raise TrainingError(f"--trace {self._path}: cannot write this file: {error.strerror}") from error
+        finally:
+            for _ in tables:
+                pass
+
+    def _write_tables(self, tables: Iterator[np.ndarray], after: list[ClockOffset]) -> None:
+        assert self._path is not None
         with Replacing(self._path) as stream:
             facts = json.dumps(_facts(self._steps, self._before, after), allow_nan=False)
             stream.write(f'{{"displayTimeUnit": "ms", "otherData": {facts}, "traceEvents": [\n')
             separator = ""
-            for rank in range(self._comm.Get_size()):
-                table = own if rank == 0 else self._receive(rank)
+            for rank, table in enumerate(tables):
                 shifted = _on_our_clock(table, self._before[rank], after[rank], self._began)
                 for event in events(rank, shifted):
                     stream.write(separator + json.dumps(event, allow_nan=False))
                     separator = ",\n"
             stream.write("\n]}\n")
 
-    def _receive(self, rank: int) -> np.ndarray:
-        count = np.empty(1, np.int64)
-        self._comm.Recv(count, rank, _TAG)
-        table = np.empty(int(count[0]), self._ring.latest(0).dtype)
-        self._comm.Recv(table.view(np.uint8), rank, _TAG)
-        return table
+    def _tables(self, own: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the spans of one rank after the other, so that rank 0 has those of one other rank at a time."""
+        yield own
+        for rank in range(1, self._private.Get_size()):
+            count = np.empty(1, np.int64)
+            self._private.Recv(count, rank, _TAG)
+            table = np.empty(int(count[0]), own.dtype)
+            self._private.Recv(table.view(np.uint8), rank, _TAG)
+            yield table
 
 
 def clock_offsets(comm: MPI.Intracomm) -> list[ClockOffset]:
-    """Return each rank's clock offset on rank 0, an empty list on the others. Collective.
+    """Return each rank's clock offset on rank 0, an empty list on the others. Collective over `comm`, a private one.
 
     Of nine exchanges with a rank the shortest counts, which bounds the offset best: the rank read its clock between the
     two times of rank 0. An offset that cannot be told from 0 is 0, as between ranks of one host. (Cristian,

@@ -24,6 +24,8 @@ ASYNCHRONOUS = ("ps", "p2p", "gossip")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw", "lars", "lamb")
 LAYERWISE = ("lars", "lamb")
 """Optimizers that need norms of whole arrays."""
+WITH_MOMENTUM = ("momentum", "lars")
+"""Optimizers that have the setting ``--momentum``."""
 LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.1, "adagrad": 0.01, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.01,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from mpicoll.data.datasets import Dataset, ImageShape
 from mpicoll.errors import DataError, TrainingError, UsageError
 from mpicoll.models.builders import alexnet, convolutional, perceptron, transformer
+from mpicoll.models.layers import batch_norms
 from mpicoll.models.own_model import OwnModel
 from mpicoll.models.sequential import Model
 from mpicoll.models.tasks import LOSSES
@@ -49,7 +50,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Model:
     DataError
         If the model needs images and the samples are not images, or a function of the user's fails.
     UsageError
-        If there is no such function, or its model cannot be divided as the options say.
+        If there is no such function, or its model does not fit the data set, the task, or other options.
     """
     model = _built_in(config, dataset) if config.model in MODELS else _own_model(config, dataset)
     if config.recompute is not None:
@@ -99,7 +100,42 @@ def _own_model(config: TrainConfig, dataset: Dataset) -> Model:
         raise DataError(f"{name}: its parameters are of {model.dtype}; this run is with --dtype {config.dtype}")
     if isinstance(model, OwnModel) and config.tensor * config.pipeline > 1:
         raise UsageError(f"--tensor and --pipeline need a model of layers; that of {name} has none")
+    _check_loss(name, model, config, dataset)
+    # Running statistics change before a step is applied, so that ranks may differ in them when one dies.
+    if config.goes_on and next(batch_norms(model.layers), None) is not None:
+        raise UsageError(f"--on-failure shrink is not for batch normalisation, which the model of {name} has")
     return model
+
+
+def _check_loss(name: str, model: Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Refuse a model with a loss of another task, or with outputs that the task's loss cannot take.
+
+    Nothing is known of losses of the user's own.
+    """
+    task = next((task for task, loss in LOSSES.items() if loss is model.loss_function), None)
+    if task is None or type(model).loss_and_gradient is not Model.loss_and_gradient:
+        return
+    if task != config.task:
+        raise UsageError(
+            f"--task {config.task}: {name} has the loss of {task}; "
+            f'its Model needs loss_function=mpicoll.models.tasks.LOSSES["{config.task}"]'
+        )
+    needed, each = _needed_outputs(config, dataset)
+    found = tuple(getattr(model.layers[-1], "output", needed)) if model.layers else ()
+    # More outputs than classes do no harm.
+    fits = found[-1:] >= needed[-1:] if task != "regression" else found[-1:] == needed[-1:]
+    if found[:-1] != needed[:-1] or not fits:
+        raise UsageError(
+            f"{name}: its last layer has outputs of shape {found}; --task {task} on --dataset {config.dataset} needs "
+            f"{needed}, one for each {each}"
+        )
+
+
+def _needed_outputs(config: TrainConfig, dataset: Dataset) -> tuple[tuple[int, ...], str]:
+    """Return the shape of a sample's outputs that the task's loss takes, and what has an output each."""
+    if config.task == "language_modeling":
+        return (config.context, dataset.class_count), "value of the byte at each position of --context"
+    return (dataset.class_count,), "target" if config.task == "regression" else "class"
 
 
 def _factory(text: str) -> Any:

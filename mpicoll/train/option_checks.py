@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll.errors import UsageError
 from mpicoll.train.config import (
+    ASYNCHRONOUS,
     BASE_BATCH,
     LAYERWISE,
     LEARNING_RATES,
     NOOP,
     PIPELINE_SCHEDULES,
     SHRINK,
+    WITH_MOMENTUM,
     TrainConfig,
 )
 from mpicoll.train.model_checks import check_data, check_model, check_tensor_and_pipeline
@@ -37,10 +39,12 @@ _OF_MODES = {
     "on_silence": "ps",
 }
 """Options that one mode alone has, and this mode."""
+_OF_SOME = ("momentum", "bucket_bytes")
+"""Options that are refused where they have no effect, and have the same default everywhere."""
 LATER = (
     "mode", "shard", "lr", "base_batch", "optimizer", "dataset", "task", "hidden", "filters", "layers", "heads",
     "width", "context", "dropout", "microbatches", "pipeline_schedule", "resume", "slow",
-    *_OF_MODES,
+    *_OF_SOME, *_OF_MODES,
 )  # fmt: skip
 """Options whose defaults depend on other options."""
 
@@ -64,6 +68,8 @@ def complete(options: dict[str, Any]) -> None:
     _check_optimizer(options)
     _check_checkpoints(options)
     _check_output(options)
+    for name in _OF_SOME:
+        options[name] = DEFAULTS[name] if options[name] is None else options[name]
 
 
 def _expand_strategy(options: dict[str, Any]) -> None:
@@ -90,14 +96,20 @@ def _check_optimizer(options: dict[str, Any]) -> None:
         raise UsageError(f"--optimizer {name} is not for --strategy {strategy_name(mode)}")
     _check_whole_arrays(options)
     moments = ("adam", "adamw", "lamb")
-    settings = {"beta1": moments, "beta2": moments, "epsilon": ("adagrad", *moments), "trust": ("lars",)}
+    settings = {
+        "momentum": WITH_MOMENTUM,
+        "trust": ("lars",),
+        "beta1": moments,
+        "beta2": moments,
+        "epsilon": ("adagrad", *moments),
+    }
     for setting, owners in settings.items():
         if options[setting] is not None and name not in owners:
             raise UsageError(f"--{setting} is for --optimizer {' or '.join(owners)}, not {name}")
     if options["base_batch"] is not None and options["scale_lr"] == "none":
         raise UsageError("--base-batch has no meaning without --scale-lr")
     options["base_batch"] = options["base_batch"] or BASE_BATCH
-    if options["nesterov"] and (name != "momentum" or not options["momentum"]):
+    if options["nesterov"] and (name != "momentum" or options["momentum"] == 0):
         raise UsageError("--nesterov needs --optimizer momentum and a --momentum above 0")
 
 
@@ -295,7 +307,8 @@ def _check_alone(options: dict[str, Any], mode: str) -> None:
         "--tensor": options["tensor"] > 1,
         "--pipeline": options["pipeline"] > 1,
         "--algorithm noop": options["algorithm"] == NOOP,
-        "--overlap on": options["overlap"] == "on",
+        f"--overlap {options['overlap']}": options["overlap"] != "auto",
+        "--bucket-bytes": options["bucket_bytes"] is not None and mode in ASYNCHRONOUS,
         "--balance auto": options["balance"] == "auto",
         "--warmup-dense": options["warmup_dense"] > 0 and mode != "local",
     }
@@ -310,6 +323,8 @@ def _check_served(options: dict[str, Any]) -> None:
         raise UsageError(f"--replicas {count} needs as many servers, and --servers is {servers}")
     if options["backup"] and options["staleness"] != 0:
         raise UsageError("--backup needs --staleness 0: only synchronous steps leave out late gradients")
+    if options["damping"] and options["staleness"] == 0:
+        raise UsageError("--damping has no meaning with --staleness 0: synchronous steps have no stale gradients")
     _check_pull_compression(options)
     if options["push"] == "direct":
         for name, given in {

@@ -33,6 +33,7 @@ from mpicoll.train.option_types import integer, nbytes, real
 from mpicoll.train.strategies import STRATEGIES
 
 _OF_OPTIMIZERS = {
+    "momentum": f"momentum and lars: decay of the momentum (default: {DEFAULTS['momentum']})",
     "beta1": "adam, adamw and lamb: decay of the mean of gradients (default: 0.9)",
     "beta2": "adam, adamw and lamb: decay of the mean of their squares (default: 0.999)",
     "epsilon": "adagrad, adam, adamw and lamb: number added to the divisor (default: 1e-10, 1e-8, 1e-8, 1e-6)",
@@ -69,7 +70,8 @@ class _Parser(argparse.ArgumentParser):
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=integer(1), metavar="N", help="passes over the data (default: %(default)s)")
-    group.add_argument("--steps", type=integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner")
+    group.add_argument("--steps", type=integer(1), metavar="N", help="stop after N steps, if epochs do not end sooner; "
+                       "this, or the end of the epochs, is also the end of --schedule")  # fmt: skip
     group.add_argument("--batch", type=integer(1), metavar="N",
                        help="samples in a batch, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="update rule; parameter_server and peer_to_peer have "
@@ -84,12 +86,6 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     for name, text in _OF_OPTIMIZERS.items():
         in_range = real(0, open_start=True) if name in ("epsilon", "trust") else real(0, 1)
         group.add_argument(f"--{name}", type=in_range, metavar="X", help=text)
-    group.add_argument(
-        "--momentum",
-        type=real(0, 1),
-        metavar="X",
-        help="decay of --optimizer momentum and lars (default: %(default)s)",
-    )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=real(0), metavar="X",
                        help="L2 penalty, added to the gradient of weights but not of biases "
@@ -117,7 +113,8 @@ def _add_communication(parser: argparse.ArgumentParser) -> None:
                        "cost of communication (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-bytes", type=nbytes, metavar="BYTES",
                        help="largest number of bytes of one Allreduce, such as 64K or 4M; with a sharded strategy, "
-                       "smallest number of bytes of a parameter group (default: 4M)")  # fmt: skip
+                       "smallest number of bytes of a parameter group; not for strategies without common steps "
+                       "(default: 4M)")  # fmt: skip
     group.add_argument("--compression", metavar="SPEC", help="compressor of float32 gradients: fp16, int8, "
                        "int4:block=128, sign, ... (default: none)")  # fmt: skip
     group.add_argument("--error-feedback", choices=tuple(FEEDBACK), help="whether the error of compression is added "
@@ -177,7 +174,8 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
                        "may be ahead of the slowest one; 0: synchronous steps (default: no limit)")  # fmt: skip
     group.add_argument("--backup", type=integer(1), metavar="N", help="with --staleness 0: number of backup workers; "
                        "the last N gradients of each step are left out (default: 0)")  # fmt: skip
-    group.add_argument("--damping", action="store_true", help="lower the learning rate of stale gradients")
+    group.add_argument("--damping", action="store_true", help="lower the learning rate of stale gradients, "
+                       "which --staleness 0 does not have")  # fmt: skip
     group.add_argument("--push", choices=PUSHES, help="gradients go to mailboxes of the server, which applies "
                        "them, or workers add to the parameters directly (default: mailbox)")  # fmt: skip
     group.add_argument("--pull-compression", metavar="SPEC", help="compressor of the deltas by which servers publish "
@@ -213,7 +211,8 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
                        "training goes on; takes memory for a copy of what a rank saves")  # fmt: skip
     group.add_argument("--resume", nargs="?", const="yes", choices=("yes", "fallback"), help="continue from the "
                        "newest checkpoint, on any number of ranks; fallback: from an older one if it is "
-                       "damaged")  # fmt: skip
+                       "damaged. With other --epochs or --steps, learning rates follow a schedule of another length "
+                       "than before, unless --schedule is constant")  # fmt: skip
     group.add_argument("--on-failure", choices=FAILURES, default=END, help="a rank that dies ends the run (end), or "
                        "the others take the step again without it and go on (shrink): replicated or parameter_server, "
                        "under Open MPI's mpirun --with-ft ulfm (default: %(default)s)")  # fmt: skip

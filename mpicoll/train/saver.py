@@ -15,7 +15,7 @@ from mpicoll import Intracomm
 from mpicoll.checkpoint import BackgroundSaves, Checkpoint, CheckpointStore, PerRank, Piece, Tensors, Whole
 from mpicoll.consensus import all_succeed
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
-from mpicoll.train.config import TrainConfig
+from mpicoll.train.config import WITH_MOMENTUM, TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.option_checks import DEFAULTS
 
@@ -46,9 +46,10 @@ class Saver(LoopCallback):
         self._store: CheckpointStore | None = None
         self._background: BackgroundSaves | None = None
         self._under_way: int | None = None
-        if config.background_checkpoints:  # a thread makes the calls
+        writes = not (alone and comm.Get_rank())
+        if config.background_checkpoints and writes:  # a thread makes the calls
             self._comm = self._comm.Dup()
-        all_succeed(comm, lambda: None if alone and comm.Get_rank() else self._open())
+        all_succeed(comm, lambda: self._open() if writes else None)
 
     def _open(self) -> None:
         if self._config.checkpoint is not None:
@@ -126,6 +127,7 @@ class Saver(LoopCallback):
                 "config": asdict(self._config),
                 "ranks": self._everywhere.Get_size(),
                 "epochs": [record._asdict() for record in loop.epochs],
+                "schedule_steps": loop.step_plan.schedule_steps,
             }
             store = self._background or self._store
             self._beating(loop, lambda: store.save(state.step, state.tensors, {**facts, **state.facts}))
@@ -184,10 +186,12 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     if "config" not in facts:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is not one of the trainer")
     there, here = facts["config"], asdict(config)
+    # Earlier versions took --momentum, and ignored it, where it is refused now.
+    free = FREE if config.optimizer in WITH_MOMENTUM else (*FREE, "momentum")
     odd = [
         f"--{name.replace('_', '-')} was {there.get(name, DEFAULTS[name])}, is {value}"
         for name, value in here.items()
-        if name not in FREE and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
+        if name not in free and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
     ]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")

@@ -53,6 +53,7 @@ class SpareRanks:
     def __init__(self, config: TrainConfig, world: MPI.Intracomm) -> None:
         self._config, self._started, self._left = config, world.Get_size(), world.Get_size()
         self._wanted = self._started - config.spares
+        # Not freed: messages of the end, one of which is enough for a spare rank, may still be under way then.
         self._everyone = MPI.Intracomm(world).Dup() if config.spares else None
         self._training = list(range(self._wanted))
         self.is_training = world.Get_rank() < self._wanted

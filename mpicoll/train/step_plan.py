@@ -32,6 +32,8 @@ class StepPlan:
         Steps of the whole run.
     epoch_count
         Number of epochs; the last one may be cut short.
+    schedule_steps
+        Length of the learning rate's schedule: steps of the run that `config` describes.
     peak
         Largest learning rate.
     balance
@@ -46,13 +48,13 @@ class StepPlan:
         steps = config.epochs * self.steps_per_epoch
         self.total_steps = steps if config.steps is None else min(steps, config.steps)
         self.epoch_count = -(-self.total_steps // self.steps_per_epoch)
-        self._schedule_steps = self.total_steps
+        self.schedule_steps = self.total_steps
         self.peak = scaled(config.lr, config.scale_lr, config.step_batch, config.base_batch)
         self._epoch, self._order = -1, np.empty(0, np.int32)
 
     def stop_after(self, epochs: int) -> None:
         """End after so many epochs, or with the run; learning rates stay those of the whole run."""
-        self.total_steps = min(self._schedule_steps, epochs * self.steps_per_epoch)
+        self.total_steps = min(self.schedule_steps, epochs * self.steps_per_epoch)
         self.epoch_count = -(-self.total_steps // self.steps_per_epoch)
 
     def ends_epoch(self, step: int) -> bool:
@@ -76,7 +78,7 @@ class StepPlan:
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         config = self.config
-        return learning_rate(step, self._schedule_steps, self.peak, config.warmup, config.schedule)
+        return learning_rate(step, self.schedule_steps, self.peak, config.warmup, config.schedule)
 
 
 def micro_batches(x: Any, y: Any, indices: np.ndarray, step: int, config: TrainConfig) -> list[MicroBatch]:

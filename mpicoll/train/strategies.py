@@ -52,7 +52,7 @@ class ParameterServer(Strategy):
     backup
         With ``staleness=0``, the number of gradients that are left out of each step, the last ones to arrive.
     damping
-        True to lower the learning rate of stale gradients.
+        True to lower the learning rate of stale gradients, which there are none of with ``staleness=0``.
     push
         ``"mailbox"``: servers apply the gradients; ``"direct"``: workers add to the parameters.
     pull_compression

@@ -109,7 +109,7 @@ def _run(
         spares = SpareRanks(config, comm)
         stack.callback(spares.dismiss)
         team = spares.team(comm)
-        mesh = None if team is None else make_mesh(team, config)
+        mesh = None if team is None else stack.enter_context(make_mesh(team, config))
         dataset, model = source(config, comm)
         compile_kernels(model, dataset, comm, config)
 
@@ -235,6 +235,9 @@ def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, foun
     run_report.say(f"resuming after step {loop.first_step} of {loop.step_plan.total_steps}, from {config.checkpoint}")
     if loop.coordination.anew is not None:
         run_report.say(f"not restored: {loop.coordination.anew}")
+    before, now = found.facts.get("schedule_steps"), loop.step_plan.schedule_steps  # older checkpoints do not tell
+    if config.schedule != "constant" and before not in (None, now):
+        run_report.say(f"learning rates follow a schedule of {now} steps, before it was {before}")
 
 
 @contextlib.contextmanager

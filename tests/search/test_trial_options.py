@@ -48,17 +48,11 @@ def meanings(name: str) -> Iterator[tuple[str, str, bool]]:
             yield owner, value, not is_refused(name, owner, value)
 
 
-@pytest.mark.parametrize("name", [*sorted({*option_names()} - {*VALUES, "momentum"})])
+@pytest.mark.parametrize("name", sorted({*option_names()} - {*VALUES}))
 def test_options_are_chosen_where_the_trainer_takes_them(name: str) -> None:
     for owner, value, is_taken in meanings(name):
         is_owned = name in OWNERS and OWNERS[name][0] == owner
         assert is_taken == (not is_owned or applies(name, {owner: value})), (owner, value)
-
-
-def test_momentum_is_chosen_where_it_changes_the_optimizer() -> None:
-    """The trainer takes it with others as well, since it has a default."""
-    settings = {name: parse([f"--optimizer={name}", "--momentum=0.25"]).optimizer_settings for name in OPTIMIZERS}
-    assert {name for name in OPTIMIZERS if 0.25 in settings[name].values()} == set(OWNERS["momentum"][1])
 
 
 def test_alexnet_has_filters() -> None:

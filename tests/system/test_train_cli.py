@@ -16,6 +16,8 @@ from tests.mpirun import run
 MODULE = ("-m", "mpicoll.train")
 SEEDS = int(os.environ.get("MPICOLL_TEST_SEEDS", "1"))
 """Seeds with which the defaults have to reach their accuracy."""
+OWN = "tests.train.test_model_outputs"
+"""Module with models of layers."""
 TRAIN = "import sys; from mpicoll.train.__main__ import main; sys.exit(main({arguments!r}))"
 
 
@@ -131,6 +133,9 @@ def test_mapped_files_are_read_by_every_rank(tmp_path):
         ("--tensor 2", 2, "--tensor 2 --pipeline 1: the number of ranks, 3, is not a multiple of 2"),
         ("--tensor 3 --hidden 2", 2, "--tensor 3: a layer of width 2 cannot be shared by 3 ranks"),
         ("--pipeline 3 --hidden 9", 2, "--pipeline 3 needs a layer for each stage; --hidden gives 2"),
+        (f"--model {OWN}:few --dataset synthetic:400x20x10", 2, "outputs of shape (3,); --task classification on"),
+        (f"--model {OWN}:few --dataset synthetic_text:900", 2, "few has the loss of classification"),
+        (f"--model {OWN}:few --dataset synthetic:400x20x10 --task regression", 2, "few has the loss of classification"),
     ],
 )
 def test_errors_are_one_line_and_one_status(options, status, message):

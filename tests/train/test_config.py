@@ -140,6 +140,20 @@ def test_options_arrive():
         ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw or lamb, not adagrad"),
         ("--optimizer lamb --trust 0.1", "--trust is for --optimizer lars, not lamb"),
         ("--optimizer lars --trust 0", "--trust"),
+        *(
+            (f"--optimizer {name} --momentum 0.5", f"--momentum is for --optimizer momentum or lars, not {name}")
+            for name in ("sgd", "adagrad", "adam", "adamw", "lamb")
+        ),
+        ("--model transformer --momentum 0.9", "--momentum is for --optimizer momentum or lars, not adamw"),
+        *(
+            (f"--strategy {name} --bucket-bytes 4M", f"--bucket-bytes is for ranks .* together, not --strategy {name}")
+            for name in ("parameter_server", "peer_to_peer", "gossip")
+        ),
+        *(
+            (f"--strategy {name} --overlap off", f"--overlap off is for ranks .* together, not --strategy {name}")
+            for name in ("local", "parameter_server", "peer_to_peer", "gossip")
+        ),
+        ("--mode ps --staleness 0 --damping", "--damping has no meaning with --staleness 0"),
         ("--optimizer lamb --tensor 2", "--optimizer lamb is not for --tensor, where ranks hold parts of arrays"),
         ("--base-batch 32", "--base-batch has no meaning without --scale-lr"),
         ("--scale-lr cubic", "--scale-lr"),
@@ -270,6 +284,15 @@ def test_the_rate_is_scaled_to_the_samples_of_a_step(options, peak):
     plan = StepPlan(config, 10_000)
     assert plan.peak == pytest.approx(peak)
     assert plan.rate(0) == plan.peak
+
+
+def test_options_that_not_all_strategies_have_arrive():
+    assert parse(["--strategy", "local", "--bucket-bytes", "64K"]).bucket_bytes == 65536
+    assert parse(["--strategy", "gossip", "--overlap", "auto", "--momentum", "0.5"]).momentum == 0.5
+    assert parse(["--strategy", "parameter_server", "--staleness", "1", "--damping"]).damping
+    for words in (["--optimizer", "sgd"], ["--strategy", "gossip"]):
+        config = parse(words)
+        assert (config.momentum, config.bucket_bytes) == (TrainConfig.momentum, TrainConfig.bucket_bytes)
 
 
 def test_settings_of_an_optimizer_reach_it():

@@ -137,6 +137,21 @@ def test_early_stopping_compares_with_the_last_improvement_and_begins_anew():
             "staleness is for strategy='parameter_server', not gossip",
         ),
         ({"epochs": 0}, UsageError, "^epochs: '0' is not a whole number"),
+        (
+            {"optimizer": "sgd", "momentum": 0.9},
+            UsageError,
+            "^momentum is for optimizer momentum or lars, not sgd",
+        ),
+        (
+            {"strategy": "gossip", "bucket_bytes": 65536},
+            UsageError,
+            "^bucket_bytes is for ranks that take steps together, not strategy='gossip'",
+        ),
+        (
+            {"strategy": ParameterServer(staleness=0, damping=True)},
+            UsageError,
+            "^damping has no meaning with staleness 0",
+        ),
         ({"strategy": LocalSGD(0)}, UsageError, "^sync_every: '0'"),
         ({"strategy": ParameterServer(), "servers": 2}, TypeError, "servers: given to Trainer and to ParameterServer"),
     ],

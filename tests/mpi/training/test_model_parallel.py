@@ -17,7 +17,7 @@ from mpicoll import Intracomm
 from mpicoll.consensus import wait_politely
 from mpicoll.data.datasets import load
 from mpicoll.data.sampler import part
-from mpicoll.errors import CheckpointFailed, CollectiveTimeout, ReplicasDiffer, UsageError
+from mpicoll.errors import CheckpointFailed, CollectiveTimeout, NonFiniteLoss, ReplicasDiffer, UsageError
 from mpicoll.models.builders import perceptron
 from mpicoll.models.micro_batches import SequentialMicroBatches
 from mpicoll.models.sequential import FlatParameters, Model
@@ -26,6 +26,7 @@ from mpicoll.parallel.mesh import Mesh, make_mesh
 from mpicoll.parallel.model_shard import ModelShard
 from mpicoll.parallel.pipeline import PipelineStage, most_in_flight
 from mpicoll.parallel.strategy import Replicated
+from mpicoll.train import training_run
 from mpicoll.train.assembly import make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -253,6 +254,35 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(comm: Intracomm) -> None
         ModelShard(perceptron((6, *[5] * (comm.size - 2), 4), np.float64), staged, (6,))
     with pytest.raises(UsageError, match=f"--tensor {comm.size + 1} --pipeline 1: .* ranks, {comm.size}, is not a"):
         make_mesh(comm, replace(CONFIG, tensor=comm.size + 1))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_a_run_frees_the_communicators_of_its_mesh_unless_it_fails(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A study makes a mesh in each trial, and MPI libraries have a few thousand communicators."""
+    if comm.size == 1:
+        pytest.skip("one rank has no mesh")
+    made: list[Mesh] = []
+
+    def noted(*given: Any) -> Mesh:
+        made.append(make_mesh(*given))
+        return made[-1]
+
+    monkeypatch.setattr(training_run, "make_mesh", noted)
+    config = replace(CONFIG, steps=3, hidden=(8,) * comm.size, **{kind: comm.size})
+    for _ in range(2):
+        run(config, comm)
+    with pytest.raises(NonFiniteLoss):
+        run(replace(config, steps=None, epochs=4, lr=1e30, warmup=0), comm)
+    first, second, failed = ([mesh.data, getattr(mesh, kind)] for mesh in made)
+    assert all(each == MPI.COMM_NULL for each in [*first, *second])
+    for each in failed:
+        each.Barrier()
+        each.Free()
+    run(replace(config, **{kind: 1}), comm)
+    assert made[-1].data is comm
+    comm.Barrier()
 
 
 def test_a_silent_stage_is_named_in_time(comm: Intracomm) -> None:

@@ -21,9 +21,12 @@ from mpicoll.consensus import wait_politely
 from mpicoll.errors import NonFiniteLoss
 from mpicoll.models.micro_batches import SequentialMicroBatches
 from mpicoll.parallel import strategy as strategies
+from mpicoll.search.search_options import parse_search
+from mpicoll.search.trainer_member import TrainerPopulation
 from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.coordination import Share
+from mpicoll.train.options import parse
 from mpicoll.train.saver import FREE
 from mpicoll.train.step_plan import StepPlan
 from mpicoll.train.training_run import run
@@ -216,6 +219,71 @@ def test_residuals_of_an_older_checkpoint_are_taken_over(
     assert resumed["parameters_sha256"] == run(whole, comm)["parameters_sha256"]
 
 
+LENGTHS = {
+    "longer": ({"schedule": "cosine"}, {"steps": 8}, "learning rates follow a schedule of 8 steps, before it was 6\n"),
+    "more epochs": ({"schedule": "step"}, {"steps": None, "epochs": 3}, "a schedule of 30 steps, before it was 6\n"),
+    "served": ({**SERVED, "schedule": "cosine"}, {"steps": 8}, "a schedule of 8 steps, before it was 6\n"),
+    "as long": ({"schedule": "cosine"}, {"epochs": 3}, None),
+    "constant": ({}, {"steps": 8}, None),
+    "quiet": ({"schedule": "cosine"}, {"steps": 8, "quiet": True}, None),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_schedule_of_another_length_is_said_once(
+    comm: Intracomm, begun: Path, shared_folder: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    first, second, says = LENGTHS[name]
+    wanted = configured(shared_folder, {**first, "resume": "yes", **second}, comm.size)
+    begin(comm, begun, shared_folder, {**first, "quiet": True})
+    capfd.readouterr()
+    assert run(wanted, comm)["resumed_after"] == 6
+    text = capfd.readouterr().out
+    assert text.count("learning rates follow") == (comm.rank == 0 and says is not None)
+    assert says is None or comm.rank or says in text
+
+
+def test_an_old_checkpoint_that_does_not_tell_its_schedule_is_taken(
+    comm: Intracomm, shared_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, save = configured(shared_folder, {"schedule": "cosine"}, comm.size), CheckpointStore.save
+
+    def saved_as_before(self: CheckpointStore, step: int, tensors: Any, facts: dict[str, Any]) -> None:
+        save(self, step, tensors, {name: fact for name, fact in facts.items() if name != "schedule_steps"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", saved_as_before)
+        run(config, comm)
+    assert "schedule_steps" not in open_checkpoint(shared_folder / "run", MPI.COMM_SELF, patience=0).facts
+    assert run(replace(config, steps=8, resume="yes"), comm)["resumed_after"] == 6
+    assert "learning rates follow" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{}, SERVED], ids=["together", "served"])
+def test_background_checkpoints_leave_no_communicator(
+    comm: Intracomm, shared_folder: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[MPI.Intracomm] = []
+    duplicate = Intracomm.Dup
+
+    def noted(self: Intracomm, *given: Any) -> Any:
+        made.append(duplicate(self, *given))
+        return made[-1]
+
+    more = {**options, "background_checkpoints": True, "quiet": True}
+    monkeypatch.setattr(Intracomm, "Dup", noted)
+    run(configured(shared_folder, more, comm.size), comm)
+    assert bool(made) == (not options or comm.rank == 0)
+    assert all(each == MPI.COMM_NULL for each in made)
+
+
+def test_a_momentum_that_an_older_version_ignored_is_ignored_again(comm: Intracomm, shared_folder: Path) -> None:
+    config = configured(shared_folder, {"optimizer": "sgd", "momentum": 0.5, "quiet": True}, comm.size)
+    run(config, comm)
+    again = replace(config, momentum=TrainConfig.momentum, steps=8, resume="yes")
+    assert run(again, comm)["resumed_after"] == 6
+
+
 def velocity_in(folder: Path) -> np.ndarray:
     """Return the velocity in the newest checkpoint; the mean of those that ranks have of their own."""
     found = open_checkpoint(folder, MPI.COMM_SELF, patience=0)
@@ -280,6 +348,27 @@ def test_random_compressors_go_on_with_the_bits_of_a_whole_run(
     run(config, comm)
     again = run(replace(config, resume="yes", steps=8), comm)
     assert again["parameters_sha256"] == whole["parameters_sha256"]
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "sharded_optimizer --optimizer adam --lr 0.01"])
+def test_random_compressors_of_a_population_draw_as_in_a_whole_run(comm: Intracomm, strategy: str) -> None:
+    words = f"--dataset synthetic:600x6x4 --epochs 3 --batch 48 --compression qsgd:4 --strategy {strategy}".split()
+    search = parse_search(["--population", "2", "--space", "clip=none,0.5", "--", *words])
+    member, whole = TrainerPopulation(search).member(0), run(parse([*words, "--quiet"]), comm)
+    for epoch in whole["epochs"]:
+        member.train({"clip": None}, comm)
+        assert member.record is not None
+        assert member.record.test_loss == epoch["test_loss"]
+
+
+def test_random_compressors_of_replicas_draw_other_numbers_in_each_generation(comm: Intracomm) -> None:
+    words = ["--dataset", "synthetic:600x6x4", "--epochs", "3", "--batch", "48", "--compression", "qsgd:4"]
+    search = parse_search(["--population", "2", "--space", "clip=none,0.5", "--", *words])
+    member, drawn = TrainerPopulation(search).member(0), []
+    for _ in range(3):
+        member.train({"clip": None}, comm)
+        drawn.append(comm.channel.random_seed)
+    assert drawn == [0, 10, 20]
 
 
 ASYNCHRONOUS: list[Options] = [SERVED, SYNCHRONOUS, {"mode": "p2p"}, {"mode": "gossip"}]

@@ -15,7 +15,7 @@ import mpicoll
 from mpicoll import Intracomm, ShardedOptimizer
 from mpicoll.checkpoint import CheckpointStore
 from mpicoll.errors import MismatchError, MpicollError, RemoteError, UsageError
-from mpicoll.models.layers import Dense
+from mpicoll.models.layers import BatchNorm, Dense, RandomKey, Workspace
 from mpicoll.models.sequential import Model
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.optim.update_rule import ParameterSpan
@@ -243,6 +243,65 @@ def test_wrong_state_is_refused_on_every_rank(comm: Intracomm, change: Any, mess
         change(state)
     kind: Any = (TypeError, ValueError) if comm.rank == 0 else RemoteError
     with pytest.raises(kind, match=message):
+        sharded.load_state_dict(state)
+
+
+def normalized(comm: Intracomm, stage: int, *, synchronized: bool = False) -> tuple[ShardedOptimizer, BatchNorm]:
+    """Return an optimizer of two layers, and the one of them that has running statistics."""
+    norm = BatchNorm((8,), synchronized=synchronized)
+    return ShardedOptimizer([Dense(4, 8), norm], comm=comm, stage=stage, optimizer="adam", dtype="float64"), norm
+
+
+def normalize(sharded: ShardedOptimizer, norm: BatchNorm, step: int, rank: int) -> None:
+    """Take a step in which the batch normalisation sees samples of this rank's own."""
+    x = np.random.default_rng((step, rank)).standard_normal((3 + rank, 8))
+    room = Workspace()
+    room.key = RandomKey(0, step, np.arange(len(x)))
+    for number in range(2):
+        with sharded.gathered(number) as arrays:
+            if number == 1:
+                norm.forward(arrays, x, room)
+        sharded.complete(number, [np.full(shape, 0.1 * (step + 1)) for shape in sharded.shapes[number]])
+    sharded.step()
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_running_statistics_go_to_other_ranks_and_stages(
+    comm: Intracomm, before: int, after: int, synchronized: bool
+) -> None:
+    first, norm = normalized(comm, before, synchronized=synchronized)
+    for step in range(3):
+        normalize(first, norm, step, comm.rank)
+    kept, root = first.state_dict(comm.size - 1), comm.size - 1
+    if comm.rank == root:
+        assert kept["running_statistics.0"].shape == (16,)
+        np.testing.assert_array_equal(kept["running_statistics.0"], norm.running)
+        assert not np.shares_memory(kept["running_statistics.0"], norm.running)
+        assert (kept["running_statistics.0"][:8] != 0).all()
+    other, restored = normalized(comm, after, synchronized=synchronized)
+    normalize(other, restored, 7, comm.rank)  # what it has seen must leave no trace
+    other.load_state_dict(kept, root)
+    for step in range(3, 5):
+        normalize(first, norm, step, comm.rank)
+        normalize(other, restored, step, comm.rank)
+    there, here = first.state_dict(), other.state_dict()
+    assert there.keys() == here.keys()
+    for name, array in there.items():
+        np.testing.assert_array_equal(here[name], array, err_msg=name)
+    np.testing.assert_array_equal(restored.running, norm.running)
+
+
+@pytest.mark.parametrize("wrong", [None, np.zeros(8), np.zeros(16, np.float32)])
+def test_wrong_running_statistics_are_refused_on_every_rank(comm: Intracomm, wrong: np.ndarray | None) -> None:
+    sharded, norm = normalized(comm, 2)
+    normalize(sharded, norm, 0, comm.rank)
+    state = sharded.state_dict()
+    if comm.rank == 0:
+        del state["running_statistics.0"]
+        state |= {} if wrong is None else {"running_statistics.0": wrong}
+    kind: Any = ValueError if comm.rank == 0 else RemoteError
+    with pytest.raises(kind, match=r"running_statistics\.0"):
         sharded.load_state_dict(state)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,16 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.train import DataError, EarlyStopping, LocalSGD, ParameterServer, Trainer, UsageError
+from mpicoll.train import (
+    DataError,
+    EarlyStopping,
+    LocalSGD,
+    ParameterServer,
+    Trainer,
+    TrainingError,
+    UsageError,
+    chrome_trace,
+)
 from mpicoll.train.strategies import STRATEGIES
 from tests.own_models import Softmax, samples
 
@@ -101,6 +113,48 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path_factory: pytest.TempPathFact
     assert result["resumed_after"] == 17
     for array, wanted in zip(made.parameters, whole.parameters, strict=True):
         np.testing.assert_array_equal(array, wanted)
+
+
+def test_a_trace_takes_no_message_of_the_program_and_leaves_none(shared_folder: Path) -> None:
+    comm, found = WORLD.Dup(), np.zeros(1)
+    pending = comm.Irecv(found, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    trained(comm, steps=4, trace=str(shared_folder / "trace.json"))
+    assert not pending.Test()
+    WORLD.Barrier()
+    comm.Send(np.array([7.0]), (comm.rank + 1) % comm.size, 77)
+    pending.Wait()
+    assert found[0] == 7.0
+    comm.Free()
+    there = json.loads((shared_folder / "trace.json").read_text())
+    assert {event["pid"] for event in there["traceEvents"]} == set(range(WORLD.size))
+
+
+@pytest.mark.parametrize("after", [0, 1, 40])
+def test_all_ranks_hear_of_a_trace_that_cannot_be_written(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """The disk is full after so many pieces of the file."""
+
+    class Full:
+        def __init__(self, path: str) -> None:
+            self.written = 0
+
+        def __enter__(self) -> Full:
+            return self
+
+        def write(self, text: str) -> None:
+            self.written += 1
+            if self.written > after:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    if WORLD.rank == 0:
+        monkeypatch.setattr(chrome_trace, "Replacing", Full)
+    path = shared_folder / "trace.json"
+    with pytest.raises(TrainingError, match=f"^trace {path}: cannot write this file: No space left on device$"):
+        trained(WORLD, steps=20, trace=str(path))
 
 
 def test_all_ranks_stop_early() -> None:
