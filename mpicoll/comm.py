@@ -109,7 +109,7 @@ class Intracomm(ObjectCollectives):
                 return _predefined, (name,)
             if self == predefined:
                 return _wrap_again, (predefined, *self._settings)
-        raise ValueError(f"cannot serialize {type(self).__name__!r} : it wraps neither COMM_WORLD nor COMM_SELF")
+        raise ValueError(f"cannot serialize {type(self).__name__!r}: it wraps neither COMM_WORLD nor COMM_SELF")
 
     def __getattr__(self, name: str) -> Any:
         """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""

@@ -21,6 +21,7 @@ from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 
 MEETING_SECONDS = 60.0
 """The longest time that a rank waits for those that make communicators in the same call."""
+_MASK = (1 << 61) - 1
 _numbers = itertools.count(1 + secrets.randbits(61))
 """Numbers for channels, other ones in each process."""
 
@@ -48,6 +49,14 @@ class Family(NamedTuple):
     parent: Any
     ranks: list[int]
     everybody: bool
+
+
+def offer_of(session: int, calls: int) -> int:
+    """Return the number by which ranks offer a spare: equal for one channel on which they have made as many calls.
+
+    Numbers of channels follow each other, so that a sum of the two would not do.
+    """
+    return 1 + (hash((session, calls)) & _MASK)
 
 
 def agree(comm: MPI.Intracomm, family: Family, offer: int) -> Agreement:

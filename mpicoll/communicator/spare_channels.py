@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from mpi4py import MPI
 
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
-from mpicoll.communicator.spare_agreement import Family, agree
+from mpicoll.communicator.spare_agreement import Family, agree, offer_of
 from mpicoll.progress.failed_ranks import is_failure, survives_failures
 
 MAX_SPARES = 16
@@ -88,7 +88,7 @@ class SpareChannels:
         if spare is not None:
             self._count(spare.size, -1)
         try:
-            agreement = agree(comm, family, 0 if spare is None else spare.session + spare.dispatch.number)
+            agreement = agree(comm, family, 0 if spare is None else offer_of(spare.session, spare.dispatch.number))
         except BaseException as error:
             if spare is not None:
                 _give_up(spare, error)

@@ -278,6 +278,29 @@ def test_ranks_that_have_made_other_calls_before_give_a_spare_up(comm):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_ranks_that_find_different_spares_give_them_up(comm):
+    """Threads free communicators in any order: the spares are in another order on rank 0, and numbered in sequence."""
+    made = [_together(comm) for _ in range(2)]
+    first, second = map(_channel, made)
+    _check(made[0])  # calls are numbered, too
+    for each in made if comm.rank == 0 else reversed(made):
+        MPI.Intracomm(comm).Barrier()
+        _channel(comm).spares.keep(_channel(each).origin.key, _channel(each))
+    for _ in range(3):
+        again = _together(comm)
+        assert _channel(again) not in (first, second)
+        _check(again)
+        again.Free()
+
+
+def test_offers_differ_by_channel_and_by_calls():
+    offers = {spare_agreement.offer_of(session, calls) for session in range(100) for calls in range(100)}
+    assert len(offers) == 10_000
+    assert min(offers) > 0
+    assert max(offers) < 1 << 62
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_channel_is_kept_after_messages_about_late_ranks(comm):
     made = _together(comm)
     channel = _channel(made)
