@@ -27,12 +27,7 @@ def classification(logits: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     mpicoll.errors.DataError
         If the shapes do not fit each other, or a label is not the number of an output.
     """
-    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
-        raise DataError(
-            f"classification: labels of shape {labels.shape} do not fit outputs of shape {logits.shape}; "
-            "(rows,) and (rows, classes) do"
-        )
-    _check_labels("classification", labels, logits.shape[1])
+    _check_labels("classification", labels, logits, "(rows, classes)")
     loss, hits = softmax_cross_entropy(logits, labels)
     return loss, hits
 
@@ -77,20 +72,24 @@ def language_modeling(logits: np.ndarray, following: np.ndarray) -> tuple[float,
     mpicoll.errors.DataError
         If the shapes do not fit each other, or a byte is not the number of an output.
     """
-    if logits.ndim != 3 or following.shape != logits.shape[:2]:
-        raise DataError(
-            f"language_modeling: bytes of shape {following.shape} do not fit outputs of shape {logits.shape}; "
-            "(rows, positions) and (rows, positions, 256) do"
-        )
-    _check_labels("language_modeling", following, logits.shape[2])
+    _check_labels("language_modeling", following, logits, "(rows, positions, 256)")
     positions = logits.shape[1]
     loss, _ = softmax_cross_entropy(logits.reshape(-1, logits.shape[2]), following.reshape(-1))
     logits *= logits.dtype.type(1 / positions)
     return loss / positions, 0
 
 
-def _check_labels(task: str, labels: np.ndarray, outputs: int) -> None:
-    """Raise DataError unless labels are whole numbers of outputs: the kernel writes where they point."""
+def _check_labels(task: str, labels: np.ndarray, logits: np.ndarray, shape: str) -> None:
+    """Raise DataError unless labels are whole numbers of outputs: the kernel writes where they point.
+
+    `shape` is that of `logits`, as messages name it; labels have all of it but the last.
+    """
+    if logits.ndim != shape.count(",") + 1 or labels.shape != logits.shape[:-1]:
+        raise DataError(
+            f"{task}: labels of shape {labels.shape} do not fit outputs of shape {logits.shape}; "
+            f"outputs are {shape}, labels the same without the last"
+        )
+    outputs = logits.shape[-1]
     if labels.dtype.kind not in "iu":
         raise DataError(f"{task}: labels are {labels.dtype}, not whole numbers")
     if labels.size and (labels.min() < 0 or labels.max() >= outputs):

@@ -171,10 +171,13 @@ def _check_next_ones(comm, channel):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_has_lost_its_spare_gets_a_new_channel_with_the_others(comm):
+@pytest.mark.parametrize("other", ["spares", "calls"])
+def test_a_rank_with_other_spares_or_calls_gets_a_new_channel_with_the_others(comm, other):
     channel = _freed_channel(comm)
-    if comm.rank == 0:
+    if comm.rank == 0 and other == "spares":
         _channel(comm).spares._kept.clear()
+    elif comm.rank == 0:
+        channel.dispatch.count()
     _check_next_ones(comm, channel)
 
 
@@ -267,14 +270,6 @@ def test_a_rank_that_does_not_come_is_named(comm, monkeypatch):
     made = _together(comm)
     _check(made)
     made.Free()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_ranks_that_have_made_other_calls_before_give_a_spare_up(comm):
-    channel = _freed_channel(comm)
-    if comm.rank == 0:
-        channel.dispatch.count()
-    _check_next_ones(comm, channel)
 
 
 @pytest.mark.mpi(min_size=2)
