@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpicoll.buffers import reduction_ops
-from mpicoll.collectives import ok_topk, select
-from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_numbers
-from mpicoll.collectives.checked_arguments import CheckedArguments
-from mpicoll.collectives.sparse_allreduce import SparseAllreduce
-from mpicoll.collectives.two_shot import TwoShot
-from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Sparsifier, compressor
-from mpicoll.compression.sparsifiers import OkTopk
+from mpicoll.collectives import select
+from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, compressor
 from mpicoll.schedules import ALGORITHMS
-
-if TYPE_CHECKING:
-    from mpicoll.messages.calls import Allocate
-    from mpicoll.messages.lowering import Phase
 
 Compression = Compressor | ErrorFeedback
 
@@ -72,32 +63,11 @@ def algorithms(compression: Compression) -> tuple[str, ...]:
     """Return the algorithms that a compressor can be used with between all ranks; first that of ``"auto"``."""
     codec = plain(compression)
     if not isinstance(codec, Aggregatable):
+        from mpicoll.compression.sparsifiers import Sparsifier  # programs that do not compress start without it
+
         return (select.SPARSE,) if isinstance(codec, Sparsifier) else (select.TWO_SHOT,)
     dense = (select.SUMMED, *ALGORITHMS["allreduce"])
     return (select.TWO_SHOT, *dense) if codec.in_two_shots else dense
-
-
-def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Phase, ...]:
-    """Return the phases of a plan that sums float32 `x` over the ranks into `y`, with compressed messages."""
-    assert task.compression is not None
-    channel, compression = task.channel, task.compression
-    made, feedback = plain(compression), compression if isinstance(compression, ErrorFeedback) else None
-    if task.algorithm == select.TWO_SHOT:
-        return TwoShot(channel, compression, x, y, allocate).stages()
-    if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
-        if isinstance(made, OkTopk):
-            return ok_topk.stages(channel, made, feedback, x, y, allocate)
-        return SparseAllreduce(channel, made, feedback, x, y, allocate).stages()
-    numbers = task.numbers or operation_numbers(channel, task.persistent)
-    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, numbers=numbers)
-    return summed.stages()
-
-
-def variant(compression: Compression | None) -> str:
-    """Return the variant of the plan that the state of an ErrorFeedback asks for; "" if there is only one."""
-    if isinstance(compression, ErrorFeedback) and isinstance(compression.compressor, OkTopk):
-        return ok_topk.variant(compression)
-    return ""
 
 
 def cut(compression: Compression | None, start: int, stop: int, count: int) -> Compression | None:

@@ -46,10 +46,10 @@ def _choices_by_length(means: Capabilities, buckets: int) -> tuple[tuple[str, in
     key = (*(each for each in means if each is not means.rules), rules, buckets)
     if key not in _choices:
         ends = {bits: (1 << bits >> 1, (1 << bits) - 1) for bits in range(buckets)}
-        _choices[key] = tuple(
-            (collective, bits, choose(collective, first, means))
+        both = (
+            (collective, bits, choose(collective, first, means), choose(collective, last, means))
             for collective in means.in_memory
             for bits, (first, last) in ends.items()
-            if choose(collective, first, means) == choose(collective, last, means)
         )
+        _choices[key] = tuple((collective, bits, name) for collective, bits, name, other in both if name == other)
     return _choices[key]

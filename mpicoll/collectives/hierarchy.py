@@ -118,10 +118,12 @@ class HierarchicalOperation(CheckedOperation):
         """Return the variants of the parts along the lane, whose compression has a state of its own."""
         if self.compression is None:
             return ""
+        from mpicoll.collectives import compressed_phases
+
         assert self.given is not None
         assert self.result is not None
         lane, segments = _Lane(self), segments_of(self, self.given.buffer, self.result.buffer)
-        return " ".join(compressed.variant(lane.compression(each)) for each in segments)
+        return " ".join(compressed_phases.variant(lane.compression(each)) for each in segments)
 
 
 class _Lane:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, select
+from mpicoll.collectives import select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.communicator.channel import Channel
@@ -39,7 +39,9 @@ class CheckedOperation(CheckedArguments):
         staged = self.nbytes <= STAGED_NBYTES and not self.is_part
         if self.compression is not None:
             source, target = whole_vector(self, staged, allocate)
-            stages = compressed.stages(self, target if source is None else source, target, allocate)
+            from mpicoll.collectives import compressed_phases
+
+            stages = compressed_phases.stages(self, target if source is None else source, target, allocate)
             inbox, outbox = ends(self, target, staged)
         else:
             row = find(self.collective, self.algorithm)
@@ -120,7 +122,11 @@ class CheckedOperation(CheckedArguments):
 
     def variant(self) -> str:
         """Return the variant of the plan that the state of the compression asks for; "" if there is only one."""
-        return compressed.variant(self.compression)
+        if self.compression is None:
+            return ""
+        from mpicoll.collectives import compressed_phases
+
+        return compressed_phases.variant(self.compression)
 
     def check(self, signature: Signature, number: int, timeout: float) -> None:
         """Compare the call with the other ranks' calls, if ``MPICOLL_CHECK`` asks for it; see :func:`agree`."""

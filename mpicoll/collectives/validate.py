@@ -28,7 +28,6 @@ from mpicoll.collectives.call_context import (
     native,
 )
 from mpicoll.collectives.checked_arguments import VectorPart
-from mpicoll.collectives.hierarchy import HierarchicalOperation
 from mpicoll.collectives.operation import CheckedOperation
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.messages.call_agreement import refuse
@@ -48,6 +47,8 @@ def prepare(scope: CallContext, call: CallArguments) -> AnyTask:
     try:
         operation = _prepare(scope, call)
         if isinstance(operation, CheckedOperation) and operation.algorithm == select.HIERARCHY:
+            from mpicoll.collectives.hierarchy import HierarchicalOperation  # needed over several nodes only
+
             return HierarchicalOperation.of(operation)
         return operation
     except (MismatchError, RemoteError, CollectiveTimeout):  # of a call inside, which all ranks have heard of

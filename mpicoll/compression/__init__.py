@@ -1,24 +1,17 @@
-"""Compressors: float32 vectors to bytes and back, independent of MPI."""
+"""Compressors: float32 vectors to bytes and back, independent of MPI.
 
-from mpicoll.compression import (
-    bounded,
-    casts,
-    fp8,
-    integers,
-    natural,
-    powersgd,
-    qsgd,
-    randomized,
-    shared_scale,
-    signs,
-    sparsifiers,
-    ternary,
-)
+The modules that define compressors are imported when the first one is asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from mpicoll.compression.aggregatable import Aggregatable
 from mpicoll.compression.base import Compressor, Key
 from mpicoll.compression.compressor_specs import compressor, names, register
 from mpicoll.compression.error_feedback import ErrorFeedback
-from mpicoll.compression.sparsifiers import Sparsifier
+
+if TYPE_CHECKING:
+    from mpicoll.compression.sparsifiers import Sparsifier
 
 __all__ = [
     "Aggregatable",
@@ -26,19 +19,15 @@ __all__ = [
     "ErrorFeedback",
     "Key",
     "Sparsifier",
-    "bounded",
-    "casts",
     "compressor",
-    "fp8",
-    "integers",
     "names",
-    "natural",
-    "powersgd",
-    "qsgd",
-    "randomized",
     "register",
-    "shared_scale",
-    "signs",
-    "sparsifiers",
-    "ternary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Sparsifier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpicoll.compression.sparsifiers import Sparsifier
+
+    return Sparsifier

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, error_bounded_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("error")
+@enter("error")
 @dataclass(frozen=True)
 class ErrorBounded(CodecCompressor):
     """Quantised integers with an absolute error bound: each decoded element is within `bound` of the original.

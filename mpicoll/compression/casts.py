@@ -11,15 +11,15 @@ import numpy as np
 
 from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.kernels.codecs import cast_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-@register("fp16", kind="float16")
-@register("bf16", kind="bfloat16")
+@enter("fp16", kind="float16")
+@enter("bf16", kind="bfloat16")
 @dataclass(frozen=True)
 class ShortFloats(Aggregatable, CodecCompressor):
     """float16 or bfloat16, rounded to nearest even.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from mpicoll.compression.base import Compressor
@@ -11,8 +13,35 @@ from mpicoll.errors import UnknownCompressor
 
 Factory = Callable[..., Compressor]
 _FACTORIES: dict[str, tuple[type[Compressor], dict[str, Any]]] = {}
+_MODULES = (
+    "bounded",
+    "casts",
+    "fp8",
+    "integers",
+    "natural",
+    "powersgd",
+    "qsgd",
+    "randomized",
+    "shared_scale",
+    "signs",
+    "sparsifiers",
+    "ternary",
+)
+"""The modules of this package that define compressors, in the order of :func:`names`."""
 _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 """Parsers of settings by the annotation of their field; fields of other types cannot be set by a specification."""
+
+
+def enter(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compressor]]:
+    """Return the decorator of :func:`register`, for the modules of this package."""
+
+    def entered(kind: type[Compressor]) -> type[Compressor]:
+        if name in _FACTORIES:
+            raise ValueError(f"name: {name!r} is taken by {_FACTORIES[name][0].__name__}")
+        _FACTORIES[name] = (kind, fixed)
+        return kind
+
+    return entered
 
 
 def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compressor]]:
@@ -30,18 +59,20 @@ def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compr
     ValueError
         If the name is taken.
     """
+    _load()
+    return enter(name, **fixed)
 
-    def enter(kind: type[Compressor]) -> type[Compressor]:
-        if name in _FACTORIES:
-            raise ValueError(f"name: {name!r} is taken by {_FACTORIES[name][0].__name__}")
-        _FACTORIES[name] = (kind, fixed)
-        return kind
 
-    return enter
+@functools.cache
+def _load() -> None:
+    """Import the package's own compressors: programs that do not compress start without them."""
+    for module in _MODULES:
+        import_module(f"mpicoll.compression.{module}")
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all compressors, in the order of registration."""
+    _load()
     return tuple(_FACTORIES)
 
 
@@ -71,6 +102,7 @@ def compressor(spec: str | Compressor) -> Compressor:
         return spec
     if not isinstance(spec, str):
         raise TypeError(f"compression: {spec!r} is neither a name nor a Compressor")
+    _load()
     name, *settings = spec.strip().split(":")
     if name == "auto":
         raise UnknownCompressor(f"compression: {spec!r} is for allreduce only; name a compressor")

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block, require_rounding
 from mpicoll.kernels.codecs import bit_packing, fp8_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("fp8", kind="e4m3")
-@register("e4m3", kind="e4m3")
-@register("e5m2", kind="e5m2")
+@enter("fp8", kind="e4m3")
+@enter("e4m3", kind="e4m3")
+@enter("e5m2", kind="e5m2")
 @dataclass(frozen=True)
 class Fp8(CodecCompressor):
     """E4M3 or E5M2, with a power-of-two scale for each block of `block` elements.

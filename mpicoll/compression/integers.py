@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block, require_rounding
 from mpicoll.kernels.codecs import bit_packing, integer_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
@@ -15,13 +15,13 @@ _BLOCK, _PACKED_BLOCK = 512, 1024
 """Default block lengths for 8 bits and for fewer: packing is faster in longer blocks."""
 
 
-@register("int8", bits=8)
-@register("int7", bits=7)
-@register("int6", bits=6)
-@register("int5", bits=5)
-@register("int4", bits=4)
-@register("int3", bits=3)
-@register("int2", bits=2)
+@enter("int8", bits=8)
+@enter("int7", bits=7)
+@enter("int6", bits=6)
+@enter("int5", bits=5)
+@enter("int4", bits=4)
+@enter("int3", bits=3)
+@enter("int2", bits=2)
 @dataclass(frozen=True)
 class QuantizedIntegers(CodecCompressor):
     """Integers of 2 to 8 bits, with a scale for each block of `block` elements.

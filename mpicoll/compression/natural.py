@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, natural_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("natural")
+@enter("natural")
 @dataclass(frozen=True)
 class Natural(CodecCompressor):
     """Random rounding of each element to the power of two below or above it, unbiased; 9 bits an element.

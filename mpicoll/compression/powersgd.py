@@ -12,7 +12,7 @@ import numpy as np
 
 from mpicoll.compression.aggregatable import AggregatableCompressor, AggregationRound, AggregationSession, Memory
 from mpicoll.compression.base import Key
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.kernels.codecs import thin_products
 
 _VALUES = np.dtype(np.float32)
@@ -35,7 +35,7 @@ class Matrix(NamedTuple):
         return self.start + self.rows * self.columns
 
 
-@register("powersgd")
+@enter("powersgd")
 @dataclass(frozen=True, repr=False)
 class PowerSGD(AggregatableCompressor):
     """Low-rank approximation of the sum of matrices M_i by one step of power iteration; biased, for error feedback.

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, integer_codec, qsgd_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("qsgd")
+@enter("qsgd")
 @dataclass(frozen=True)
 class Qsgd(CodecCompressor):
     """Random rounding of each element to a multiple of its bucket's L2 norm over `levels`, unbiased.

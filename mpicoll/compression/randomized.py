@@ -11,7 +11,7 @@ import numpy as np
 
 from mpicoll.compression.aggregatable import Aggregatable, AggregationRound, AggregationSession
 from mpicoll.compression.base import Key
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.sparsifiers import CompiledSparsifier, Sparsifier, check_density, entries_for
 from mpicoll.kernels.codecs import sampling, sparse_codec, sparse_vectors
 from mpicoll.kernels.codecs.codec_kernels import settings_of
@@ -21,7 +21,7 @@ _UNLIKELY = math.log(1e18)
 _DENSITY = 0.01
 
 
-@register("randomk")
+@enter("randomk")
 @dataclass(frozen=True)
 class RandomK(Aggregatable, Sparsifier):
     """A fixed number of random elements, the same positions on every rank: one of each of k runs of equal length.
@@ -105,7 +105,7 @@ class _Drawn(AggregationSession):
         sparse_vectors.scatter(self._indices, self._values, y)
 
 
-@register("wangni")
+@enter("wangni")
 @dataclass(frozen=True)
 class Wangni(CompiledSparsifier):
     """Element i with probability p_i = min(rate |x_i|, 1), sent as x_i / p_i: unbiased, of least variance.

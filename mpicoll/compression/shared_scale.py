@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpicoll.compression.aggregatable import AggregatableCompressor, AggregationRound, AggregationSession
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_rounding
 from mpicoll.kernels.codecs import integer_codec, shared_scale_codec
 
@@ -18,7 +18,7 @@ _LARGEST = {8: 127, 16: 32767}
 _SHORTEST_BLOCK = 32
 
 
-@register("common")
+@enter("common")
 @dataclass(frozen=True)
 class SharedScaleIntegers(AggregatableCompressor):
     """int8 or int16 with scales that all ranks share; the sum of the codes is exact with any algorithm.

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import bit_packing, integer_codec, sign_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("sign")
+@enter("sign")
 @dataclass(frozen=True)
 class Sign(CodecCompressor):
     """The sign of every element, times the mean of |x| in its block: biased, to be used with error feedback.

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import into_vector, memory, require, vector
 from mpicoll.kernels.codecs import sparse_codec, sparse_encoding
 from mpicoll.kernels.codecs.codec_kernels import settings_of
@@ -126,7 +126,7 @@ def entries_for(count: int, density: float, k: int = 0) -> int:
     return min(count, max(1, wanted))
 
 
-@register("topk")
+@enter("topk")
 @dataclass(frozen=True)
 class TopK(CompiledSparsifier):
     """A fixed number of elements with the largest |x|; biased, to be used with error feedback.
@@ -154,7 +154,7 @@ class TopK(CompiledSparsifier):
         return Selector(sparse_codec.largest, settings_of())
 
 
-@register("sampled")
+@enter("sampled")
 @dataclass(frozen=True)
 class Sampled(CompiledSparsifier):
     """The elements above a threshold that is estimated from a sample; biased, to be used with error feedback.
@@ -185,7 +185,7 @@ class Sampled(CompiledSparsifier):
         return Selector(sparse_codec.above_sampled, settings_of(*numbers))
 
 
-@register("oktopk")
+@enter("oktopk")
 @dataclass(frozen=True)
 class OkTopk(TopK):
     """The k largest elements of the sum of all ranks' k largest; the volume does not grow with the number of ranks.

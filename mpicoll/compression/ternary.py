@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mpicoll.compression.base import CodecCompressor
-from mpicoll.compression.compressor_specs import register
+from mpicoll.compression.compressor_specs import enter
 from mpicoll.compression.payload_checks import require_block
 from mpicoll.kernels.codecs import ternary_codec
 from mpicoll.kernels.codecs.codec_kernels import Codec, settings_of
 
 
-@register("ternary")
+@enter("ternary")
 @dataclass(frozen=True)
 class Ternary(CodecCompressor):
     """Random rounding of each element to zero or its sign times its block's largest |x|, unbiased; 1.6 bits an element.

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
 
 _NAME = "mpi4py.MPI"
 
 
-class _Then(Loader):
+class _Then:
     """Loader that runs a module's own loader and then a function on the module."""
 
     def __init__(self, inner: Loader, function: Callable[[Any], None]) -> None:
@@ -32,7 +34,7 @@ class _Then(Loader):
         self._function(module)
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finder for ``mpi4py.MPI`` alone: asks the other finders and wraps the loader that they return."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:

@@ -1,0 +1,42 @@
+"""Phases of the plans that sum vectors with compressed messages; imported by the first such call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpicoll.collectives import compressed, ok_topk, select
+from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_numbers
+from mpicoll.collectives.checked_arguments import CheckedArguments
+from mpicoll.collectives.sparse_allreduce import SparseAllreduce
+from mpicoll.collectives.two_shot import TwoShot
+from mpicoll.compression import ErrorFeedback
+from mpicoll.compression.sparsifiers import OkTopk, Sparsifier
+
+if TYPE_CHECKING:
+    from mpicoll.messages.calls import Allocate
+    from mpicoll.messages.lowering import Phase
+
+
+def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Allocate) -> tuple[Phase, ...]:
+    """Return the phases of a plan that sums float32 `x` over the ranks into `y`, with compressed messages."""
+    assert task.compression is not None
+    channel, compression = task.channel, task.compression
+    made, feedback = compressed.plain(compression), compression if isinstance(compression, ErrorFeedback) else None
+    if task.algorithm == select.TWO_SHOT:
+        return TwoShot(channel, compression, x, y, allocate).stages()
+    if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
+        if isinstance(made, OkTopk):
+            return ok_topk.stages(channel, made, feedback, x, y, allocate)
+        return SparseAllreduce(channel, made, feedback, x, y, allocate).stages()
+    numbers = task.numbers or operation_numbers(channel, task.persistent)
+    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, numbers=numbers)
+    return summed.stages()
+
+
+def variant(compression: compressed.Compression | None) -> str:
+    """Return the variant of the plan that the state of an ErrorFeedback asks for; "" if there is only one."""
+    if isinstance(compression, ErrorFeedback) and isinstance(compression.compressor, OkTopk):
+        return ok_topk.variant(compression)
+    return ""
