@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -18,51 +18,83 @@ if TYPE_CHECKING:
 _NAME = "mpi4py.MPI"
 
 
-class _Then:
-    """Loader that runs a module's own loader and then a function on the module."""
+class _Moment:
+    """The moment at which MPI has been imported, and no module of mpicoll is in the middle of its own import.
 
-    def __init__(self, inner: Loader, function: Callable[[Any], None]) -> None:
-        self._inner, self._function = inner, function
+    A module of mpicoll that the program imports first imports MPI in its first lines. What is installed then needs
+    that module as a whole.
+    """
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function, self._depth = function, 0
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Note that the import of a module begins."""
+        self._depth += 1
+
+    def end(self) -> None:
+        """Note that an import has ended; call the function if this is the moment."""
+        self._depth -= 1
+        if self._depth == 0 and not self.is_over and _NAME in sys.modules:
+            self.is_over = True
+            self._function(sys.modules[_NAME])
+
+
+class _Watching:
+    """Loader that runs a module's own loader, and tells a moment of it."""
+
+    def __init__(self, inner: Loader, moment: _Moment) -> None:
+        self._inner, self._moment = inner, moment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._inner
-        self._function(module)
+        self._moment.begin()
+        try:
+            self._inner.exec_module(module)
+        finally:
+            self._moment.end()
 
 
 class _Finder:
-    """Finder for ``mpi4py.MPI`` alone: asks the other finders and wraps the loader that they return."""
+    """Finder for ``mpi4py.MPI`` and modules of mpicoll: asks the other finders and wraps the loader that they return."""
 
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        self._function = function
+    def __init__(self, moment: _Moment) -> None:
+        self._moment = moment
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _NAME:
+        if self._moment.is_over or not (fullname == _NAME or fullname.startswith("mpicoll.")):
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Then(spec.loader, self._function)
+                    spec.loader = cast("Loader", _Watching(spec.loader, self._moment))
                 return spec
         return None
 
 
 def when_mpi_is_imported(function: Callable[[Any], None]) -> None:
-    """Call ``function(MPI)`` at the end of the import of ``mpi4py.MPI``; at once if it is imported already."""
+    """Call ``function(MPI)`` at the end of the import of ``mpi4py.MPI``; at once if it is imported already.
+
+    If a module of mpicoll imports it, the end of that module's import counts.
+    """
     # mpi4py puts a finder of its own in front of the others when it is imported; ours has to come before that.
     import mpi4py  # noqa: F401
 
     if _NAME in sys.modules:
         function(sys.modules[_NAME])
     else:
-        sys.meta_path.insert(0, _Finder(function))
+        sys.meta_path.insert(0, cast("Any", _Finder(_Moment(function))))
 
 
 def when_mpi_is_initialized(function: Callable[[Any], None]) -> None:

@@ -94,21 +94,26 @@ class SharedMemoryDomain:
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = slot_lengths.records_nbytes(self.size)
         self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
-        self._stages = numpy_allocator.empty(_STAGES_NBYTES, np.uint8)
-        self._memory = numpy_allocator.empty(common_nbytes(self.size) if self.rank == 0 else 0, np.uint8)
-        # Lines and records, before the others know where they are.
-        self._memory[: _PAGE + lines_nbytes(self.size) + _LANES * self._lane_nbytes] = 0
+        first = self.rank == 0
+        self._memory = peers.SharedArrays(
+            numpy_allocator.empty(_STAGES_NBYTES, np.uint8),
+            # Zero before the others know where they are; memory that was never used is, and is not touched.
+            numpy_allocator.zeros(records_nbytes(self.size) if first else 0, np.uint8),
+            numpy_allocator.empty(slots_nbytes(self.size) if first else 0, np.uint8),
+        )
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         if known is None:
-            self.peers = peers.meet(comm, self._stages, self._memory)
+            self.peers = peers.meet(comm, self._memory)
         else:
-            self.peers = peers.inherit(comm, self._stages, self._memory, known.domain.peers, known.ranks)
-        self._peers, self.reach, self.segments, _ = self.peers
+            self.peers = peers.inherit(comm, self._memory, known.domain.peers, known.ranks)
+        self._peers, self.reach, self.segments, records, slots = self.peers
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         if not self.segments:
-            self._memory = common_file.common_memory(comm, common_nbytes(self.size))
-        lines = _page_from(self.peers.common if self.segments else self._memory.ctypes.data)
+            common = common_file.common_memory(comm, common_nbytes(self.size))
+            self._memory, records = self._memory._replace(records=common, slots=common[:0]), common.ctypes.data
+            slots = records + records_nbytes(self.size)
+        lines, self._slots = _page_from(records), _page_from(slots)
         self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
         self._base = lines + lines_nbytes(self.size)
         self.blocking = self._job(0, self.slot_nbytes)
@@ -128,14 +133,10 @@ class SharedMemoryDomain:
         measured = method_times.ratios(comm, self.blocking, self.plan)
         return measured if measured.is_possible else None
 
-    def _slots(self) -> int:
-        records = _LANES * self._lane_nbytes
-        return self._base + -(-records // _PAGE) * _PAGE
-
     def _job(self, lane: int, slot_nbytes: int) -> np.ndarray:
         """Return the job of a lane; lane 0 is for blocking operations."""
         records = self._base + lane * self._lane_nbytes
-        slots = self._slots() + lane * self._lane_slots
+        slots = self._slots + lane * self._lane_slots
         job = np.zeros(words.job_words(self.size), np.int64)
         if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
             self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
@@ -255,10 +256,19 @@ def _page_from(address: int) -> int:
     return address + -address % _PAGE
 
 
+def records_nbytes(size: int) -> int:
+    """Return the bytes of the lines and records of `size` ranks, and to the start of a page."""
+    return lines_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
+
+
+def slots_nbytes(size: int) -> int:
+    """Return the bytes of the slots of `size` ranks, and to the start of a page."""
+    return _LANES * 2 * size * slot_lengths.largest(size) + _PAGE
+
+
 def common_nbytes(size: int) -> int:
     """Return the bytes of shared memory that `size` ranks need in common."""
-    records = _LANES * slot_lengths.records_nbytes(size)
-    return lines_nbytes(size) + records + _LANES * 2 * size * slot_lengths.largest(size) + 2 * _PAGE
+    return records_nbytes(size) + slots_nbytes(size)
 
 
 @functools.cache

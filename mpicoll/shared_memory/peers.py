@@ -26,30 +26,39 @@ class Peers(NamedTuple):
         Whether processes may copy from each other's private memory.
     segments
         Whether every rank has mapped the memory segments of all others, and all have their memory in them.
-    common
-        Address here of the first rank's common memory, if it lies in a segment.
+    records, slots
+        Addresses here of the first rank's memory for the records and slots of all, if it lies in a segment.
     """
 
     table: np.ndarray
     reach: bool
     segments: bool
-    common: int
+    records: int
+    slots: int
 
 
-def meet(comm: MPI.Intracomm, stages: np.ndarray, common: np.ndarray) -> Peers:
-    """Exchange processes and segments with the other ranks; collective.
+class SharedArrays(NamedTuple):
+    """Memory of one rank that the others access.
 
-    Parameters
+    Attributes
     ----------
     stages
         This rank's stages.
-    common
-        On the first rank the common memory, ready for use; elsewhere empty.
+    records, slots
+        On the first rank the memory for the records, which are zero, and the slots of all ranks; elsewhere empty.
     """
+
+    stages: np.ndarray
+    records: np.ndarray
+    slots: np.ndarray
+
+
+def meet(comm: MPI.Intracomm, memory: SharedArrays) -> Peers:
+    """Exchange processes and segments, and the places of this rank's `memory`, with the other ranks; collective."""
     own = segment.own()
     probe = np.array([secrets.randbits(62), 0], np.int64)
     card = [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data, probe[0]]
-    cards = _exchanged(comm, [*card, *_places(stages, common)])
+    cards = _exchanged(comm, [*card, *_places(memory)])
     table, room = np.zeros((comm.size, words.PEER_WORDS), np.int64), np.zeros(5, np.int64)
     read = True
     for rank, (space, pid, address, fd, nbytes, nonce, theirs, number, *_) in enumerate(cards.tolist()):
@@ -65,21 +74,17 @@ def meet(comm: MPI.Intracomm, stages: np.ndarray, common: np.ndarray) -> Peers:
     return _with_places(table, bool(agreed[0] and written[0]), bool(agreed[1]), cards[:, len(card) :])
 
 
-def inherit(comm: MPI.Intracomm, stages: np.ndarray, common: np.ndarray, known: Peers, ranks: np.ndarray) -> Peers:
-    """Take over the processes that a communicator knows of which these are some `ranks`; collective.
-
-    The other parameters are those of :func:`meet`.
-    """
-    cards = _exchanged(comm, _places(stages, common))
+def inherit(comm: MPI.Intracomm, memory: SharedArrays, known: Peers, ranks: np.ndarray) -> Peers:
+    """Take over the processes that a communicator knows of which these are some `ranks`; collective."""
+    cards = _exchanged(comm, _places(memory))
     return _with_places(known.table[ranks], known.reach, known.segments, cards)
 
 
-def _places(stages: np.ndarray, common: np.ndarray) -> list[int]:
+def _places(memory: SharedArrays) -> list[int]:
     """Return where own memory lies, and whether the others see it there: a full segment gives ordinary memory."""
     own = segment.own()
-    arrays = [stages, common] if common.size else [stages]
-    seen = all(0 <= each.ctypes.data - own.address < own.nbytes for each in arrays)
-    return [stages.ctypes.data, common.ctypes.data, seen]
+    seen = all(0 <= each.ctypes.data - own.address < own.nbytes for each in memory if each.size)
+    return [*(each.ctypes.data for each in memory), seen]
 
 
 def _exchanged(comm: MPI.Intracomm, card: list[int]) -> np.ndarray:
@@ -92,10 +97,11 @@ def _with_places(table: np.ndarray, reach: bool, segments: bool, places: np.ndar
     """Complete the table by where the ranks' memory lies, given by a row for each rank."""
     distance = table[:, words.MAPPED] - table[:, words.SEGMENT_ADDRESS]
     table[:, words.STAGES] = places[:, 0] + distance
-    segments = segments and bool(places[:, 2].all())
+    segments = segments and bool(places[:, 3].all())
     if not segments:
         table[:, words.SEGMENT_NBYTES] = 0
-    return Peers(table, reach, segments, int(places[0, 1] + distance[0]))
+    records, slots = (places[0, 1:3] + distance[0]).tolist()
+    return Peers(table, reach, segments, records, slots)
 
 
 def process_namespace() -> int:
