@@ -17,18 +17,18 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.dispatch_choices import fill_dispatch
 from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
 from mpicoll.collectives.vector_calls import VectorCalls
-from mpicoll.communicator import abort
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
+from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor
-from mpicoll.environment import launcher_mismatch
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
 from mpicoll.objects.exchange import Exchange
 from mpicoll.objects.reductions import Reductions
+from mpicoll.progress.communicator_creation import meet_before_making
 from mpicoll.shared_memory import numpy_allocator
 
 
@@ -77,23 +77,21 @@ class Intracomm(ObjectCollectives):
 
     def __init__(self, comm: MPI.Intracomm, *, algorithm: str = "auto", timeout: float = 60.0) -> None:
         check_kind(comm, self._kind)
+        prepare_process()
+        if comm.size == 1:
+            _check_settings(algorithm, timeout)
         self._set_up(Settings(algorithm, timeout))
 
     def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
         """Find or make what is private to the communicator; collective. See :func:`channel_of`."""
-        if parent is None:
-            mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
-            if mismatch is not None:
-                raise RuntimeError(mismatch)
-            abort.install()
         channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody)
-        if parent is None or not channel.state:
+        if channel.state.get("_settings") == settings:  # a communicator that was freed has left it
+            self.__dict__.update(channel.state)
+        else:
             self.__dict__.update(_state_of(channel, settings))
-        else:  # a communicator that was freed has left it
-            self.__dict__.update(channel.state, _settings=settings)
         if channel.origin is not None:
             channel.handles.add(self)
-            channel.state = channel.state or {name: self.__dict__[name] for name in _SET_UP}
+            channel.state = channel.state or {name: self.__dict__[name] for name in ("_settings", *_SET_UP)}
 
     def forget_channel(self) -> None:
         """Forget what is private to the communicator, which has been freed; for mpicoll's own use."""
@@ -211,6 +209,7 @@ class Intracomm(ObjectCollectives):
         errhandler: MPI.Errhandler | None = None,
     ) -> Any:
         """Make a communicator from a group, without a parent communicator; its settings are the defaults."""
+        prepare_process()
         return wrap(MPI.Intracomm.Create_from_group(group, stringtag, info, errhandler), Settings())
 
     def _wrap(self, comm: MPI.Comm, *, everybody: bool = False) -> Any:
@@ -218,7 +217,7 @@ class Intracomm(ObjectCollectives):
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
-        if complete:
+        if complete and made.size > 1:  # see `wrap`
             made._set_up(self._settings, self._own_channel(), everybody=True)
         return made
 
@@ -274,7 +273,9 @@ class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the subgrid that this rank is in, along the dimensions to keep; it has the same settings."""
-        return self._make(super().Sub, remain_dims)
+        meet_before_making(self)
+        made = super().Sub(remain_dims)
+        return self._wrap(made, everybody=made.size > 1)  # as large as the others: on all ranks or none
 
 
 class Graphcomm(NeighborhoodCollectives, Intracomm, MPI.Graphcomm):
@@ -311,7 +312,9 @@ _OURS: dict[type, type[Intracomm]] = {
 def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`. The other arguments are those of :func:`channel_of`.
+    Collective over `comm`. The other arguments are those of :func:`channel_of`. A communicator of one rank gets a
+    channel in its first collective call: nobody waits for it, and many of them, as along the short sides of a grid, see
+    none.
     """
     if comm == MPI.COMM_NULL:
         if everybody:
@@ -322,7 +325,12 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
         made._settings = settings
         return made
     ours: Any = MPI.Intracomm.__new__(_OURS[type(comm)], comm)  # without the checks of our own `__new__`
-    ours._set_up(settings, parent, everybody=everybody)
+    if comm.size > 1:
+        ours._set_up(settings, parent, everybody=everybody)
+        return ours
+    ours._settings = settings
+    if everybody:
+        sit_out(parent)
     return ours
 
 

@@ -8,6 +8,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -16,7 +17,7 @@ from mpicoll.communicator import forked_children  # noqa: F401, what forked chil
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
-from mpicoll.communicator.spare_channels import Origin, retire
+from mpicoll.communicator.spare_channels import Origin, SpareChannels, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
@@ -64,12 +65,15 @@ def channel_of(
     everybody
         Whether all ranks of the parent make this call; those that get no communicator call :func:`sit_out`.
     settings
-        Settings of the new communicator, if there is a `parent`: a spare channel of one with the same settings may
-        serve it.
+        Settings of the new communicator: a spare channel of one with the same settings may serve it, if there is a
+        `parent`, or one rank.
     """
     channel = known_channel(comm) if parent is None else None
     if channel is None:
-        channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
+        if comm.size == 1:
+            channel = _of_one_rank(comm, settings)
+        else:
+            channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
         comm.Set_attr(_keyval(), channel)
     return channel
 
@@ -111,11 +115,33 @@ def _load_kernels() -> None:
             kernel.variant(kernel.signature)
 
 
-def _make(comm: MPI.Intracomm) -> Channel:
+def _make(comm: MPI.Intracomm, session: int | None = None) -> Channel:
     if comm.size > 1:
         _load_kernels()
     _check_environments(comm)
-    return _on_nodes(comm, node_ids(comm), None, None)
+    return _on_nodes(comm, node_ids(comm), None, session)
+
+
+class _ChannelsOfOneRank:
+    """Home of the spare channels of one rank, which any communicator of one rank can use."""
+
+    broken = None
+
+    def __init__(self) -> None:
+        self.spares = SpareChannels()
+
+
+_of_one = _ChannelsOfOneRank()
+
+
+def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
+    key = settings, _kind_of(comm)
+    spare, session = _of_one.spares.find(comm, key, Family(None, [0], False))
+    if spare is not None:
+        return spare
+    channel = _make(comm, session)
+    _keep_at(_of_one, channel, key)
+    return channel
 
 
 def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody: bool) -> Channel:
@@ -126,22 +152,27 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     known.Free()
     if parent.node_ids is None or min(ranks) < 0:
         return _make(comm)
-    kind = comm.Get_topology()
-    key = tuple(ranks), settings, _grid_of(comm) if kind == MPI.CART else kind
+    key = tuple(ranks), settings, _kind_of(comm)
     spare, session = parent.spares.find(comm, key, Family(parent, ranks, everybody))
     if spare is not None:
         return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
     channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks)), session)
-    if kind in (MPI.UNDEFINED, MPI.CART):  # a graph has too many facts to compare
-        channel.origin = Origin(weakref.ref(parent), key)
+    _keep_at(parent, channel, key)
     return channel
 
 
-def _grid_of(comm: MPI.Intracomm) -> Hashable:
-    """Return the grid, which the private duplicate has in common with `comm`, too."""
-    return tuple(map(tuple, MPI.Cartcomm(comm).Get_topo()))
+def _keep_at(home: Any, channel: Channel, key: Hashable) -> None:
+    """Let a channel become a spare at its home when its communicator is freed."""
+    if channel.comm.Get_topology() in (MPI.UNDEFINED, MPI.CART):  # a graph has too many facts to compare
+        channel.origin = Origin(weakref.ref(home), key)
+
+
+def _kind_of(comm: MPI.Intracomm) -> Hashable:
+    """Return the kind of topology, of a grid all of it, which the private duplicate has in common with `comm`."""
+    kind = comm.Get_topology()
+    return tuple(map(tuple, MPI.Cartcomm(comm).Get_topo())) if kind == MPI.CART else kind
 
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, session: int | None) -> Channel:

@@ -108,6 +108,7 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         """Free the communicator and the private channel that is cached on it; collective."""
         free_channel(self)
         super().Free()
+        self._is_freed = True
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""

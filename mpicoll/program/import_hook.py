@@ -64,7 +64,7 @@ class _Watching:
 
 
 class _Finder:
-    """Finder for ``mpi4py.MPI`` and modules of mpicoll: asks the other finders and wraps the loader that they return."""
+    """Finder for ``mpi4py.MPI`` and modules of mpicoll: asks the other finders, and wraps the loader that they find."""
 
     def __init__(self, moment: _Moment) -> None:
         self._moment = moment
