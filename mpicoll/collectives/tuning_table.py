@@ -1,7 +1,7 @@
 """Tuning tables: files of the algorithms that ``python -m mpicoll tune`` has measured to be fastest.
 
-There is one file for each MPI library, machine and number of ranks. When a communicator is made, rank 0 reads its file
-and broadcasts it, so that all ranks select the same algorithms.
+There is one file for each MPI library, machine and number of ranks. All ranks of a communicator know the same files
+(:mod:`mpicoll.collectives.machine_tables`), so that they select the same algorithms.
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compression_tuning
+from mpicoll.collectives import compression_tuning, machine_tables
 from mpicoll.collectives.compression_tuning import PayingRange
+from mpicoll.collectives.machine_tables import MachineTables
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, SINGLE_COPY, Rule
 from mpicoll.communicator.channel import Channel
 from mpicoll.compression import compressor
-from mpicoll.environment import cache_folder, cores, processor, warn_alone
+from mpicoll.environment import cache_folder, cores, processor
 
 _FORMAT = 1
-_MAX_NBYTES = 1 << 20
 Rules = dict[str, tuple[Rule, ...]]
 Spans = dict[str, PayingRange]
-_read: dict[Path, str] = {}
 
 
 def facts(channel: Channel) -> dict[str, Any]:
     """Return the properties of a communicator for which a table is valid."""
+    return _facts_of_process() | _facts_of(channel)
+
+
+def _facts_of(channel: Channel) -> dict[str, Any]:
+    """Return those that all ranks know."""
     cluster = channel.cluster
     return {
-        **_facts_of_process(),
-        "cores": cores(),
         "ranks": channel.size,
         "nodes": (channel.size if channel.apart else 1) if cluster is None else len(set(cluster.node_of)),
         "shared": channel.shared_nbytes >= 0,
     }
 
 
-@functools.cache
 def _facts_of_process() -> dict[str, Any]:
+    """Return those that may differ between ranks."""
+    return _lasting_facts() | {"cores": cores()}
+
+
+@functools.cache
+def _lasting_facts() -> dict[str, Any]:
     levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
     return {
         "library": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
@@ -118,39 +124,30 @@ def _name(collective: str, name: Any) -> str:
     return str(name)
 
 
-def _text_for(channel: Channel) -> str:
-    """Return the text of the file, "" if there is none or it is not valid."""
-    known = facts(channel)
-    path = path_for(known)
-    if path not in _read:
-        text = ""
-        try:
-            if path.exists() and path.stat().st_size <= _MAX_NBYTES:
-                text = path.read_text()
-                parse(text, known)
-        except (OSError, ValueError) as error:
-            warn_alone(f"the tuning table {path} is ignored: {error}")
-            text = ""
-        _read[path] = text
-    return _read[path]
-
-
 def of(channel: Channel) -> Rules:
-    """Return the rules for a communicator, equal on all ranks; collective at the first call for it.
+    """Return the rules for a communicator, equal on all ranks; collective if it was not made from one that has tables.
 
     The first call also reads the ranges in which compressors pay.
     """
     if channel.rules is None and channel.size == 1:
         channel.rules = {}  # there is nothing to choose
     if channel.rules is None:
-        comm = channel.comm
-        text = _text_for(channel).encode() if comm.rank == 0 else b""
-        length = np.array([len(text)], np.int64)
-        comm.Bcast(length)
-        data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
-        if length[0]:
-            comm.Bcast(data)
-        good = length[0] > 0
-        channel.rules, spans = parse(data.tobytes().decode(), json.loads(data.tobytes())["facts"]) if good else ({}, {})
+        if channel.tables is None:
+            channel.tables = machine_tables.told(channel.comm, cache_folder(), _facts_of_process())
+        channel.rules, spans = _parsed(channel, channel.tables)
         compression_tuning.remember(channel, spans)
     return channel.rules
+
+
+def _parsed(channel: Channel, tables: MachineTables) -> tuple[Rules, Spans]:
+    known = tables.facts | _facts_of(channel)
+    name = _name_for(tuple(known.items()))
+    if name not in tables.parsed:
+        tables.parsed[name] = {}, {}
+        try:
+            if name in tables.texts:
+                tables.parsed[name] = parse(tables.texts[name], known)
+        except ValueError as error:
+            machine_tables.ignore(cache_folder(), name, error)
+    rules, spans = tables.parsed[name]
+    return rules, spans

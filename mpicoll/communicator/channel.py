@@ -86,8 +86,8 @@ class Channel:
         The reason why the channel cannot be used any more, or None.
     refusal
         The number of a collective that this rank has refused and the others perhaps have not, or None.
-    rules
-        The tuning table, once it has been read; see :mod:`mpicoll.collectives.tuning_table`.
+    rules, tables
+        The tuning table, and those for all numbers of ranks; see :mod:`mpicoll.collectives.tuning_table`.
     paying_ranges, uncompressed
         Message sizes for which compressors pay, and values of ``compression=`` that never compress here; see
         :mod:`mpicoll.collectives.compression_tuning`.
@@ -107,8 +107,7 @@ class Channel:
     is_lent
         Whether an object that may outlive the communicator refers to the channel: a persistent request, or a tool.
     origin, spares
-        Where it is kept as a spare, None if it never is; spares of channels derived from it. See
-        :mod:`mpicoll.communicator.spare_channels`.
+        Where it is kept as a spare, None if it never is; its own. See :mod:`mpicoll.communicator.spare_channels`.
     handles, state
         The communicator objects that use it, if it has an origin; what the first of them has set up.
     """
@@ -143,6 +142,7 @@ class Channel:
         self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None
+        self.tables: Any = None if parent is None else parent.channel.tables
         self.paying_ranges: dict[tuple[Any, ...], Any] = {}
         self.uncompressed: set[str] = set()
         self.alone = Alone(self.dispatch.busy)

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm, tune
-from mpicoll.collectives import compression_tuning, tuning_table
+from mpicoll.collectives import compression_tuning, machine_tables, tuning_table
 from mpicoll.collectives.compression_tuning import PayingRange
 from mpicoll.collectives.select import Rule
 from tests.mpi.conftest import TIMEOUT, WORLD
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 def folder(monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> Path:
     """A folder for tables that nobody has read."""
     monkeypatch.setenv("MPICOLL_CACHE_DIR", str(shared_folder))
-    monkeypatch.setattr(tuning_table, "_read", {})
+    monkeypatch.setattr(machine_tables, "_read", {})
     return shared_folder
 
 
@@ -41,6 +41,24 @@ def test_a_table_is_used_by_all_ranks(folder: Path, comm: Intracomm) -> None:
     data = np.ones(10)
     tuned.Allreduce(MPI.IN_PLACE, data)
     assert (data == comm.size).all()
+    tuned.Free()
+
+
+def test_communicators_made_from_another_know_the_tables_of_their_size(folder: Path, comm: Intracomm) -> None:
+    if comm.rank == 0:
+        for size in (comm.size, comm.size - 1):
+            facts = tuning_table.facts(comm.channel) | {"ranks": size}
+            tuning_table.save(facts, {"bcast": (Rule(1 << 62, "native" if size == comm.size else "double_tree"),)})
+    comm.Barrier()
+    tuned = fresh()
+    (path, *_) = folder.glob("tuning-*")
+    comm.Barrier()
+    if comm.rank == 0:  # what one has told is not read again
+        path.unlink()
+    part = tuned.Split(int(comm.rank == 0))
+    assert tuned.choice("bcast", 100) == "native"
+    assert part.size == 1 or part.choice("bcast", 100) == "double_tree"
+    part.Free()
     tuned.Free()
 
 
@@ -104,7 +122,7 @@ def test_tune_finds_where_compressors_pay(folder: Path, comm: Intracomm, capsys:
     assert tune.main(["--compression", "int8", "fp16", "--max-mb", "0", "--seconds", "0.01"]) == 0
     shown = capsys.readouterr().out
     assert ("int8 does not pay on this node" in shown or "int8 pays from" in shown) == (comm.rank == 0)
-    tuning_table._read.clear()
+    machine_tables._read.clear()
     comm.Barrier()
     tuned = fresh()
     spans = compression_tuning.remembered(tuned.channel)

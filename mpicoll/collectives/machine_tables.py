@@ -1,0 +1,85 @@
+"""Tuning tables for all numbers of ranks, read by one rank and told to the others once.
+
+A communicator takes over the tables of the one from which it is made, so that making it needs no message about them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.environment import warn_alone
+
+PATTERN = "tuning-*.json"
+_MAX_NBYTES = 1 << 20
+_read: dict[Path, dict[str, str]] = {}
+"""Texts by file names, for each folder that this process has read."""
+
+
+class MachineTables(NamedTuple):
+    """Tables, the same on all ranks.
+
+    Attributes
+    ----------
+    facts
+        Properties of the process that has read them, for which they are valid.
+    texts
+        Contents of the files by their names.
+    parsed
+        What they say, of those that were used, in the form of :mod:`mpicoll.collectives.tuning_table`.
+    """
+
+    facts: dict[str, Any]
+    texts: dict[str, str]
+    parsed: dict[str, Any]
+
+
+def told(comm: MPI.Intracomm, folder: Path, facts: Mapping[str, Any]) -> MachineTables:
+    """Return what the first rank finds in its folder; collective.
+
+    Parameters
+    ----------
+    folder, facts
+        The folder of tables, and properties of this process; those of the first rank count.
+    """
+    text = json.dumps([dict(facts), _texts_in(folder, facts)]).encode() if comm.rank == 0 else b""
+    length = np.array([len(text)], np.int64)
+    comm.Bcast(length)
+    data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
+    comm.Bcast(data)
+    facts, texts = json.loads(data.tobytes())
+    return MachineTables(facts, texts, {})
+
+
+def ignore(folder: Path, name: str, reason: Exception) -> None:
+    """Leave out a table that is damaged, with a warning in the process that has read it."""
+    if _read.get(folder, {}).pop(name, None) is not None:
+        warn_alone(f"the tuning table {folder / name} is ignored: {reason}")
+
+
+def _texts_in(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    if folder not in _read:
+        _read[folder] = {}
+        for path in sorted(folder.glob(PATTERN)):
+            try:
+                text = path.read_text() if path.stat().st_size <= _MAX_NBYTES else ""
+            except (OSError, ValueError) as error:
+                warn_alone(f"the tuning table {path} is ignored: {error}")
+                continue
+            if not _is_for_others(text, facts):
+                _read[folder][path.name] = text
+    return _read[folder]
+
+
+def _is_for_others(text: str, facts: Mapping[str, Any]) -> bool:
+    """Return whether a table says that it is for another machine or library; damage is looked for when it is used."""
+    try:
+        said = json.loads(text)["facts"]
+        return any(said[name] != value for name, value in facts.items())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
