@@ -6,6 +6,7 @@ A communicator takes over the tables of the one from which it is made, so that m
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,13 @@ class MachineTables(NamedTuple):
     parsed: dict[str, Any]
 
 
-def told(comm: MPI.Intracomm, folder: Path, facts: Mapping[str, Any]) -> MachineTables:
+def name_for(facts: Mapping[str, Any]) -> str:
+    """Return the name of the file with the table for these properties of process and communicator."""
+    code = zlib.crc32(json.dumps(dict(facts), sort_keys=True).encode())
+    return f"tuning-{facts['ranks']}-ranks-{code:08x}.json"
+
+
+def told(comm: MPI.Intracomm, folder: Path, facts: dict[str, Any]) -> MachineTables:
     """Return what the first rank finds in its folder; collective.
 
     Parameters
@@ -47,13 +54,13 @@ def told(comm: MPI.Intracomm, folder: Path, facts: Mapping[str, Any]) -> Machine
     folder, facts
         The folder of tables, and properties of this process; those of the first rank count.
     """
-    text = json.dumps([dict(facts), _texts_in(folder, facts)]).encode() if comm.rank == 0 else b""
+    text = json.dumps([facts, _texts_in(folder, facts)]).encode() if comm.rank == 0 else b""
     length = np.array([len(text)], np.int64)
     comm.Bcast(length)
     data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
     comm.Bcast(data)
-    facts, texts = json.loads(data.tobytes())
-    return MachineTables(facts, texts, {})
+    first_facts, texts = json.loads(data.tobytes())
+    return MachineTables(first_facts, texts, {})
 
 
 def ignore(folder: Path, name: str, reason: Exception) -> None:
@@ -71,15 +78,15 @@ def _texts_in(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
             except (OSError, ValueError) as error:
                 warn_alone(f"the tuning table {path} is ignored: {error}")
                 continue
-            if not _is_for_others(text, facts):
+            if not _is_for_others(path.name, text, facts):
                 _read[folder][path.name] = text
     return _read[folder]
 
 
-def _is_for_others(text: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether a table says that it is for another machine or library; damage is looked for when it is used."""
+def _is_for_others(name: str, text: str, facts: Mapping[str, Any]) -> bool:
+    """Return whether a table is for another machine or library; damage is looked for when it is used."""
     try:
         said = json.loads(text)["facts"]
-        return any(said[name] != value for name, value in facts.items())
+        return name == name_for(said) and any(said[each] != value for each, value in facts.items())
     except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import platform
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +62,7 @@ def _lasting_facts() -> dict[str, Any]:
 
 def path_for(known: dict[str, Any]) -> Path:
     """Return the file of the table for the facts `known`."""
-    return cache_folder() / _name_for(tuple(known.items()))
-
-
-@functools.cache
-def _name_for(known: tuple[tuple[str, Any], ...]) -> str:
-    code = zlib.crc32(json.dumps(dict(known), sort_keys=True).encode())
-    return f"tuning-{dict(known)['ranks']}-ranks-{code:08x}.json"
+    return cache_folder() / machine_tables.name_for(known)
 
 
 def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:
@@ -141,7 +134,7 @@ def of(channel: Channel) -> Rules:
 
 def _parsed(channel: Channel, tables: MachineTables) -> tuple[Rules, Spans]:
     known = tables.facts | _facts_of(channel)
-    name = _name_for(tuple(known.items()))
+    name = machine_tables.name_for(known)
     if name not in tables.parsed:
         tables.parsed[name] = {}, {}
         try:
