@@ -33,17 +33,17 @@ class WaitForEver(Exception):
 
 
 def given(rank: int, number: int) -> list[int]:
-    return [1000 * number + rank, -number]
+    return [1000 * number + rank, -number, rank, 3, 0, number]
 
 
 def step(memory: np.ndarray, ranks: tuple[Rank, ...], rank: int, *, waits: bool = True) -> Rank:
     """Let a rank make its next step; return where it is then."""
     now = ranks[rank]
     own = Announcements(memory.ctypes.data, len(ranks), rank, 1)
-    own._round, own._own = now.round - (not now.started), (0, 0)
+    own._round = now.round - (not now.started)
     if not now.started:
         return Rank(now.round, True, own.start(*given(rank, now.round)) or not waits)
-    own._own = given(rank, now.round)
+    own._own[:] = given(rank, now.round)
     if not now.complete:
         return Rank(now.round, True, own.is_complete())
     if waits and own.told.tolist() != [given(other, now.round) for other in range(len(ranks))]:
@@ -88,8 +88,10 @@ def test_missing_ranks_are_named() -> None:
     assert ranks[1].missing() == [0, 2]
     assert not ranks[2].start(6)
     assert ranks[0].start(-(1 << 63), 7)
-    assert [each.told.tolist() for each in ranks] == [[[-(1 << 63), 7], [5, 0], [6, 0]]] * 3
+    assert [each.told.tolist() for each in ranks] == [
+        [[-(1 << 63), 7, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]]
+    ] * 3
 
 
 def test_lines_take_whole_pages() -> None:
-    assert [lines_nbytes(size) for size in (1, 64, 65)] == [4096, 4096, 8192]
+    assert [lines_nbytes(size) for size in (1, 32, 33)] == [4096, 4096, 8192]

@@ -38,6 +38,7 @@ FLOORS = {
     "mpicoll/gradients": 5,
     "mpicoll/tune.py": 5,
     "mpicoll/doctor.py": 5,
+    "mpicoll/explain_command.py": 5,
     "mpicoll/warmup.py": 5,
     "mpicoll/predict": 5,
     "mpicoll/program": 5,
@@ -65,6 +66,7 @@ NOT_ALLOWED = {
     "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/tracing.py": ("mpi4py", "numba"),
     "mpicoll/__main__.py": ("mpi4py", "numpy", "numba"),
+    "mpicoll/explain_command.py": ("mpi4py", "numpy", "numba"),
 }
 EXCEPT = {
     "mpicoll/schedules/simulate.py": ("numpy",),
@@ -94,6 +96,7 @@ SET_UP = {
     ("mpicoll/communicator/settings.py", "agree_on_check_mode"),
     ("mpicoll/communicator/settings.py", "agree_on_session"),
     ("mpicoll/communicator/topology.py", "node_ids"),
+    ("mpicoll/shared_memory/method_times.py", "_of_earlier_runs"),
     ("mpicoll/shared_memory/method_times.py", "_run"),
     ("mpicoll/shared_memory/method_times.py", "measure"),
     ("mpicoll/shared_memory/method_times.py", "ratios"),
@@ -106,7 +109,7 @@ SET_UP = {
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
     ("mpicoll/communicator/channel_cache.py", "_check_environments"),
     ("mpicoll/communicator/spare_agreement.py", "agree"),
-    ("mpicoll/collectives/tuning_table.py", "of"),
+    ("mpicoll/collectives/machine_tables.py", "told"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""
 

@@ -42,7 +42,7 @@ from mpicoll.messages.call_agreement import free_lane
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules.node_composition import Nodes, Part, Row, compose
-from mpicoll.shared_memory.domain import PLAN_LANES
+from mpicoll.shared_memory.domain_memory import PLAN_LANES
 
 _MOST_KEPT_NBYTES = 8 << 20
 """In bytes. Plans for longer vectors are not kept if they need memory of their own."""

@@ -32,12 +32,12 @@ class MachineTables(NamedTuple):
     texts
         Contents of the files by their names.
     parsed
-        What they say, of those that were used, in the form of :mod:`mpicoll.collectives.tuning_table`.
+        What they say, of those that were used; see :mod:`mpicoll.collectives.tuning_table`.
     """
 
     facts: dict[str, Any]
     texts: dict[str, str]
-    parsed: dict[str, Any]
+    parsed: dict[Any, Any]
 
 
 def name_for(facts: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mpicoll.collectives.composed_plan import ComposedPlan
-from mpicoll.shared_memory.domain import NONBLOCKING_LANES, SharedMemoryDomain
+from mpicoll.shared_memory.domain import SharedMemoryDomain
+from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES
 
 
 def node_job(node: SharedMemoryDomain | None, tag_slot: int) -> np.ndarray | None:

@@ -26,7 +26,7 @@ from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
-from mpicoll.shared_memory.domain import PLAN_LANES
+from mpicoll.shared_memory.domain_memory import PLAN_LANES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 

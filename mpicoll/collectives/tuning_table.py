@@ -133,14 +133,15 @@ def of(channel: Channel) -> Rules:
 
 
 def _parsed(channel: Channel, tables: MachineTables) -> tuple[Rules, Spans]:
-    known = tables.facts | _facts_of(channel)
-    name = machine_tables.name_for(known)
-    if name not in tables.parsed:
-        tables.parsed[name] = {}, {}
+    facts = _facts_of(channel)
+    key = tuple(facts.values())
+    if key not in tables.parsed:
+        known = tables.facts | facts
+        name, tables.parsed[key] = machine_tables.name_for(known), ({}, {})
         try:
             if name in tables.texts:
-                tables.parsed[name] = parse(tables.texts[name], known)
+                tables.parsed[key] = parse(tables.texts[name], known)
         except ValueError as error:
             machine_tables.ignore(cache_folder(), name, error)
-    rules, spans = tables.parsed[name]
+    rules, spans = tables.parsed[key]
     return rules, spans

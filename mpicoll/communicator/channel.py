@@ -53,10 +53,12 @@ class Topology(Protocol):
 
 
 class Ancestor(NamedTuple):
-    """A channel whose facts hold for a new one, and which of its ranks the new one's ranks are."""
+    """A channel whose facts hold for a new one; the other fields as in :class:`node.Known`."""
 
     channel: Channel
     ranks: np.ndarray
+    memory: Any = None
+    places: np.ndarray | None = None
 
 
 class Channel:
@@ -69,7 +71,7 @@ class Channel:
     node
         The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
     is_alone, apart
-        Whether ranks are on several nodes, or were made to keep to messages; whether each has a node of its own.
+        Whether ranks are on several nodes, or keep to messages; whether each has a node of its own.
     node_ids
         A number for the node of each rank, see :func:`mpicoll.communicator.topology.node_ids`; None inside a cluster.
     cluster
@@ -97,19 +99,17 @@ class Channel:
     occupants
         By tag slot, the request that took it last, until it is complete or, if it is persistent, freed.
     nonblocking_plans
-        Plans that are kept for nonblocking calls, see :mod:`mpicoll.collectives.nonblocking_messages`; None before the
-        first one.
+        Plans of nonblocking calls, see :mod:`mpicoll.collectives.nonblocking_messages`; None before the first.
     slots
-        Tag slots for the next persistent operations, free on all ranks; see
-        :func:`mpicoll.messages.call_agreement.take_slot`.
+        Tag slots for persistent operations, see :func:`mpicoll.messages.call_agreement.take_slot`.
     session
         A random number that identifies the channel, the same on all its ranks.
     is_lent
-        Whether an object that may outlive the communicator refers to the channel: a persistent request, or a tool.
+        Whether an object that may outlive the communicator refers to it: a persistent request, or a tool.
     origin, spares
         Where it is kept as a spare, None if it never is; its own. See :mod:`mpicoll.communicator.spare_channels`.
     handles, state
-        The communicator objects that use it, if it has an origin; what the first of them has set up.
+        The communicator objects that use it, if it has an origin; attributes of the first.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Channel:
         oversubscribed = self.polls == 1
         if parent is None or parent.channel.is_alone:
             return node.make(self.comm, oversubscribed)
-        return node.derive(self.comm, oversubscribed, parent.channel.node, parent.ranks)
+        return node.derive(self.comm, oversubscribed, parent.channel.node, *parent[1:])
 
     @property
     def compressed(self) -> int:

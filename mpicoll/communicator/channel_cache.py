@@ -8,6 +8,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from mpicoll.kernels.decorators import DISABLED
 from mpicoll.progress import progress_engine
 from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.failed_ranks import revoked_after_failure
+from mpicoll.shared_memory.domain_memory import memory_for
 
 _TEXT_NBYTES = 512
 
@@ -136,10 +138,11 @@ _of_one = _ChannelsOfOneRank()
 
 def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
     key = settings, _kind_of(comm)
-    spare, session = _of_one.spares.find(comm, key, Family(None, [0], False))
-    if spare is not None:
+    found = _of_one.spares.find(comm, key, Family(None, [0], False))
+    if found.channel is not None:
+        spare: Channel = found.channel
         return spare
-    channel = _make(comm, session)
+    channel = _make(comm, found.session)
     _keep_at(_of_one, channel, key)
     return channel
 
@@ -153,12 +156,14 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     if parent.node_ids is None or min(ranks) < 0:
         return _make(comm)
     key = tuple(ranks), settings, _kind_of(comm)
-    spare, session = parent.spares.find(comm, key, Family(parent, ranks, everybody))
+    in_segments = parent.node is not None and parent.node.segments
+    make = partial(memory_for, comm) if everybody and in_segments else None
+    spare, session, places, memory = parent.spares.find(comm, key, Family(parent, ranks, everybody), make)
     if spare is not None:
         return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
-    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks)), session)
+    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks), memory, places), session)
     _keep_at(parent, channel, key)
     return channel
 

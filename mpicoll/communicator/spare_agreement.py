@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +28,21 @@ _numbers = itertools.count(1 + secrets.randbits(61))
 
 
 class Agreement(NamedTuple):
-    """Outcome: all ranks have offered the same spare; a number for a channel that is made instead."""
+    """Outcome of :func:`agree`.
+
+    Attributes
+    ----------
+    is_common
+        Whether all ranks have offered the same spare.
+    session
+        A number for a channel that is made instead.
+    places
+        The numbers that each rank has told of itself, int64 of shape (size, 4), if all have, else None.
+    """
 
     is_common: bool
     session: int
+    places: np.ndarray | None = None
 
 
 class Family(NamedTuple):
@@ -59,8 +71,13 @@ def offer_of(session: int, calls: int) -> int:
     return 1 + (hash((session, calls)) & _MASK)
 
 
-def agree(comm: MPI.Intracomm, family: Family, offer: int) -> Agreement:
+def agree(comm: MPI.Intracomm, family: Family, offer: int, places: Sequence[int] = ()) -> Agreement:
     """Compare the offers of the ranks of `comm`, 0 for no spare; collective, over `everybody` of the family if so.
+
+    Parameters
+    ----------
+    places
+        Four numbers that the other ranks should learn where no rank has a spare.
 
     Raises
     ------
@@ -70,9 +87,10 @@ def agree(comm: MPI.Intracomm, family: Family, offer: int) -> Agreement:
         If one has died, and the MPI library lets the others go on.
     """
     if family.everybody and family.parent.node is not None:
-        meet(family.parent, offer, next(_numbers))
-        told = family.parent.node.announcements.told.tolist()
-        return Agreement(all(told[rank][0] == offer for rank in family.ranks), told[family.ranks[0]][1])
+        meet(family.parent, offer, next(_numbers), *places)
+        told = family.parent.node.announcements.told[family.ranks]
+        offers, is_common = told[:, 0], bool((told[:, 0] == offer).all())
+        return Agreement(is_common, int(told[0, 1]), told[:, 2:] if places and not offers.any() else None)
     if comm.size == 1:
         return Agreement(True, next(_numbers))
     agreed = np.array([offer, -offer, next(_numbers) if comm.rank == 0 else 0], np.int64)
@@ -81,10 +99,10 @@ def agree(comm: MPI.Intracomm, family: Family, offer: int) -> Agreement:
     return Agreement(highest == -lowest, fresh)
 
 
-def meet(parent: Any, first: int = 0, second: int = 0) -> None:
-    """Tell two numbers to all ranks of a channel whose ranks share memory, and wait for theirs; collective."""
+def meet(parent: Any, *numbers: int) -> None:
+    """Tell some numbers to all ranks of a channel whose ranks share memory, and wait for theirs; collective."""
     announcements = parent.node.announcements
-    if announcements.start(first, second):
+    if announcements.start(*numbers):
         return
     is_complete = progress_engine.with_progress(announcements.is_complete)
     wait_until(is_complete, parent.polls, lambda waited: _look(parent, waited))

@@ -11,7 +11,7 @@ to a spare: see :attr:`mpicoll.communicator.channel.Channel.is_lent`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
@@ -58,10 +58,12 @@ class Reusable(Protocol):
 
 
 class Found(NamedTuple):
-    """A spare channel, or None, and a number that identifies a new channel on all its ranks."""
+    """A spare channel, or None, and for a new one what the ranks have agreed on, see :class:`Agreement`."""
 
     channel: Any
     session: int
+    places: Any
+    memory: Any
 
 
 class SpareChannels:
@@ -81,14 +83,19 @@ class SpareChannels:
         self._count(channel.size, 1)
         self._kept.setdefault(key, []).append(channel)
 
-    def find(self, comm: MPI.Intracomm, key: Hashable, family: Family) -> Found:
-        """Take the spare that all ranks of the new communicator `comm` find under their keys; see `agree`."""
+    def find(self, comm: MPI.Intracomm, key: Hashable, family: Family, make: Callable[[], Any] | None = None) -> Found:
+        """Take the spare that all ranks of the new communicator `comm` find under their keys; see `agree`.
+
+        Where this rank has none, it makes the memory for a new channel before, so that all learn its places at once.
+        """
         kept = self._kept.get(key)
         spare = kept.pop() if kept else None
         if spare is not None:
             self._count(spare.size, -1)
+        memory = make() if spare is None and make is not None else None
+        offer = 0 if spare is None else offer_of(spare.session, spare.dispatch.number)
         try:
-            agreement = agree(comm, family, 0 if spare is None else offer_of(spare.session, spare.dispatch.number))
+            agreement = agree(comm, family, offer, () if memory is None else memory.places())
         except BaseException as error:
             if spare is not None:
                 _give_up(spare, error)
@@ -96,7 +103,7 @@ class SpareChannels:
         if spare is not None and not agreement.is_common:  # the others have lost it, or ask with other settings
             spare.abandon()
             spare = None
-        return Found(spare, agreement.session)
+        return Found(spare, agreement.session, agreement.places, memory)
 
     def close(self, *, broken: bool) -> None:
         """Free all spares, in an order that all ranks share; collective.

@@ -1,4 +1,4 @@
-"""Announcements of the ranks of a domain: two numbers of each, which all ranks learn in half a microsecond.
+"""Announcements of the ranks of a domain: six numbers of each, which all ranks learn in half a microsecond.
 
 They serve decisions about a communicator itself, outside its collectives: whether its ranks have found the same spare
 channel, and whether they can keep it. See :mod:`mpicoll.kernels.announce`.
@@ -10,7 +10,7 @@ import ctypes
 
 import numpy as np
 
-from mpicoll.kernels.announce import ENTRY_WORDS, LINE_NBYTES, announce
+from mpicoll.kernels.announce import ENTRY_WORDS, LINE_NBYTES, NUMBERS, announce
 
 _PAGE = 4096
 
@@ -36,11 +36,14 @@ class Announcements:
         words = (ctypes.c_int64 * (LINE_NBYTES // 8 * size)).from_address(address)
         entries = np.frombuffer(words, np.int64).reshape(size, 2, ENTRY_WORDS)
         self._entries = entries[:, 0], entries[:, 1]  # of even and odd rounds
-        self._round, self._own = 0, (0, 0)
+        self._round, self._own = 0, np.zeros(NUMBERS, np.int64)
+        self._own_address = self._own.ctypes.data
 
-    def start(self, first: int, second: int = 0) -> bool:
-        """Start a round with this rank's numbers, signed 64-bit; return whether it is complete already."""
-        self._round, self._own = self._round + 1, (first, second)
+    def start(self, *numbers: int) -> bool:
+        """Start a round with up to six signed 64-bit numbers of this rank; return whether it is complete already."""
+        self._own[: len(numbers)] = numbers
+        self._own[len(numbers) :] = 0
+        self._round += 1
         return self._look(self._polls)
 
     def is_complete(self) -> bool:
@@ -49,12 +52,12 @@ class Announcements:
 
     @property
     def told(self) -> np.ndarray:
-        """The numbers of a round that is complete, int64 of shape (size, 2); valid until the next one is started."""
-        return self._entries[self._round & 1][:, 1:3]
+        """The numbers of a round that is complete, int64 of shape (size, 6); valid until the next one is started."""
+        return self._entries[self._round & 1][:, 1 : 1 + NUMBERS]
 
     def missing(self) -> list[int]:
         """Return the ranks that have not started the round."""
         return np.flatnonzero(self._entries[self._round & 1][:, 0] != self._round).tolist()
 
     def _look(self, polls: int) -> bool:
-        return bool(announce.run(self._address, self._size, self._rank, self._round, *self._own, polls))
+        return bool(announce.run(self._address, self._size, self._rank, self._round, self._own_address, polls))

@@ -5,7 +5,8 @@ describes the use of the memory. All decisions are equal on all ranks: if one ra
 communicator uses point-to-point messages, as between nodes.
 
 An *operation lane* is the memory for one operation in flight: records, slots and stages of every rank. There is one for
-blocking operations, :data:`NONBLOCKING_LANES` for nonblocking and :data:`PLAN_LANES` for persistent ones.
+blocking operations, :data:`~mpicoll.shared_memory.domain_memory.NONBLOCKING_LANES` for
+nonblocking and :data:`~mpicoll.shared_memory.domain_memory.PLAN_LANES` for persistent ones.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import common_file, method_times, numpy_allocator, peers, segment, slot_lengths
+from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths
 from mpicoll.shared_memory.announcements import Announcements, lines_nbytes
+from mpicoll.shared_memory.domain_memory import (
+    NONBLOCKING_LANES,
+    PLAN_LANES,
+    STAGE_NBYTES,
+    STAGES_NBYTES,
+    SharedArrays,
+    common_nbytes,
+    memory_for,
+    page_from,
+    records_nbytes,
+)
 
-PLAN_LANES = 62
-"""Largest number of persistent operations of one communicator on shared memory; they are bits of one word."""
-NONBLOCKING_LANES = 8
-"""Largest number of nonblocking operations of one communicator at work at the same time; further ones wait."""
-_LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
-STAGE_NBYTES = 512 << 10
-"""Bytes of a stage; the stages of some ranks together fit into the caches."""
-_STAGES_NBYTES = words.STAGES_PER_LANE * _LANES * STAGE_NBYTES
 _SPINS, YIELDS = 2000, 100
 """Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
 _START_SPINS = 100
 """Polls of a rank that starts an operation, about a microsecond, for ranks that start it at the same time."""
-_PAGE = 4096
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
 
 
@@ -88,32 +91,26 @@ class SharedMemoryDomain:
         the communicator.
     """
 
-    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: Known | None = None) -> None:
         self.size, self.rank = comm.size, comm.rank
         self._oversubscribed = oversubscribed
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = slot_lengths.records_nbytes(self.size)
         self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
-        first = self.rank == 0
-        self._memory = peers.SharedArrays(
-            numpy_allocator.empty(_STAGES_NBYTES, np.uint8),
-            # Zero before the others know where they are; memory that was never used is, and is not touched.
-            numpy_allocator.zeros(records_nbytes(self.size) if first else 0, np.uint8),
-            numpy_allocator.empty(slots_nbytes(self.size) if first else 0, np.uint8),
-        )
+        self._memory = known.memory if known is not None and known.memory is not None else memory_for(comm)
         self._scratch: dict[int, np.ndarray] = {}
         self._plans: dict[tuple[str, int, bool], np.ndarray] = {}
         if known is None:
             self.peers = peers.meet(comm, self._memory)
         else:
-            self.peers = peers.inherit(comm, self._memory, known.domain.peers, known.ranks)
+            self.peers = peers.inherit(comm, self._memory, known.domain.peers, known.ranks, known.places)
         self._peers, self.reach, self.segments, records, slots = self.peers
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         if not self.segments:
             common = common_file.common_memory(comm, common_nbytes(self.size))
             self._memory, records = self._memory._replace(records=common, slots=common[:0]), common.ctypes.data
             slots = records + records_nbytes(self.size)
-        lines, self._slots = _page_from(records), _page_from(slots)
+        lines, self._slots = page_from(records), page_from(slots)
         self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
         self._base = lines + lines_nbytes(self.size)
         self.blocking = self._job(0, self.slot_nbytes)
@@ -125,7 +122,7 @@ class SharedMemoryDomain:
         self.exchange_memory: Any = None
         self._busy: set[int] = set()  # changed in one step each, as requests may be freed in between
 
-    def _ratios(self, comm: MPI.Intracomm, known: _Known | None) -> method_times.Ratios | None:
+    def _ratios(self, comm: MPI.Intracomm, known: Known | None) -> method_times.Ratios | None:
         if not (self.reach and self.segments):
             return None
         if known is not None and known.domain.copies is not None:
@@ -251,26 +248,6 @@ class SharedMemoryDomain:
         return float("inf") if self.reach or self.segments else self.slot_nbytes
 
 
-def _page_from(address: int) -> int:
-    """Return the start of the first page at an address or behind it."""
-    return address + -address % _PAGE
-
-
-def records_nbytes(size: int) -> int:
-    """Return the bytes of the lines and records of `size` ranks, and to the start of a page."""
-    return lines_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
-
-
-def slots_nbytes(size: int) -> int:
-    """Return the bytes of the slots of `size` ranks, and to the start of a page."""
-    return _LANES * 2 * size * slot_lengths.largest(size) + _PAGE
-
-
-def common_nbytes(size: int) -> int:
-    """Return the bytes of shared memory that `size` ranks need in common."""
-    return records_nbytes(size) + slots_nbytes(size)
-
-
 @functools.cache
 def _wrong_with_atomics() -> str:
     """Return what does not work here; tested once, since it starts a thread."""
@@ -290,17 +267,27 @@ def obstacle(size: int) -> str:
         free = os.statvfs("/dev/shm")
         if free.f_bavail * free.f_frsize < 2 * common_nbytes(size):
             return f"/dev/shm has {free.f_bavail * free.f_frsize >> 20} MB left"
-    left, needed = address_space_left(), 2 * common_nbytes(size) + _STAGES_NBYTES
+    left, needed = address_space_left(), 2 * common_nbytes(size) + STAGES_NBYTES
     if left < 2 * needed:  # the program wants some, too
         return f"the limit on the address space leaves {left >> 20} MB, and it needs {needed >> 20} MB"
     return ""
 
 
-class _Known(NamedTuple):
-    """A domain of more ranks, and which of them the ranks of the new one are."""
+class Known(NamedTuple):
+    """Facts for a domain that is made from one of more ranks.
+
+    Attributes
+    ----------
+    domain, ranks
+        The other domain, and which of its ranks the ranks of the new one are.
+    memory, places
+        Memory of this rank for the new one, and the places that the ranks have told each other, if they have.
+    """
 
     domain: SharedMemoryDomain
     ranks: np.ndarray
+    memory: SharedArrays | None = None
+    places: np.ndarray | None = None
 
 
 def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None:
@@ -315,17 +302,23 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
 
 
 def derive(
-    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, ranks: np.ndarray
+    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, *facts: Any
 ) -> SharedMemoryDomain | None:
-    """Return the domain of some `ranks` of a communicator from its own, None if that has none; collective."""
+    """Return the domain of some ranks of another `domain`, None if they share no memory; collective.
+
+    Parameters
+    ----------
+    facts
+        The other fields of :class:`Known`.
+    """
     if comm.size == 1 or domain is None:
         return None
     if not domain.segments and not _is_possible(comm):  # a file takes room in /dev/shm, which may be full by now
         return None
-    return _made(comm, oversubscribed, _Known(domain, ranks))
+    return _made(comm, oversubscribed, Known(domain, *facts))
 
 
-def _made(comm: MPI.Intracomm, oversubscribed: bool, known: _Known | None) -> SharedMemoryDomain | None:
+def _made(comm: MPI.Intracomm, oversubscribed: bool, known: Known | None) -> SharedMemoryDomain | None:
     """Return a new domain; None, with a warning on the first rank, if the ranks have no common memory. Collective."""
     try:
         return SharedMemoryDomain(comm, oversubscribed, known)

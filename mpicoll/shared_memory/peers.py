@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import segment
+from mpicoll.shared_memory.domain_memory import SharedArrays
 
 
 class Peers(NamedTuple):
@@ -37,28 +38,12 @@ class Peers(NamedTuple):
     slots: int
 
 
-class SharedArrays(NamedTuple):
-    """Memory of one rank that the others access.
-
-    Attributes
-    ----------
-    stages
-        This rank's stages.
-    records, slots
-        On the first rank the memory for the records, which are zero, and the slots of all ranks; elsewhere empty.
-    """
-
-    stages: np.ndarray
-    records: np.ndarray
-    slots: np.ndarray
-
-
 def meet(comm: MPI.Intracomm, memory: SharedArrays) -> Peers:
     """Exchange processes and segments, and the places of this rank's `memory`, with the other ranks; collective."""
     own = segment.own()
     probe = np.array([secrets.randbits(62), 0], np.int64)
     card = [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data, probe[0]]
-    cards = _exchanged(comm, [*card, *_places(memory)])
+    cards = _exchanged(comm, [*card, *memory.places()])
     table, room = np.zeros((comm.size, words.PEER_WORDS), np.int64), np.zeros(5, np.int64)
     read = True
     for rank, (space, pid, address, fd, nbytes, nonce, theirs, number, *_) in enumerate(cards.tolist()):
@@ -74,17 +59,20 @@ def meet(comm: MPI.Intracomm, memory: SharedArrays) -> Peers:
     return _with_places(table, bool(agreed[0] and written[0]), bool(agreed[1]), cards[:, len(card) :])
 
 
-def inherit(comm: MPI.Intracomm, memory: SharedArrays, known: Peers, ranks: np.ndarray) -> Peers:
-    """Take over the processes that a communicator knows of which these are some `ranks`; collective."""
-    cards = _exchanged(comm, _places(memory))
-    return _with_places(known.table[ranks], known.reach, known.segments, cards)
+def inherit(
+    comm: MPI.Intracomm, memory: SharedArrays, known: Peers, ranks: np.ndarray, places: np.ndarray | None
+) -> Peers:
+    """Take over the processes that a communicator knows of which these are some `ranks`.
 
-
-def _places(memory: SharedArrays) -> list[int]:
-    """Return where own memory lies, and whether the others see it there: a full segment gives ordinary memory."""
-    own = segment.own()
-    seen = all(0 <= each.ctypes.data - own.address < own.nbytes for each in memory if each.size)
-    return [*(each.ctypes.data for each in memory), seen]
+    Parameters
+    ----------
+    places
+        What :meth:`SharedArrays.places` returns on each rank, if they have told each other; else the call is
+        collective.
+    """
+    if places is None:
+        places = _exchanged(comm, memory.places())
+    return _with_places(known.table[ranks], known.reach, known.segments, places)
 
 
 def _exchanged(comm: MPI.Intracomm, card: list[int]) -> np.ndarray:

@@ -15,7 +15,7 @@ from mpicoll import Intracomm
 from mpicoll.collectives import execute, select
 from mpicoll.collectives.composed_plan import ComposedPlan
 from mpicoll.errors import MismatchError, MpicollError, RemoteError
-from mpicoll.shared_memory.domain import NONBLOCKING_LANES, PLAN_LANES
+from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES, PLAN_LANES
 from tests.mpi import call_forms, exact
 from tests.mpi.conftest import TIMEOUT, WORLD
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import domain, slot_lengths
+from mpicoll.shared_memory import domain_memory, slot_lengths
 from tests.mpi import exact
 from tests.mpi.memory import Kinds, algorithm_for, neighbours_are_intact, place
 
@@ -27,7 +27,7 @@ IN_PLACE = MPI.IN_PLACE
 
 def limits(size: int) -> list[int]:
     """Lengths in bytes at which vectors begin to be treated in another way."""
-    slot, stage = slot_lengths.largest(size), domain.STAGE_NBYTES
+    slot, stage = slot_lengths.largest(size), domain_memory.STAGE_NBYTES
     return [INLINE_NBYTES, NEAR_TILE_NBYTES, size * NEAR_TILE_NBYTES, words.TILE_NBYTES, slot, stage, 3 * stage]
 
 

@@ -14,7 +14,7 @@ from mpicoll.collectives import on_shared_memory
 from mpicoll.collectives.message_requests import MessageRequest
 from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
 from mpicoll.errors import CommunicatorBroken
-from mpicoll.shared_memory.domain import PLAN_LANES, STAGE_NBYTES
+from mpicoll.shared_memory.domain_memory import PLAN_LANES, STAGE_NBYTES
 from tests.mpi.memory import HERE, KINDS, place
 from tests.mpi.test_nonblocking import receive_soon
 

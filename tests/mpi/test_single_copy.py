@@ -23,7 +23,7 @@ from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS
 from mpicoll.shared_memory import method_times, peers
-from mpicoll.shared_memory.domain import NONBLOCKING_LANES
+from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES
 from mpicoll.shared_memory.method_times import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
