@@ -149,6 +149,34 @@ def test_mpi_is_initialized_when_and_as_the_program_says(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+FIRST = {
+    "comm": "import mpicoll.comm as first",
+    "operations": "import mpicoll; first = mpicoll.op",
+    "tuning": "import mpicoll.collectives.select as first",
+}
+REST = """
+from mpi4py import MPI
+import mpicoll
+print(type(MPI.COMM_WORLD) is mpicoll.Intracomm, MPI.COMM_SELF.allreduce(3))
+"""
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_program_may_import_mpicoll_first(folder: Path, name: str) -> None:
+    """Before mpi4py, which the module imports: what is installed then needs the module as a whole."""
+    (folder / "first.py").write_text(FIRST[name] + REST)
+    done = python(folder, "-m", "mpicoll", "run", "first.py")
+    assert (done.stdout, done.returncode, done.stderr) == ("True 3\n", 0, "")
+
+
+def test_a_module_of_mpicoll_that_cannot_be_imported_is_the_programs_error(folder: Path) -> None:
+    (folder / "first.py").write_text(
+        "try:\n    import mpicoll.nothing\nexcept ImportError as e:\n    print(e)\n" + REST
+    )
+    done = python(folder, "-m", "mpicoll", "run", "first.py")
+    assert (done.stdout, done.stderr) == ("No module named 'mpicoll.nothing'\nTrue 3\n", "")
+
+
 SHARING = """
 import numpy as np
 from mpi4py import MPI

@@ -21,10 +21,10 @@ _MODULES = (
     "natural",
     "powersgd",
     "qsgd",
+    "sparsifiers",
     "randomized",
     "shared_scale",
     "signs",
-    "sparsifiers",
     "ternary",
 )
 """The modules of this package that define compressors, in the order of :func:`names`."""
@@ -71,9 +71,10 @@ def _load() -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all compressors, in the order of registration."""
+    """Return the names of all compressors: the package's own, and then others in the order of registration."""
     _load()
-    return tuple(_FACTORIES)
+    places = {f"mpicoll.compression.{module}": place for place, module in enumerate(_MODULES)}
+    return tuple(sorted(_FACTORIES, key=lambda name: places.get(_FACTORIES[name][0].__module__, len(places))))
 
 
 def compressor(spec: str | Compressor) -> Compressor:
@@ -107,7 +108,7 @@ def compressor(spec: str | Compressor) -> Compressor:
     if name == "auto":
         raise UnknownCompressor(f"compression: {spec!r} is for allreduce only; name a compressor")
     if name not in _FACTORIES:
-        raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(_FACTORIES)}")
+        raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(names())}")
     kind, fixed = _FACTORIES[name]
     settable = [field for field in dataclasses.fields(kind) if str(field.type) in _READERS]  # type: ignore[arg-type]
     fields = {field.name: field for field in settable if field.name not in fixed}

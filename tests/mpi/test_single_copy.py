@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from mpicoll.errors import MismatchError
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS
-from mpicoll.shared_memory import method_times, peers
-from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES
+from mpicoll.shared_memory import kept_times, method_times
+from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES, SharedArrays
 from mpicoll.shared_memory.method_times import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
 
@@ -41,6 +42,14 @@ def single(comm: Intracomm) -> Intracomm:
     if comm.channel.node is None or comm.channel.node.copies is None:
         pytest.skip("processes do not copy from each other here")
     return comm
+
+
+@pytest.fixture
+def unmeasured(single: Intracomm, shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Intracomm:
+    """A communicator of processes that have neither measured nor read ratios."""
+    monkeypatch.setenv("MPICOLL_CACHE_DIR", str(shared_folder))
+    monkeypatch.setattr(method_times, "_known", [])
+    return single
 
 
 def _array(comm: Intracomm, memory: str, values: np.ndarray) -> np.ndarray:
@@ -176,8 +185,8 @@ def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segm
     Buffers that would travel between the pretended nodes as they are, those of a Bcast, are no secret here: on one host
     the MPI library cannot send them either.
     """
-    places = peers._places
-    monkeypatch.setattr(peers, "_places", lambda *memory: [*places(*memory)[:-1], False])  # as with a full segment
+    places = SharedArrays.places
+    monkeypatch.setattr(SharedArrays, "places", lambda own: [*places(own)[:-1], False])  # as with a full segment
     monkeypatch.setenv("MPICOLL_NODES", nodes)
     comm = Intracomm(WORLD.Dup(), timeout=TIMEOUT)
     node = None if comm.channel.cluster is None else comm.channel.cluster.node.node
@@ -314,10 +323,9 @@ def test_a_tuned_way_is_taken_unless_the_ranks_of_this_run_find_otherwise(
     assert select.choose("allreduce", 1 << 20, means) == chosen
 
 
-def test_a_measurement_leaves_the_job_as_it_was(single: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = single.channel.node
+def test_a_measurement_leaves_the_job_as_it_was(unmeasured: Intracomm) -> None:
+    single, node = unmeasured, unmeasured.channel.node
     assert node is not None
-    monkeypatch.setattr(method_times, "_known", [])
     node.blocking[words.METHOD] = words.NOTHING
     found = method_times.ratios(single.channel.comm, node.blocking, node.plan)
     assert node.blocking[words.METHOD] == words.NOTHING
@@ -328,14 +336,26 @@ def test_a_measurement_leaves_the_job_as_it_was(single: Intracomm, monkeypatch: 
     assert (data == single.size).all()
 
 
-def test_copies_that_fail_are_never_chosen(single: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_fail_are_never_chosen(unmeasured: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank only: all ranks have to take the same way."""
-    node = single.channel.node
+    single, node = unmeasured, unmeasured.channel.node
     assert node is not None
-    monkeypatch.setattr(method_times, "_known", [])
     if single.rank == single.size - 1:
         monkeypatch.setattr(
             method_times._Collectives, "_works", property(lambda _: False, lambda *_: None), raising=False
         )
     found = method_times.ratios(single.channel.comm, node.blocking, node.plan)
     assert np.isinf(found).all()
+
+
+def test_only_the_first_runs_measure(unmeasured: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, measured = unmeasured.channel.node, []
+    assert node is not None
+    for run in range(kept_times.ENOUGH + 2):
+        made = np.full((len(Ratios._fields), len(LENGTHS)), 1.0 + run)
+        monkeypatch.setattr(method_times, "_known", [])
+        monkeypatch.setattr(method_times._Collectives, "measure", lambda _, made=made: measured.append(made) or made)
+        found = method_times.ratios(unmeasured.channel.comm, node.blocking, node.plan)
+        unmeasured.Barrier()
+    assert len(measured) == kept_times.ENOUGH
+    assert set(found.bcast) == {1.0 + kept_times.ENOUGH // 2}

@@ -214,6 +214,59 @@ def test_a_spare_that_one_rank_would_use_with_other_settings_is_given_up(comm):
     _check_next_ones(again, channel)
 
 
+def _alone(comm):
+    return comm.Split(comm.rank, 0)
+
+
+def test_a_communicator_of_one_rank_gets_a_channel_when_it_is_used(comm):
+    grid = comm.Create_cart([1, comm.size], [True, False])
+    for made in (grid.Sub([True, False]), _alone(comm), _alone(comm).Dup()):
+        assert made.size == 1
+        assert "_scope" not in vars(made)
+        data = np.ones(3)
+        made.Allreduce(MPI.IN_PLACE, data)
+        assert data.tolist() == [1.0] * 3
+        assert made.allgather(5) == [5]
+        assert made.algorithm == comm.algorithm
+        made.Free()
+        with pytest.raises(CommunicatorBroken, match="it was freed"):
+            made.Allreduce(MPI.IN_PLACE, data)
+    unused = _alone(comm)
+    unused.Free()
+    with pytest.raises(CommunicatorBroken, match="it was freed"):
+        unused.Barrier()
+    grid.Free()
+
+
+def test_communicators_of_one_rank_share_channels_in_turn(comm):
+    first = _alone(comm)
+    _check(first)
+    channel = _channel(first)
+    first.Free()
+    parts = comm.Split(comm.rank % 2, 0)  # from another communicator, too
+    second = parts.Split(parts.rank, 0)
+    _check(second)
+    assert _channel(second) is channel
+    other = mpicoll.Intracomm(MPI.COMM_SELF.Dup(), timeout=5)
+    assert _channel(other) is not channel
+    assert other.timeout == 5
+    for each in (second, parts, other):
+        each.Free()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"algorithm": ["ring"]}, {"algorithm": "rings"}, {"timeout": 0}, {"timeout": "1"}]
+)
+def test_wrong_settings_of_a_communicator_of_one_rank(settings):
+    (name,) = settings
+    plain = MPI.COMM_SELF.Dup()
+    with pytest.raises((TypeError, ValueError), match=f"{name}: "):
+        mpicoll.Intracomm(plain, **settings)
+    again = mpicoll.Intracomm(plain)
+    assert again.allreduce(2) == 2
+    plain.Free()
+
+
 def test_random_choices_begin_anew(comm):
     values = np.linspace(-1, 1, 1000, dtype=np.float32)
     seen = set()
