@@ -136,9 +136,9 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
 
 
 def _ratios(copies: Ratios) -> str:
-    """Return in which times of `shared` the ranks made collectives by `single_copy` at the start of this run."""
+    """Return times of collectives by `single_copy` relative to those of `shared`, as ranks measured when they started."""
     shown = (f"{name} {copies.at(name, _SHOWN_NBYTES):.2f}" for name in ("allreduce", "bcast", "allgather", "gather"))
-    return f"time over that of shared, vectors of {format_nbytes(_SHOWN_NBYTES)} at this start: {', '.join(shown)}"
+    return f"time over that of shared for {format_nbytes(_SHOWN_NBYTES)}, measured by first runs: {', '.join(shown)}"
 
 
 def _no_segment() -> str:

@@ -23,7 +23,7 @@ SEGMENT_NBYTES = 256 << 10
 """A segment in flight and the part of the vector that it is added to stay in a core's own cache."""
 MAX_SEGMENTS = 64
 _CLEARLY = 1.33
-"""Ratio of times from which on a measurement at the start is believed rather than a tuning table."""
+"""Ratio of times from which on measurements at the start of runs are believed rather than a tuning table."""
 NATIVE = "native"
 SHARED = "shared"
 """Loads and stores in memory that all ranks share, see :mod:`mpicoll.plans.shared_memory_plans`."""
@@ -246,10 +246,10 @@ def choose(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
 
 
 def _on_node(collective: str, nbytes: int, means: Capabilities, *, tuned: str = "") -> str:
-    """Return the faster one of `ON_NODE` by what the ranks measured at the start of this run.
+    """Return the faster one of `ON_NODE` by what ranks measured when they started (`shared_memory/method_times.py`).
 
-    A tuning table is from another run, whose ranks may have had other cores. What was `tuned` is taken unless the
-    measurement, which is a short one, contradicts clearly.
+    What was `tuned` is taken unless that measurement, which is a short one, contradicts clearly: ranks may have had
+    other cores then.
     """
     ratio = math.inf if means.copies is None else means.copies.at(collective, nbytes)
     if tuned == SINGLE_COPY:
