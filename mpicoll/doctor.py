@@ -136,7 +136,7 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
 
 
 def _ratios(copies: Ratios) -> str:
-    """Return times of collectives by `single_copy` relative to those of `shared`, as ranks measured when they started."""
+    """Return times of collectives by `single_copy` relative to those of `shared`, as ranks measured at their start."""
     shown = (f"{name} {copies.at(name, _SHOWN_NBYTES):.2f}" for name in ("allreduce", "bcast", "allgather", "gather"))
     return f"time over that of shared for {format_nbytes(_SHOWN_NBYTES)}, measured by first runs: {', '.join(shown)}"
 
