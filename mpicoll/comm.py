@@ -20,6 +20,7 @@ from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
+from mpicoll.communicator.one_rank_channels import note_freeing_of
 from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor
@@ -66,7 +67,6 @@ class Intracomm(ObjectCollectives):
     """
 
     _kind: type[MPI.Intracomm] = MPI.Intracomm
-    _is_freed = False
 
     def __new__(cls, comm: MPI.Comm | None = None, **settings: Any) -> Intracomm:
         """Make a second handle of `comm`; without one, mpi4py makes an object that it fills later."""
@@ -79,7 +79,7 @@ class Intracomm(ObjectCollectives):
         check_kind(comm, self._kind)
         prepare_process()
         if comm.size == 1:
-            _check_settings(algorithm, timeout)
+            select.check_settings(algorithm, timeout)
         self._set_up(Settings(algorithm, timeout))
 
     def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
@@ -97,7 +97,7 @@ class Intracomm(ObjectCollectives):
         """Forget what is private to the communicator, which has been freed; for mpicoll's own use."""
         for name in _SET_UP:
             del self.__dict__[name]
-        self._is_freed = True
+        self.note_freed()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as mpi4py does: what wraps COMM_WORLD or COMM_SELF does so again, others raise ValueError."""
@@ -217,8 +217,8 @@ class Intracomm(ObjectCollectives):
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
-        if complete and made.size > 1:  # see `wrap`
-            made._set_up(self._settings, self._own_channel(), everybody=True)
+        if complete:
+            _set_up_new(made, self._settings, self._own_channel(), True)
         return made
 
     def _own_channel(self) -> Channel | None:
@@ -236,7 +236,7 @@ def _state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
     """
     means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
     try:
-        _check_settings(*settings)
+        select.check_settings(*settings)
     except (TypeError, ValueError) as error:
         channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
         raise
@@ -312,9 +312,7 @@ _OURS: dict[type, type[Intracomm]] = {
 def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`. The other arguments are those of :func:`channel_of`. A communicator of one rank gets a
-    channel in its first collective call: nobody waits for it, and many of them, as along the short sides of a grid, see
-    none.
+    Collective over `comm`. The other arguments are those of :func:`channel_of`.
     """
     if comm == MPI.COMM_NULL:
         if everybody:
@@ -325,13 +323,19 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
         made._settings = settings
         return made
     ours: Any = MPI.Intracomm.__new__(_OURS[type(comm)], comm)  # without the checks of our own `__new__`
-    if comm.size > 1:
-        ours._set_up(settings, parent, everybody=everybody)
-        return ours
-    ours._settings = settings
+    _set_up_new(ours, settings, parent, everybody)
+    return ours
+
+
+def _set_up_new(made: Intracomm, settings: Settings, parent: Channel | None, everybody: bool) -> None:
+    """Set up a new communicator, one of a single rank in its first collective call: many, as in a grid, see none."""
+    if made.size > 1:
+        made._set_up(settings, parent, everybody=everybody)
+        return
+    made._settings = settings
+    note_freeing_of(made)
     if everybody:
         sit_out(parent)
-    return ours
 
 
 def _predefined(name: str) -> MPI.Intracomm:
@@ -341,10 +345,3 @@ def _predefined(name: str) -> MPI.Intracomm:
 
 def _wrap_again(comm: MPI.Intracomm, algorithm: str, timeout: float) -> Intracomm:
     return Intracomm(comm, algorithm=algorithm, timeout=timeout)
-
-
-def _check_settings(algorithm: Any, timeout: Any) -> None:
-    """Raise UnknownAlgorithm or ValueError if a setting of a communicator is wrong."""
-    select.check_default(algorithm)
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,17 @@ def test_what_is_no_ratio_is_not_kept() -> None:
     np.testing.assert_array_equal(kept_times.median(4, SHAPE), np.full(SHAPE, 2.0))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[" * 60_000, "x" * 100_000, '{"format": 1, "facts": {}}', "\xff"])
+HUGE = '{"format": 1, "facts": %s, "ratios": [[1' + 400 * "0" + "]]}"
+
+
+@pytest.mark.parametrize(
+    "text", [HUGE, "", "{}", "[]", "[" * 60_000, "x" * 100_000, '{"format": 1, "facts": {}}', "\xff"]
+)
 def test_a_damaged_file_counts_as_none_and_is_replaced(folder: Path, text: str) -> None:
     _keep(1.0, 1.0, 1.0)
     (path,) = folder.iterdir()
-    path.write_text(text, encoding="latin-1")
+    facts = json.dumps(json.loads(path.read_text())["facts"])
+    path.write_text(text.replace("%s", facts), encoding="latin-1")
     assert kept_times.median(4, SHAPE) is None
     _keep(2.0, 2.0, 2.0)
     np.testing.assert_array_equal(kept_times.median(4, SHAPE), np.full(SHAPE, 2.0))

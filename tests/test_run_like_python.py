@@ -177,6 +177,30 @@ def test_a_module_of_mpicoll_that_cannot_be_imported_is_the_programs_error(folde
     assert (done.stdout, done.stderr) == ("No module named 'mpicoll.nothing'\nTrue 3\n", "")
 
 
+BROKEN_AT_FIRST = """
+import sys, importlib.abc, importlib.util
+class Breaking(importlib.abc.Loader):
+    def create_module(self, spec): return None
+    def exec_module(self, module): raise ValueError("no library")
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "mpi4py.MPI":
+            return importlib.util.spec_from_loader(name, Breaking())
+sys.meta_path.insert(1, Finder())
+try:
+    from mpi4py import MPI
+except ValueError as error:
+    print(error)
+sys.meta_path.pop(1)
+"""
+
+
+def test_an_import_of_mpi_that_fails_may_be_repeated(folder: Path) -> None:
+    (folder / "again.py").write_text(BROKEN_AT_FIRST + REST)
+    done = python(folder, "-m", "mpicoll", "run", "again.py")
+    assert (done.stdout, done.stderr) == ("no library\nTrue 3\n", "")
+
+
 SHARING = """
 import numpy as np
 from mpi4py import MPI

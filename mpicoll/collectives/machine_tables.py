@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.environment import warn_alone
+from mpicoll.environment import cache_folder, warn_alone
 
 PATTERN = "tuning-*.json"
 _MAX_NBYTES = 1 << 20
@@ -46,15 +46,15 @@ def name_for(facts: Mapping[str, Any]) -> str:
     return f"tuning-{facts['ranks']}-ranks-{code:08x}.json"
 
 
-def told(comm: MPI.Intracomm, folder: Path, facts: dict[str, Any]) -> MachineTables:
-    """Return what the first rank finds in its folder; collective.
+def told(comm: MPI.Intracomm, facts: dict[str, Any]) -> MachineTables:
+    """Return what the first rank finds in its cache folder; collective.
 
     Parameters
     ----------
-    folder, facts
-        The folder of tables, and properties of this process; those of the first rank count.
+    facts
+        Properties of this process; those of the first rank count.
     """
-    text = json.dumps([facts, _texts_in(folder, facts)]).encode() if comm.rank == 0 else b""
+    text = json.dumps([facts, _texts(facts)]).encode() if comm.rank == 0 else b""
     length = np.array([len(text)], np.int64)
     comm.Bcast(length)
     data = np.frombuffer(text, np.uint8).copy() if comm.rank == 0 else np.empty(length[0], np.uint8)
@@ -63,24 +63,34 @@ def told(comm: MPI.Intracomm, folder: Path, facts: dict[str, Any]) -> MachineTab
     return MachineTables(first_facts, texts, {})
 
 
-def ignore(folder: Path, name: str, reason: Exception) -> None:
+def ignore(name: str, reason: Exception) -> None:
     """Leave out a table that is damaged, with a warning in the process that has read it."""
-    if _read.get(folder, {}).pop(name, None) is not None:
-        warn_alone(f"the tuning table {folder / name} is ignored: {reason}")
+    for folder, texts in _read.items():
+        if texts.pop(name, None) is not None:
+            warn_alone(f"the tuning table {folder / name} is ignored: {reason}")
+
+
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        folder = cache_folder()
+    except RuntimeError:  # the user has no home
+        return {}
+    if folder not in _read:
+        _read[folder] = _texts_in(folder, facts)
+    return _read[folder]
 
 
 def _texts_in(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
-    if folder not in _read:
-        _read[folder] = {}
-        for path in sorted(folder.glob(PATTERN)):
-            try:
-                text = path.read_text() if path.stat().st_size <= _MAX_NBYTES else ""
-            except (OSError, ValueError) as error:
-                warn_alone(f"the tuning table {path} is ignored: {error}")
-                continue
-            if not _is_for_others(path.name, text, facts):
-                _read[folder][path.name] = text
-    return _read[folder]
+    texts = {}
+    for path in sorted(folder.glob(PATTERN)):
+        try:
+            text = path.read_text() if path.stat().st_size <= _MAX_NBYTES else ""
+        except (OSError, ValueError) as error:
+            warn_alone(f"the tuning table {path} is ignored: {error}")
+            continue
+        if not _is_for_others(path.name, text, facts):
+            texts[path.name] = text
+    return texts
 
 
 def _is_for_others(name: str, text: str, facts: Mapping[str, Any]) -> bool:

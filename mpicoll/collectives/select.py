@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpicoll.errors import UnknownAlgorithm
 from mpicoll.schedules import ALGORITHMS, Algorithm
@@ -306,6 +306,13 @@ def check_default(name: str) -> str:
     if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name
+
+
+def check_settings(algorithm: Any, timeout: Any) -> None:
+    """Raise UnknownAlgorithm or ValueError if a setting of a communicator is wrong."""
+    check_default(algorithm)
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout: {timeout!r} is not a positive number of seconds")
 
 
 def segments(row: Algorithm, nbytes: int, size: int) -> int:

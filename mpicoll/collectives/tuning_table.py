@@ -126,7 +126,7 @@ def of(channel: Channel) -> Rules:
         channel.rules = {}  # there is nothing to choose
     if channel.rules is None:
         if channel.tables is None:
-            channel.tables = machine_tables.told(channel.comm, cache_folder(), _facts_of_process())
+            channel.tables = machine_tables.told(channel.comm, _facts_of_process())
         channel.rules, spans = _parsed(channel, channel.tables)
         compression_tuning.remember(channel, spans)
     return channel.rules
@@ -142,6 +142,6 @@ def _parsed(channel: Channel, tables: MachineTables) -> tuple[Rules, Spans]:
             if name in tables.texts:
                 tables.parsed[key] = parse(tables.texts[name], known)
         except ValueError as error:
-            machine_tables.ignore(cache_folder(), name, error)
+            machine_tables.ignore(name, error)
     rules, spans = tables.parsed[key]
     return rules, spans

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator import forked_children  # noqa: F401, what forked children must not use
+from mpicoll.communicator import forked_children
 from mpicoll.communicator.channel import Ancestor, Channel
+from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
-from mpicoll.communicator.spare_channels import Origin, SpareChannels, retire
+from mpicoll.communicator.spare_channels import Origin, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
@@ -70,6 +71,7 @@ def channel_of(
         Settings of the new communicator: a spare channel of one with the same settings may serve it, if there is a
         `parent`, or one rank.
     """
+    forked_children.refuse()
     channel = known_channel(comm) if parent is None else None
     if channel is None:
         if comm.size == 1:
@@ -117,32 +119,25 @@ def _load_kernels() -> None:
             kernel.variant(kernel.signature)
 
 
-def _make(comm: MPI.Intracomm, session: int | None = None) -> Channel:
+def _make(comm: MPI.Intracomm) -> Channel:
     if comm.size > 1:
         _load_kernels()
     _check_environments(comm)
-    return _on_nodes(comm, node_ids(comm), None, session)
+    return _on_nodes(comm, node_ids(comm), None, None)
 
 
-class _ChannelsOfOneRank:
-    """Home of the spare channels of one rank, which any communicator of one rank can use."""
-
-    broken = None
-
-    def __init__(self) -> None:
-        self.spares = SpareChannels()
-
-
-_of_one = _ChannelsOfOneRank()
+_of_one = ChannelsOfOneRank()
 
 
 def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
-    key = settings, _kind_of(comm)
-    found = _of_one.spares.find(comm, key, Family(None, [0], False))
-    if found.channel is not None:
-        spare: Channel = found.channel
+    wrong = _what_is_wrong()
+    if wrong:
+        raise ValueError(wrong)
+    key = settings, _kind_of(comm), check_mode(), pretended_node()
+    spare: Channel | None = _of_one.take(key)
+    if spare is not None:
         return spare
-    channel = _make(comm, found.session)
+    channel = _make(comm)
     _keep_at(_of_one, channel, key)
     return channel
 

@@ -9,11 +9,23 @@ from __future__ import annotations
 import os
 
 from mpicoll.communicator.channel import live_channels
+from mpicoll.errors import CommunicatorBroken
 
 REASON = "this process was forked from a rank, and is none itself"
 
 
+_is_child = False
+
+
+def refuse() -> None:
+    """Raise CommunicatorBroken in a forked child of a rank."""
+    if _is_child:
+        raise CommunicatorBroken(REASON)
+
+
 def _leave_communicators() -> None:
+    global _is_child
+    _is_child = True
     for channel in list(live_channels):
         channel.break_off(REASON)
 

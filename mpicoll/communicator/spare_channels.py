@@ -88,10 +88,7 @@ class SpareChannels:
 
         Where this rank has none, it makes the memory for a new channel before, so that all learn its places at once.
         """
-        kept = self._kept.get(key)
-        spare = kept.pop() if kept else None
-        if spare is not None:
-            self._count(spare.size, -1)
+        spare = self._take(key)
         memory = make() if spare is None and make is not None else None
         offer = 0 if spare is None else offer_of(spare.session, spare.dispatch.number)
         try:
@@ -104,6 +101,16 @@ class SpareChannels:
             spare.abandon()
             spare = None
         return Found(spare, agreement.session, agreement.places, memory)
+
+    def _take(self, key: Hashable) -> Reusable | None:
+        kept = self._kept.get(key)
+        if kept is None:
+            return None
+        spare = kept.pop()
+        if not kept:
+            del self._kept[key]
+        self._count(spare.size, -1)
+        return spare
 
     def close(self, *, broken: bool) -> None:
         """Free all spares, in an order that all ranks share; collective.

@@ -3,11 +3,12 @@
 The modules that define compressors are imported when the first one is asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.compression.aggregatable import Aggregatable
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.compression.compressor_specs import compressor, names, register
+from mpicoll.compression.compressor_specs import MODULES, compressor, names, register
 from mpicoll.compression.error_feedback import ErrorFeedback
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "Sparsifier":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpicoll.compression.sparsifiers import Sparsifier
+    if name == "Sparsifier":
+        return import_module("mpicoll.compression.sparsifiers").Sparsifier
+    if name in MODULES:
+        return import_module(f"mpicoll.compression.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    return Sparsifier
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *MODULES))

@@ -13,7 +13,7 @@ from mpicoll.errors import UnknownCompressor
 
 Factory = Callable[..., Compressor]
 _FACTORIES: dict[str, tuple[type[Compressor], dict[str, Any]]] = {}
-_MODULES = (
+MODULES = (
     "bounded",
     "casts",
     "fp8",
@@ -66,14 +66,14 @@ def register(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compr
 @functools.cache
 def _load() -> None:
     """Import the package's own compressors: programs that do not compress start without them."""
-    for module in _MODULES:
+    for module in MODULES:
         import_module(f"mpicoll.compression.{module}")
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all compressors: the package's own, and then others in the order of registration."""
     _load()
-    places = {f"mpicoll.compression.{module}": place for place, module in enumerate(_MODULES)}
+    places = {f"mpicoll.compression.{module}": place for place, module in enumerate(MODULES)}
     return tuple(sorted(_FACTORIES, key=lambda name: places.get(_FACTORIES[name][0].__module__, len(places))))
 
 

@@ -35,6 +35,11 @@ class Derived(_Comm):
     """Base of intra- and intercommunicators whose methods return communicators of mpicoll with the same settings."""
 
     _settings = Settings()
+    _is_freed = False
+
+    def note_freed(self) -> None:
+        """Note that the communicator has been freed; for mpicoll's own use."""
+        self._is_freed = True
 
     @abstractmethod
     def _wrap(self, comm: MPI.Comm, *, everybody: bool = False) -> Any:
@@ -108,7 +113,7 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         """Free the communicator and the private channel that is cached on it; collective."""
         free_channel(self)
         super().Free()
-        self._is_freed = True
+        self.note_freed()
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""

@@ -7,7 +7,9 @@ not use MPI does not initialise it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,19 +28,27 @@ class _Moment:
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
-        self._function, self._depth = function, 0
-        self.is_over = False
+        self._function, self._imports = function, _Imports()
+        self._has_come, self.is_over = False, False
 
-    def begin(self) -> None:
-        """Note that the import of a module begins."""
-        self._depth += 1
+    @contextmanager
+    def importing(self, name: str) -> Iterator[None]:
+        """Import a module in the block; call the function behind it if this is the moment."""
+        self._imports.depth += 1
+        try:
+            yield
+            self._has_come |= name == _NAME  # not if its import fails, after which the program may try again
+        finally:
+            self._imports.depth -= 1
+            if self._imports.depth == 0 and self._has_come and not self.is_over:
+                self.is_over = True
+                self._function(sys.modules[_NAME])
 
-    def end(self) -> None:
-        """Note that an import has ended; call the function if this is the moment."""
-        self._depth -= 1
-        if self._depth == 0 and not self.is_over and _NAME in sys.modules:
-            self.is_over = True
-            self._function(sys.modules[_NAME])
+
+class _Imports(threading.local):
+    """Number of modules that a thread is importing at the moment."""
+
+    depth = 0
 
 
 class _Watching:
@@ -56,11 +66,8 @@ class _Watching:
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._inner
-        self._moment.begin()
-        try:
+        with self._moment.importing(module.__name__):
             self._inner.exec_module(module)
-        finally:
-            self._moment.end()
 
 
 class _Finder:

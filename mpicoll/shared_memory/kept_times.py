@@ -45,9 +45,9 @@ def add(size: int, ratios: np.ndarray) -> None:
         return
     facts = _facts(size)
     kept = [*_read(facts, ratios.shape), ratios][-ENOUGH:]
-    path = _path(facts)
-    draft = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
+        path = _path(facts)
+        draft = path.with_suffix(f".{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps({"format": _FORMAT, "facts": facts, "ratios": [each.tolist() for each in kept]}))
         draft.replace(path)
@@ -79,7 +79,7 @@ def _read(facts: dict[str, Any], shape: tuple[int, ...]) -> list[np.ndarray]:
         if content["format"] != _FORMAT or content["facts"] != facts:
             return []
         kept = [np.array(each, np.float64) for each in content["ratios"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, RuntimeError, ArithmeticError, LookupError, TypeError, ValueError):  # whatever stands in it
         return []
     return [each for each in kept if each.shape == shape and _is_usable(each)]
 

@@ -17,13 +17,19 @@ def python(code: str) -> str:
 def test_programs_that_do_not_compress_import_no_compressor() -> None:
     code = "import sys, mpicoll.comm; print(*(name for name in sys.modules if name.startswith('mpicoll.compression.')))"
     loaded = {name.removeprefix("mpicoll.compression.") for name in python(code).split()}
-    assert not loaded & set(compressor_specs._MODULES)
+    assert not loaded & set(compressor_specs.MODULES)
 
 
-@pytest.mark.parametrize("module", compressor_specs._MODULES)
+@pytest.mark.parametrize("module", compressor_specs.MODULES)
 def test_any_module_may_be_the_first_one(module: str) -> None:
     code = f"import mpicoll.compression.{module}, mpicoll.compression as all; print(*all.names())"
     assert python(code).split() == list(names())
+
+
+@pytest.mark.parametrize("module", compressor_specs.MODULES)
+def test_modules_are_attributes(module: str) -> None:
+    code = f"import mpicoll.compression as all; print('{module}' in dir(all), all.{module}.__name__)"
+    assert python(code).split() == ["True", f"mpicoll.compression.{module}"]
 
 
 def test_a_name_of_mpicolls_own_is_taken() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.communicator import spare_agreement, spare_channels
+from mpicoll.communicator import channel_cache, spare_agreement, spare_channels
+from mpicoll.communicator.one_rank_channels import MAX_KEPT
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken
 from mpicoll.progress import control_messages
 
@@ -238,6 +242,66 @@ def test_a_communicator_of_one_rank_gets_a_channel_when_it_is_used(comm):
     grid.Free()
 
 
+@pytest.mark.parametrize("free", [lambda comm: MPI.Intracomm(comm).Free(), lambda comm: comm.Disconnect()])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_communicator_of_one_rank_that_another_object_has_freed(comm, free, used):
+    """Its handle may be that of the next communicator."""
+    for made in (_alone(comm), MPI.COMM_SELF.Dup(), _alone(comm).Dup()):
+        made = made if isinstance(made, mpicoll.Intracomm) else mpicoll.Intracomm(made)
+        if used:
+            made.Barrier()
+        free(made)
+        other = MPI.COMM_SELF.Dup()
+        with pytest.raises(CommunicatorBroken, match="it was freed") as caught:
+            made.Allreduce(MPI.IN_PLACE, np.ones(3))
+        assert isinstance(caught.value, MPI.Exception)
+        other.Free()
+
+
+def test_number_of_channels_of_one_rank_is_bounded():
+    for number in range(3 * MAX_KEPT):
+        made = mpicoll.Intracomm(MPI.COMM_SELF.Dup(), timeout=1 + number)
+        assert made.allreduce(number) == number
+        made.Free()
+    kept = channel_cache._of_one._kept
+    assert len(kept) == MAX_KEPT
+    assert [key[0].timeout for key, _ in kept] == [3 * MAX_KEPT - place for place in reversed(range(MAX_KEPT))]
+
+
+def test_a_channel_of_one_rank_is_not_used_in_another_environment(monkeypatch):
+    def check():
+        made = mpicoll.Intracomm(MPI.COMM_SELF.Dup())
+        found = _channel(made).check
+        made.Free()
+        return found
+
+    assert check() == "default"
+    monkeypatch.setenv("MPICOLL_CHECK", "full")
+    assert check() == "full"
+    monkeypatch.setenv("MPICOLL_CHECK", "some")
+    with pytest.raises(ValueError, match="MPICOLL_CHECK"):
+        check()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("used", [False, True])
+def test_a_forked_child_makes_no_call_on_a_communicator_of_one_rank(comm, used):
+    made = _alone(comm)
+    if used:
+        made.Barrier()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            try:
+                made.Allreduce(MPI.IN_PLACE, np.ones(3))
+            except CommunicatorBroken as error:
+                status = 0 if "forked" in str(error) else 2
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    made.Free()
+
+
 def test_communicators_of_one_rank_share_channels_in_turn(comm):
     first = _alone(comm)
     _check(first)
@@ -278,6 +342,7 @@ def test_random_choices_begin_anew(comm):
     assert len(seen) == 1
 
 
+@pytest.mark.mpi(min_size=2)
 def test_number_of_spares_is_bounded(comm):
     made = [_together(comm) for _ in range(spare_channels.MAX_ALIKE + 3)]
     channels = [_channel(each) for each in made]

@@ -1,0 +1,65 @@
+"""Communicators of one rank: they have no channel before they are used, and use those of others that were freed."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+from mpi4py import MPI
+
+MAX_KEPT = 16
+"""The largest number of spare channels; each holds a communicator of MPI."""
+
+
+class ChannelsOfOneRank:
+    """Home of the spare channels of one rank, which a communicator of one rank can use wherever it comes from.
+
+    It is what :class:`~mpicoll.communicator.spare_channels.Origin` needs of a channel and of its spares.
+    """
+
+    broken = None
+
+    def __init__(self) -> None:
+        self.spares = self
+        self._kept: list[tuple[Hashable, Any]] = []
+        self._lock = threading.Lock()
+
+    def has_room(self, key: Hashable, size: int) -> bool:
+        """Return True: the oldest spare makes room for a new one."""
+        return True
+
+    def keep(self, key: Hashable, channel: Any) -> None:
+        """Keep a spare, and free the oldest one if there are too many; local."""
+        with self._lock:
+            self._kept.append((key, channel))
+            dropped = self._kept.pop(0) if len(self._kept) > MAX_KEPT else None
+        if dropped is not None:
+            dropped[1].close()
+
+    def take(self, key: Hashable) -> Any:
+        """Return the newest spare with this key, None if there is none; it is no spare any more."""
+        with self._lock:
+            places = [place for place, kept in enumerate(self._kept) if kept[0] == key]
+            return self._kept.pop(places[-1])[1] if places else None
+
+
+@functools.cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval(delete_fn=_on_free)
+
+
+def _on_free(comm: MPI.Comm, keyval: int, reference: weakref.ref[Any]) -> None:
+    communicator = reference()
+    if communicator is not None:
+        communicator.note_freed()
+
+
+def note_freeing_of(communicator: Any) -> None:
+    """Call ``communicator.note_freed()`` when the communicator is freed, by this object or another one; local.
+
+    A channel would do so. Without one the next communicator might have the same handle, and the object would use that.
+    """
+    communicator.Set_attr(_keyval(), weakref.ref(communicator))
