@@ -153,7 +153,7 @@ def test_compressed_allreduces_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "variables"), extent.first(1, [(4, {"MPICOLL_NODES": "2"}), (2, {})]))
 def test_a_machine_is_fitted_validated_and_used(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
     cache = {"MPICOLL_CACHE_DIR": str(tmp_path), **variables}
-    done = run(ranks, "-m", "mpicoll", "predict", "--fit", "--seconds", "0.5", **cache)
+    done = run(ranks, "-m", "mpicoll", "predict", "--fit", "--seconds", "0.2", **cache)
     assert done.returncode == 0, done.stderr
     machine = machines.load(tmp_path / "machine.json")
     assert machine.fitted is not None

@@ -24,6 +24,7 @@ from mpicoll.train.asynchronous.decentralized_exchange import distances
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.training_run import Observer, run
+from tests import extent
 
 pytestmark = pytest.mark.mpi
 CONFIG = TrainConfig(
@@ -237,8 +238,10 @@ def test_the_report_tells_of_the_mode(comm: Intracomm, shared_folder: Path) -> N
 # ---- a slow rank 0 ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ps", "synchronous", "p2p", "gossip"])
-@pytest.mark.parametrize("background", [False, True])
+SLOW = [("ps", False), ("synchronous", True), ("p2p", False), ("gossip", True)]
+
+
+@pytest.mark.parametrize(("name", "background"), extent.first(4, [*SLOW, *((name, not later) for name, later in SLOW)]))
 def test_a_slow_checkpoint_is_no_silence(
     comm: Intracomm, shared_folder: Path, name: str, background: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
