@@ -11,7 +11,6 @@ from mpicoll.buffers.typed_blocks import Description
 from mpicoll.kernels import typed_specs as words
 from mpicoll.kernels.operation_words import AT_ONCE_NBYTES
 
-_MOST_SEEN = 16
 _PATIENCE = 64
 """Entries that are written without one being used: a program that makes new lists each time pays for no more."""
 
@@ -19,7 +18,8 @@ _PATIENCE = 64
 class KnownSpecs:
     """Table of the specifications seen last, with the objects that they consist of.
 
-    A specification is entered when it comes for the second time.
+    A specification is entered when it comes for the first time: an FFT of three dimensions, say, uses each twice, there
+    and back, before the next one has others.
 
     Attributes
     ----------
@@ -32,7 +32,6 @@ class KnownSpecs:
         self._words = np.zeros(words.table_words(size), np.int64)
         self._words[words.HANDLE_NBYTES] = MPI._sizeof(MPI.Datatype)
         self.address = int(self._words.ctypes.data)
-        self._seen: dict[tuple[int, ...], Any] = {}
         self._places: dict[tuple[int, ...], int] = {}
         self._kept: list[Any] = [None] * words.ENTRIES
         self._next, self._left = 0, _PATIENCE
@@ -42,21 +41,15 @@ class KnownSpecs:
         self._left = _PATIENCE
 
     def note(self, spec: Any, description: Description) -> None:
-        """Enter a specification that has been seen before, and what Python has read of it."""
+        """Enter a specification, and what Python has read of it."""
         if not self._left or not 3 <= len(spec) <= 4:
             return
-        items = tuple(spec[1:])
-        key = tuple(map(id, items))
-        if key not in self._seen:
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[key] = items  # which keeps them alive, and their addresses their own
+        items, layouts = tuple(spec[1:]), description.layouts
+        if sum(description.nbytes) > AT_ONCE_NBYTES or layouts.low < 0 or layouts.irregular:
             return
         containers = self._containers(items)
-        layouts = description.layouts
-        short = sum(description.nbytes) <= AT_ONCE_NBYTES and layouts.low >= 0 and not layouts.irregular
-        if containers is not None and short:
-            self._enter(key, items, containers, description)
+        if containers is not None:
+            self._enter(tuple(map(id, items)), items, containers, description)
 
     def _containers(self, items: tuple[Any, ...]) -> list[Any] | None:
         """Return the lists and tuples that a specification consists of, datatypes last; None for other forms."""
