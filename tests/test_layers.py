@@ -96,6 +96,7 @@ SET_UP = {
     ("mpicoll/communicator/settings.py", "agree_on_check_mode"),
     ("mpicoll/communicator/settings.py", "agree_on_session"),
     ("mpicoll/communicator/topology.py", "node_ids"),
+    ("mpicoll/shared_memory/cache_sharing.py", "sharing"),
     ("mpicoll/shared_memory/method_times.py", "_of_earlier_runs"),
     ("mpicoll/shared_memory/method_times.py", "_run"),
     ("mpicoll/shared_memory/method_times.py", "measure"),

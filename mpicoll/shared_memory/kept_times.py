@@ -1,8 +1,8 @@
 """File of the ratios that earlier runs have measured, so that later ones start without a measurement.
 
-There is one file for each machine, number of ranks, and set of cores, in the folder of
-:func:`mpicoll.environment.cache_folder`. It holds the measurements of the first `ENOUGH` runs, of which the median
-counts: a single one may have been disturbed. Later runs measure nothing.
+There is one file for each kind of processor, number of ranks and of cores, and way in which the ranks share caches, in
+the folder of :func:`mpicoll.environment.cache_folder`. It holds the measurements of the first `ENOUGH` runs on a quiet
+machine, of which the median counts. Later runs measure nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import json
 import os
 import platform
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpicoll.environment import cache_folder, core_numbers, cores, processor
+from mpicoll.environment import cache_folder, cores, processor
 
 ENOUGH = 3
 """Number of runs that measure."""
@@ -25,25 +26,27 @@ _FORMAT = 1
 _MAX_NBYTES = 1 << 16
 
 
-def median(size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the median of what `ENOUGH` runs on `size` ranks have measured, float64; None if fewer have.
+def median(sharing: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the median of what `ENOUGH` runs have measured, float64; None if fewer have.
 
     Parameters
     ----------
+    sharing
+        Caches of the ranks, see :func:`mpicoll.shared_memory.cache_sharing.sharing`.
     shape
         Shape of the arrays that were given to :func:`add`; others are ignored.
     """
-    kept = _read(_facts(size), shape)
+    kept = _read(_facts(sharing), shape)
     return (
         np.sort(kept, axis=0)[ENOUGH // 2] if len(kept) >= ENOUGH else None
     )  # np.median imports masked arrays, in 15 ms
 
 
-def add(size: int, ratios: np.ndarray) -> None:
+def add(sharing: Sequence[Sequence[int]], ratios: np.ndarray) -> None:
     """Keep the measurement of this run, positive numbers; nothing is kept where the file cannot be written."""
     if not _is_usable(ratios):
         return
-    facts = _facts(size)
+    facts = _facts(sharing)
     kept = [*_read(facts, ratios.shape), ratios][-ENOUGH:]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
         path = _path(facts)
@@ -53,14 +56,14 @@ def add(size: int, ratios: np.ndarray) -> None:
         draft.replace(path)
 
 
-def _facts(size: int) -> dict[str, Any]:
+def _facts(sharing: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return the properties of a run for which measurements are valid."""
     return {
         "processor": processor(),
         "system": platform.release(),
         "cores": cores(),
-        "core_numbers": sorted(core_numbers()),  # of the first rank: where they are bound, others have theirs
-        "ranks": size,
+        "ranks": len(sharing),
+        "caches": [list(each) for each in sharing],
     }
 
 

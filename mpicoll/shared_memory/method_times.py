@@ -11,6 +11,8 @@ import bisect
 import contextlib
 import math
 import mmap
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,12 +21,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.reduction_ops import reducer_for
+from mpicoll.environment import cores
 from mpicoll.errors import RemoteError
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import pack_call
 from mpicoll.shared_memory import kept_times
+from mpicoll.shared_memory.cache_sharing import sharing
 
 LENGTHS = (32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20)
 """Lengths in bytes from which on a measurement counts."""
@@ -35,6 +39,8 @@ _LONGEST = 2 << 20
 _REPEATS = (5, 5, 4, 3, 3)
 """Repetitions for each length, of which the median counts: where ranks outnumber cores, the fastest is a rare one."""
 _DEADLINE = 60.0
+_PREEMPTED = 20
+"""Times that a rank with a core of its own may lose it during a measurement of 40 ms that is kept."""
 _DTYPE = np.dtype(np.float64)
 _WAYS = (words.STAGE, words.TRANSFER)
 
@@ -82,50 +88,61 @@ def ratios(comm: MPI.Intracomm, job: np.ndarray, plan_of: PlanOf) -> Ratios:
     """
     known = np.array(_known[0] if _known else Ratios(*[(-1.0,) * len(LENGTHS)] * len(Ratios._fields)))
     comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)
-    if known[0, 0] < 0:
-        known = _of_earlier_runs(comm, known.shape)
+    caches = sharing(comm) if known[0, 0] < 0 else []
+    if caches:
+        known = _of_earlier_runs(comm, caches, known.shape)
     if known[0, 0] < 0:
         method = int(job[words.METHOD])
-        known = _Collectives(comm, job, plan_of).measure()
+        measured = _Collectives(comm, job, plan_of)
+        known = measured.measure()
         job[words.METHOD] = method
-        if comm.rank == 0:
-            kept_times.add(comm.size, known)
+        if comm.rank == 0 and measured.is_quiet:
+            kept_times.add(caches, known)
     _known[:] = [Ratios(*map(tuple, known.tolist()))]
     return _known[0]
 
 
-def _of_earlier_runs(comm: MPI.Intracomm, shape: tuple[int, ...]) -> np.ndarray:
+def _of_earlier_runs(comm: MPI.Intracomm, caches: list[list[int]], shape: tuple[int, ...]) -> np.ndarray:
     """Return the ratios that the first rank finds in its file, negative if there are none; collective."""
-    found = kept_times.median(comm.size, shape) if comm.rank == 0 else None
+    found = kept_times.median(caches, shape) if comm.rank == 0 else None
     known = np.full(shape, -1.0) if found is None else found
     comm.Bcast(known)
     return known
 
 
 class _Collectives:
-    """Collectives on vectors in private memory, executed on the job for blocking operations."""
+    """Collectives on vectors in private memory, executed on the job for blocking operations.
+
+    Attributes
+    ----------
+    is_quiet
+        Whether nothing else wanted the ranks' cores during :meth:`measure`, as far as they could see.
+    """
 
     def __init__(self, comm: MPI.Intracomm, job: np.ndarray, plan_of: PlanOf) -> None:
         self._comm, self._job, self._plan_of = comm, job, plan_of
         self._offsets = np.zeros(comm.size + 1, np.int64)
         self._vectors = tuple(_private(_LONGEST) for _ in range(2))
         self._works = True
+        self.is_quiet = False
         job[words.ITEMSIZE], job[words.ROOT], job[words.CAREFUL] = _DTYPE.itemsize, 0, 0
         job[words.BOUNDS] = self._offsets.ctypes.data
         job[words.REDUCER] = kernels.native_address(reducer_for(MPI.SUM, _DTYPE), _DTYPE)
 
     def measure(self) -> np.ndarray:
         """Return the ratios, a row for each collective."""
+        undisturbed = _Undisturbed(self._comm.size)
         seconds = np.full((len(Ratios._fields), len(LENGTHS), len(_WAYS), max(_REPEATS)), math.nan)
         for case in self._cases():
             collective, length, way, _ = case
             self._prepare(Ratios._fields[collective], min(LENGTHS[length], _LONGEST), _WAYS[way])
             seconds[case] = self._run()
         self._comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
-        works = np.array([self._works])
-        self._comm.Allreduce(MPI.IN_PLACE, works, MPI.LAND)
+        agreed = np.array([self._works, undisturbed()])
+        self._comm.Allreduce(MPI.IN_PLACE, agreed, MPI.LAND)
+        works, self.is_quiet = agreed.tolist()
         staged, single = np.moveaxis(_median(seconds), -1, 0)
-        return single / staged if works[0] else np.full_like(staged, math.inf)
+        return single / staged if works else np.full_like(staged, math.inf)
 
     def _cases(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield collective, length, way and repetition; both ways in turn, since what disturbs comes and goes."""
@@ -171,6 +188,18 @@ class _Collectives:
             raise RemoteError(f"another rank did not take part in the measurement of copies within {_DEADLINE:.0f} s")
         self._works &= status == words.DONE
         return time.perf_counter() - began
+
+
+class _Undisturbed:
+    """Check that other programs have left this process its core since the object was made."""
+
+    def __init__(self, ranks: int) -> None:
+        self._take_turns = ranks > cores()
+        self._before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    def __call__(self) -> bool:
+        preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._before
+        return os.getloadavg()[0] <= cores() and (self._take_turns or preempted <= _PREEMPTED)
 
 
 def _median(seconds: np.ndarray) -> np.ndarray:

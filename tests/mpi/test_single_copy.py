@@ -348,14 +348,32 @@ def test_copies_that_fail_are_never_chosen(unmeasured: Intracomm, monkeypatch: p
     assert np.isinf(found).all()
 
 
-def test_only_the_first_runs_measure(unmeasured: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_runs_on_a_quiet_machine_measure(unmeasured: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     node, measured = unmeasured.channel.node, []
     assert node is not None
-    for run in range(kept_times.ENOUGH + 2):
-        made = np.full((len(Ratios._fields), len(LENGTHS)), 1.0 + run)
+
+    def measure(own: Any) -> np.ndarray:
+        own.is_quiet = len(measured) != 1  # the second time something is in the way
+        made = np.full((len(Ratios._fields), len(LENGTHS)), 99.0 if not own.is_quiet else 1.0 + len(measured))
+        measured.append(made)
+        return made
+
+    monkeypatch.setattr(method_times._Collectives, "measure", measure)
+    for _ in range(kept_times.ENOUGH + 3):
         monkeypatch.setattr(method_times, "_known", [])
-        monkeypatch.setattr(method_times._Collectives, "measure", lambda _, made=made: measured.append(made) or made)
         found = method_times.ratios(unmeasured.channel.comm, node.blocking, node.plan)
         unmeasured.Barrier()
-    assert len(measured) == kept_times.ENOUGH
-    assert set(found.bcast) == {1.0 + kept_times.ENOUGH // 2}
+    assert len(measured) == kept_times.ENOUGH + 1
+    assert set(found.bcast) == {3.0}  # of 1, 3 and 4
+
+
+def test_a_busy_machine_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method_times.os, "getloadavg", lambda: (0.0, 9.0, 9.0))
+    monkeypatch.setattr(method_times, "cores", lambda: 2)
+    monkeypatch.setattr(method_times, "_PREEMPTED", 1 << 30)
+    assert method_times._Undisturbed(2)()
+    monkeypatch.setattr(method_times, "_PREEMPTED", -1)
+    assert not method_times._Undisturbed(2)()
+    assert method_times._Undisturbed(3)()  # they take the cores from each other
+    monkeypatch.setattr(method_times.os, "getloadavg", lambda: (2.1, 0.0, 0.0))
+    assert not method_times._Undisturbed(3)()
