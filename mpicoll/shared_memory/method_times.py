@@ -198,8 +198,9 @@ class _Undisturbed:
         self._before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def __call__(self) -> bool:
-        preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._before
-        return os.getloadavg()[0] <= cores() and (self._take_turns or preempted <= _PREEMPTED)
+        if self._take_turns:  # and take the cores from each other
+            return os.getloadavg()[0] <= cores()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._before <= _PREEMPTED
 
 
 def _median(seconds: np.ndarray) -> np.ndarray:

@@ -368,12 +368,13 @@ def test_only_the_first_runs_on_a_quiet_machine_measure(unmeasured: Intracomm, m
 
 
 def test_a_busy_machine_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(method_times.os, "getloadavg", lambda: (0.0, 9.0, 9.0))
     monkeypatch.setattr(method_times, "cores", lambda: 2)
-    monkeypatch.setattr(method_times, "_PREEMPTED", 1 << 30)
-    assert method_times._Undisturbed(2)()
-    monkeypatch.setattr(method_times, "_PREEMPTED", -1)
-    assert not method_times._Undisturbed(2)()
-    assert method_times._Undisturbed(3)()  # they take the cores from each other
-    monkeypatch.setattr(method_times.os, "getloadavg", lambda: (2.1, 0.0, 0.0))
-    assert not method_times._Undisturbed(3)()
+    for preempted, load, quiet, quiet_in_turns in (
+        (1 << 30, 2.0, True, True),
+        (-1, 2.1, False, False),
+        (-1, 0.0, False, True),
+    ):
+        monkeypatch.setattr(method_times, "_PREEMPTED", preempted)
+        monkeypatch.setattr(method_times.os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
+        assert method_times._Undisturbed(2)() == quiet
+        assert method_times._Undisturbed(3)() == quiet_in_turns
