@@ -111,6 +111,33 @@ def test_blocks_of_one_rank_are_copied_with_and_without_compiler(jit: str) -> No
     assert done.returncode == 0, done.stderr
 
 
+def _kinds_of_seven() -> list[tuple[MPI.Datatype, int, int, slice]]:
+    """Return datatype, count, displacement in bytes, and where the elements are, of seven float32."""
+    apart = MPI.FLOAT.Create_vector(1, 1, 1).Create_resized(0, 12).Commit()
+    return [
+        (MPI.FLOAT, 7, 0, slice(0, 7)),
+        (MPI.FLOAT, 7, 8, slice(2, 9)),
+        (MPI.FLOAT.Create_contiguous(7).Commit(), 1, 4, slice(1, 8)),
+        (MPI.FLOAT.Create_vector(7, 1, 2).Commit(), 1, 4, slice(1, 15, 2)),
+        (apart, 7, 12, slice(3, 24, 3)),
+    ]
+
+
+@pytest.mark.parametrize("given", range(5))
+@pytest.mark.parametrize("wanted", range(5))
+def test_a_block_of_one_rank_is_where_its_displacement_says(given: int, wanted: int) -> None:
+    comm, kinds = mpicoll.Intracomm(MPI.COMM_SELF.Dup()), _kinds_of_seven()
+    source, target = np.zeros(24, np.float32), np.zeros(24, np.float32)
+    source[kinds[given][3]] = range(1, 8)
+    sent, got = ([[count], [displ], [kind]] for kind, count, displ, _ in (kinds[given], kinds[wanted]))
+    for _ in range(2):
+        comm.Alltoallw([source, *sent], [target, *got])
+        assert target[kinds[wanted][3]].tolist() == [1, 2, 3, 4, 5, 6, 7]
+        assert np.count_nonzero(target) == 7
+        target[:] = 0
+    comm.Free()
+
+
 def test_what_is_no_rank_uses_no_communicator(comm: mpicoll.Intracomm) -> None:
     """A forked child shares memory with the other ranks."""
     child = os.fork()

@@ -37,6 +37,8 @@ from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _IN_MEMORY = (select.AUTO, *select.ON_NODE)
+_IS_MPICH = MPI.get_vendor()[0] == "MPICH"
+"""Open MPI 5.0.11 leaves out the displacement of the only rank's block."""
 _MARKS = {"Alltoallw": kernels.ALLTOALLW, "Alltoallv": kernels.ALLTOALLV}
 
 
@@ -110,8 +112,8 @@ class BlockExchange:
             self._by_messages(source, recv, None if name in select.ON_NODE else algorithm)
 
     def _by_library_alone(self, sendbuf: Any, recvbuf: Any) -> bool:
-        """Let the MPI library copy the block of a single rank, which takes it a microsecond; False if it refuses."""
-        if self._scope.algorithm != select.AUTO:
+        """Let MPICH copy the block of a single rank, which takes it a microsecond; False if it refuses."""
+        if not _IS_MPICH or self._scope.algorithm != select.AUTO:
             return False
         self._scope.channel.ensure_usable()
         try:
