@@ -148,6 +148,20 @@ def _cache_folder(own: str | None, base: str | None, home: str | None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "mpicoll"
 
 
+def write_measurement(path: Path, text: str) -> None:
+    """Write a file of measurements, and make its folder; an old file is replaced at once, so that readers see no half.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
 def launcher_mismatch(size: int, library: str) -> str | None:
     """Return an error text if the launcher started several processes but MPI has one rank in each, else None.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from mpicoll.collectives.machine_tables import MachineTables
 from mpicoll.collectives.select import ALGORITHMS, HIERARCHY, NATIVE, SHARED, SINGLE_COPY, Rule
 from mpicoll.communicator.channel import Channel
 from mpicoll.compression import compressor
-from mpicoll.environment import cache_folder, cores, processor
+from mpicoll.environment import cache_folder, cores, processor, write_measurement
 
 _FORMAT = 1
 Rules = dict[str, tuple[Rule, ...]]
@@ -68,12 +67,10 @@ def path_for(known: dict[str, Any]) -> Path:
 def save(known: dict[str, Any], rules: Rules, spans: Spans | None = None) -> Path:
     """Write a table, and the ranges in which compressors pay; the old file is replaced atomically. Return the path."""
     path = path_for(known)
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = {collective: [[rule.below, rule.name] for rule in table] for collective, table in rules.items()}
-    draft = path.with_suffix(f".{os.getpid()}")
     pays = {spec: [int(low), None if high == math.inf else int(high)] for spec, (low, high) in (spans or {}).items()}
-    draft.write_text(json.dumps({"format": _FORMAT, "facts": known, "rules": rows, "compression": pays}, indent=1))
-    draft.replace(path)
+    content = {"format": _FORMAT, "facts": known, "rules": rows, "compression": pays}
+    write_measurement(path, json.dumps(content, indent=1))
     return path
 
 

@@ -27,7 +27,7 @@ class ChannelsOfOneRank:
         self._kept: list[tuple[Hashable, Any]] = []
         self._lock = threading.Lock()
 
-    def has_room(self, key: Hashable, size: int) -> bool:
+    def has_room(self, key: Hashable) -> bool:
         """Return True: the oldest spare makes room for a new one."""
         return True
 

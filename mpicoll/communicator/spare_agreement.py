@@ -91,8 +91,6 @@ def agree(comm: MPI.Intracomm, family: Family, offer: int, places: Sequence[int]
         told = family.parent.node.announcements.told[family.ranks]
         offers, is_common = told[:, 0], bool((told[:, 0] == offer).all())
         return Agreement(is_common, int(told[0, 1]), told[:, 2:] if places and not offers.any() else None)
-    if comm.size == 1:
-        return Agreement(True, next(_numbers))
     agreed = np.array([offer, -offer, next(_numbers) if comm.rank == 0 else 0], np.int64)
     comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
     highest, lowest, fresh = agreed.tolist()

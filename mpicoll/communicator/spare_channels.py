@@ -21,21 +21,19 @@ from mpicoll.communicator.spare_agreement import Family, agree, offer_of
 from mpicoll.progress.failed_ranks import is_failure, survives_failures
 
 MAX_SPARES = 16
-"""The largest number of spares of several ranks that one channel keeps; they hold shared memory, and a communicator of
-MPI."""
+"""The largest number of spares that one channel keeps; they hold shared memory, and a communicator of MPI."""
 MAX_IN_PROCESS = 256
-"""The largest number of spares of several ranks in a process. Most belong to communicators that are never freed."""
+"""The largest number of spares in a process. Most belong to communicators that are never freed."""
 MAX_ALIKE = 4
 """The largest number of spares for the same ranks, of one communicator."""
 
-_several = 0
-"""Number of spares of several ranks in this process."""
+_in_process = 0
+"""Number of spares in this process."""
 
 
 class Reusable(Protocol):
     """A :class:`~mpicoll.communicator.channel.Channel`, as far as spares are concerned."""
 
-    size: int
     session: int
     broken: str | None
     origin: Origin | None
@@ -67,20 +65,23 @@ class Found(NamedTuple):
 
 
 class SpareChannels:
-    """Spares of the channels that were derived from one channel, by their ranks, settings and grids."""
+    """Spares of the channels that were derived from one channel, by their ranks, settings and grids.
+
+    Those of one rank are in :mod:`mpicoll.communicator.one_rank_channels`.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, list[Reusable]] = {}
-        self._several = 0
+        self._count = 0
 
-    def has_room(self, key: Hashable, size: int) -> bool:
-        """Return whether this rank can keep another spare of `size` ranks under `key`."""
-        has_room = self._several < MAX_SPARES and _several < MAX_IN_PROCESS
-        return len(self._kept.get(key, ())) < MAX_ALIKE and (size == 1 or has_room)
+    def has_room(self, key: Hashable) -> bool:
+        """Return whether this rank can keep another spare under `key`."""
+        has_room = self._count < MAX_SPARES and _in_process < MAX_IN_PROCESS
+        return has_room and len(self._kept.get(key, ())) < MAX_ALIKE
 
     def keep(self, key: Hashable, channel: Reusable) -> None:
         """Keep a spare; on all its ranks."""
-        self._count(channel.size, 1)
+        self._add(1)
         self._kept.setdefault(key, []).append(channel)
 
     def find(self, comm: MPI.Intracomm, key: Hashable, family: Family, make: Callable[[], Any] | None = None) -> Found:
@@ -109,7 +110,7 @@ class SpareChannels:
         spare = kept.pop()
         if not kept:
             del self._kept[key]
-        self._count(spare.size, -1)
+        self._add(-1)
         return spare
 
     def close(self, *, broken: bool) -> None:
@@ -121,19 +122,18 @@ class SpareChannels:
         """
         kept = (channel for channels in self._kept.values() for channel in channels)
         for channel in sorted(kept, key=lambda channel: channel.session):
-            self._count(channel.size, -1)
+            self._add(-1)
             if broken:
                 channel.abandon()
             else:
                 channel.close()
         self._kept.clear()
 
-    def _count(self, size: int, change: int) -> None:
-        """Count a spare of `size` ranks that is kept, or no longer kept."""
-        global _several
-        if size > 1:
-            self._several += change
-            _several += change
+    def _add(self, change: int) -> None:
+        """Count a spare that is kept, or no longer kept."""
+        global _in_process
+        self._count += change
+        _in_process += change
 
 
 def _give_up(spare: Reusable, error: BaseException) -> None:
@@ -160,7 +160,7 @@ def retire(channel: Reusable) -> None:
     """Keep the channel of a communicator that is being freed as a spare if all ranks can, else free it; collective."""
     home = None if channel.origin is None else channel.origin.home()
     key: Any = None if channel.origin is None else channel.origin.key
-    may_keep = home is not None and channel.is_reusable and home.has_room(key, channel.size)
+    may_keep = home is not None and channel.is_reusable and home.has_room(key)
     if channel.close(spare=may_keep) and home is not None:
         channel.handles.leave()
         home.keep(key, channel)

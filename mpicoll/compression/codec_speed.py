@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from mpicoll import __version__
 from mpicoll.compression.base import Compressor, Key
-from mpicoll.environment import cache_folder, processor
+from mpicoll.environment import cache_folder, processor, write_measurement
 from mpicoll.schedules.machine import Wire
 
 NBYTES = 1 << 20
@@ -60,11 +60,6 @@ def known(codec: Compressor) -> Wire:
         pass  # nothing there, of another version, or damaged: it is measured again
     wire = measure(codec)
     kept[name] = [wire.ratio, wire.encode, wire.decode]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({**facts, "speeds": kept}, indent=1) + "\n")
-        draft.replace(path)
-    except OSError:
-        pass  # a folder that cannot be written costs a measurement each time
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement each time
+        write_measurement(path, json.dumps({**facts, "speeds": kept}, indent=1) + "\n")
     return wire

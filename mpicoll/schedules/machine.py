@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpicoll.environment import cache_folder
+from mpicoll.environment import cache_folder, write_measurement
 from mpicoll.errors import MachineFileError
 
 FORMAT, VERSION = "mpicoll machine", 1
@@ -247,10 +246,7 @@ def default_path() -> Path:
 
 def save(machine: MachineDescription, path: Path) -> None:
     """Write the file of a machine; an old file is replaced atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(machine.to_json())
-    draft.replace(path)
+    write_measurement(path, machine.to_json())
 
 
 def load(path: Path) -> MachineDescription:

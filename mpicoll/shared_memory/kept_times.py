@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import zlib
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.environment import cache_folder, cores, processor
+from mpicoll.environment import cache_folder, cores, processor, write_measurement
 
 ENOUGH = 3
 """Number of runs that measure."""
@@ -37,9 +36,9 @@ def median(sharing: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarr
         Shape of the arrays that were given to :func:`add`; others are ignored.
     """
     kept = _read(_facts(sharing), shape)
-    return (
-        np.sort(kept, axis=0)[ENOUGH // 2] if len(kept) >= ENOUGH else None
-    )  # np.median imports masked arrays, in 15 ms
+    if len(kept) < ENOUGH:
+        return None
+    return np.sort(kept, axis=0)[ENOUGH // 2]  # np.median imports masked arrays, in 15 ms
 
 
 def add(sharing: Sequence[Sequence[int]], ratios: np.ndarray) -> None:
@@ -49,11 +48,8 @@ def add(sharing: Sequence[Sequence[int]], ratios: np.ndarray) -> None:
     facts = _facts(sharing)
     kept = [*_read(facts, ratios.shape), ratios][-ENOUGH:]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
-        path = _path(facts)
-        draft = path.with_suffix(f".{os.getpid()}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"format": _FORMAT, "facts": facts, "ratios": [each.tolist() for each in kept]}))
-        draft.replace(path)
+        content = {"format": _FORMAT, "facts": facts, "ratios": [each.tolist() for each in kept]}
+        write_measurement(_path(facts), json.dumps(content))
 
 
 def _facts(sharing: Sequence[Sequence[int]]) -> dict[str, Any]:
