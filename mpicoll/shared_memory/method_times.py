@@ -2,7 +2,8 @@
 
 Which of the two ways is faster depends on the machine, on the length, and on the cores that the ranks have got: where
 they share no cache, to write a stage that another core has read takes five times as long as where they do. So the
-collectives themselves are timed, when the first communicator is made.
+collectives themselves are timed, when the first communicator is made, until enough runs have done so
+(:mod:`mpicoll.shared_memory.kept_times`).
 """
 
 from __future__ import annotations
