@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import launch
+from mpicoll.progress.running_clock import RunningClock
 
 FOLDER = "MPICOLL_TEST_FOLDER"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -74,10 +75,21 @@ def survivors(folder: Path) -> list[int]:
     return [rank for rank, pid in _pids(folder).items() if _alive(pid)]
 
 
-def _overdue(folder: Path, limit: float) -> bool:
-    """Say whether some rank has been in one test for longer than `limit` seconds."""
-    now = time.time()
-    return any(path.read_text() and now - path.stat().st_mtime > limit for path in folder.glob("rank-*.test"))
+class _Tests:
+    """Times for which the ranks have been in the tests that they are in, by a clock that a stopped machine stops."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._clock = folder, RunningClock()
+        self._begun: dict[Path, tuple[int, float]] = {}
+
+    def overdue(self, limit: float) -> bool:
+        """Say whether some rank has been in one test for longer than `limit` seconds."""
+        now, ranks = self._clock.read(), list(self._folder.glob("rank-*.test"))
+        for path in ranks:
+            written = path.stat().st_mtime_ns
+            if self._begun.get(path, (0, 0.0))[0] != written:
+                self._begun[path] = written, now
+        return any(path.read_text() and now - self._begun[path][1] > limit for path in ranks)
 
 
 def _where_everybody_stands(folder: Path) -> str:
@@ -138,13 +150,13 @@ def run(
                 stderr=None if stream else err,
                 start_new_session=True,
             )
-            report = ""
+            report, clock, tests = "", RunningClock(), _Tests(notes)
             while process.poll() is None:
                 time.sleep(0.02)
                 if meanwhile is not None:
                     meanwhile(_pids(notes))
-                late = time.monotonic() - begin > timeout
-                if late or (test_timeout is not None and _overdue(notes, test_timeout)):
+                late = clock.read() > timeout
+                if late or (test_timeout is not None and tests.overdue(test_timeout)):
                     report = _where_everybody_stands(notes)
                     break
             _end(process, notes)

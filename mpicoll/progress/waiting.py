@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpicoll.environment import core_limit, core_numbers, local_ranks
 from mpicoll.progress.communicator_creation import node_communicator
+from mpicoll.progress.running_clock import RunningClock
 
 POLLS_BEFORE_YIELD = 200
 """About the time of a message on one node; with fewer cores than ranks the peer needs the core at once."""
@@ -92,15 +93,15 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
         Number of polls before the core is yielded.
     look
         The watchdog: ``look(waited) -> seconds`` is called after 0.2 s. It raises to end the wait, or returns the
-        number of seconds, from the start of the wait, at which to call it again.
+        number of seconds, from the start of the wait, at which to call it again. Seconds are those of a
+        `RunningClock`.
     """
     for _ in range(polls):
         if done():
             return
-    started = time.monotonic()
-    look_at, is_patient = LOOK_AFTER_SECONDS, _of_thread.is_patient
+    clock, look_at, is_patient = RunningClock(), LOOK_AFTER_SECONDS, _of_thread.is_patient
     while not done():
-        waited = time.monotonic() - started
+        waited = clock.read()
         if waited < SECONDS_BEFORE_SLEEP and not (is_patient and is_patient()):
             os.sched_yield()
             continue
