@@ -81,6 +81,11 @@ def yield_core():
 
 
 @primitive
+def sleep(microseconds):
+    """Sleep for a while."""
+
+
+@primitive
 def release_interpreter():
     """Let other threads of the interpreter run; return what `take_interpreter` wants."""
 

@@ -278,8 +278,8 @@ def advance(job):
     return progress(job, 0)
 
 
-@kernel_for("int64")
-def look(job):
+@helper
+def look_once(job):
     """Resume an operation as far as possible without waiting; return a status. See `advance`."""
     spins, yields = get(job, SPINS), get(job, YIELDS)
     put(job, SPINS, 1)
@@ -288,3 +288,9 @@ def look(job):
     put(job, SPINS, spins)
     put(job, YIELDS, yields)
     return status
+
+
+@kernel_for("int64")
+def look(job):
+    """Resume an operation as far as possible without waiting; return a status. See `advance`."""
+    return look_once(job)

@@ -306,6 +306,7 @@ def _testall(typingctx, function, count, requests, flag, statuses):
 
 
 external(atomics.yield_core, "sched_yield", types.int32)
+external(atomics.sleep, "usleep", types.int32, types.int32)
 external(atomics.release_interpreter, "PyEval_SaveThread", types.int64)
 external(atomics.take_interpreter, "PyEval_RestoreThread", types.void, types.int64)
 _TRANSFER = (types.int64, types.int32, *[types.int64] * 5)

@@ -26,6 +26,7 @@ _COLLECTIVES = (
     "composition",
     "dispatch",
     "dispatch_table",
+    "driven_jobs",
     "executor",
     "short_exchange",
     "told_counts",

@@ -23,8 +23,9 @@ class DispatchedRequest(JobRequest):
         super().__init__(scope.timeout)
         self._kept, self._address = kept, turn.address
         if status != DONE:
-            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            self._flight = flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
             progress_engine.add(self)
+            self._let_drive(flight)
 
     def _complete(self) -> None:
         self._kept = None

@@ -247,7 +247,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         """Start the operation; see :meth:`PersistentRequest.Start`."""
         status = OTHER
         try:
-            if self._channel.broken is None:
+            if self._channel.broken is None and self._flight is None:
                 status = begin.run(self._short)
             if status != DONE:
                 self._start_the_long_way(status)
@@ -283,8 +283,9 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
             _unload(task, self._aside)
         else:
             number, name = self._number, task.op_name
-            self._flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
+            self._flight = flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
             progress_engine.add(self)
+            self._let_drive(flight)
 
     def _complete(self) -> None:
         if self._task is not None and not self._plain:

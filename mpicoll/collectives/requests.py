@@ -13,8 +13,10 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, WAITING
 from mpicoll.progress import progress_engine
+from mpicoll.progress.driver_thread import driver
 from mpicoll.progress.in_flight import InFlight
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
+from mpicoll.shared_memory.shared_operation import SharedOperation
 
 FREED = "persistent request: it was freed"
 STARTED_AGAIN = "persistent request: started again before it was complete"
@@ -189,7 +191,7 @@ class JobRequest(Request):
             return True if status is None else super().Wait(status)
         if progress_engine.pending() == 1:
             flight.be_patient()
-        for _ in range(self._tries):
+        for _ in range(self._tries if flight.driven_by is None else 0):
             if progress_engine.advance_alone(self, self._go_on):
                 self.active = False
                 return True if status is None else super().Wait(status)
@@ -197,13 +199,19 @@ class JobRequest(Request):
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return whether the operation is complete; see :meth:`Request.Test`."""
-        if status is None and self._flight is not None and progress_engine.pending() == 1:
+        flight = self._flight
+        if status is None and flight is not None and flight.driven_by is None and progress_engine.pending() == 1:
             if progress_engine.advance_alone(self, self._look):
                 self.active = False
                 return True
             if self._last_status == WAITING and self._flight is not None:
                 return False
         return super().Test(status)
+
+    def _let_drive(self, flight: SharedOperation) -> None:
+        """Let a thread advance the operation, which is known to the progress engine, if a core is free for that."""
+        if driver() is not None:
+            progress_engine.advance_alone(self, lambda: flight.let_drive(self._address))
 
     def _go_on(self) -> bool:
         return self._note(executor.advance.run(self._address))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Waiting
+from mpicoll.progress.driver_thread import DriverThread
 from mpicoll.progress.progress_engine import with_progress
 from mpicoll.progress.waiting import wait_until
 
@@ -22,13 +23,16 @@ class InFlight(ABC):
     outlasts
         Whether the MPI library may access the caller's memory after the collective was abandoned: it sends what was
         announced to a rank that is late, and does not cancel a receive whose message is under way.
+    driven_by
+        The thread that advances it, None if only calls of the program do.
     """
 
-    __slots__ = ("channel", "number")
+    __slots__ = ("channel", "driven_by", "number")
     outlasts: ClassVar[bool] = True
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.channel, self.number = channel, number
+        self.driven_by: DriverThread | None = None
 
     @abstractmethod
     def advance(self) -> bool:

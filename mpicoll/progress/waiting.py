@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.environment import core_limit, core_numbers, local_ranks
+from mpicoll.progress import driver_thread
 from mpicoll.progress.communicator_creation import node_communicator
 from mpicoll.progress.running_clock import RunningClock
 
@@ -78,6 +79,7 @@ def polls_before_yield(comm: MPI.Intracomm) -> int:
     ranks, own, together = _count_cores(node)
     if together == own:  # nobody is pinned: other communicators' ranks want these cores too
         ranks = max(ranks, local_ranks() or 1)
+    driver_thread.consider(ranks, own, together)
     oversubscribed = np.array([ranks > together], np.int64)
     node.Allreduce(MPI.IN_PLACE, oversubscribed, MPI.MAX)
     node.Free()

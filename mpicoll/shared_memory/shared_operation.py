@@ -15,6 +15,7 @@ from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
 from mpicoll.progress.call_signature import Signature, Waiting
+from mpicoll.progress.driver_thread import DriverThread, driver
 from mpicoll.progress.in_flight import InFlight
 from mpicoll.shared_memory.domain import Ending, SharedMemoryDomain
 from mpicoll.shared_memory.fast_dispatch import describe
@@ -166,6 +167,11 @@ class SharedOperation(InFlight):
         RemoteError
             If another process has ended, or its buffers cannot be accessed and the call cannot be made in another way.
         """
+        thread = self.driven_by
+        if thread is not None:
+            if not self._is_patient and thread.is_at(self._address):
+                return False
+            self._take_back(thread)
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
             self._address = self._address or self._job.ctypes.data
@@ -191,6 +197,26 @@ class SharedOperation(InFlight):
         """Let compiled code wait some microseconds before it returns, as in blocking calls."""
         self._is_patient = True
 
+    def let_drive(self, address: int) -> bool:
+        """Let the driver thread, if there is one, advance the operation, whose job is at `address`; return False.
+
+        No other thread may advance the operation meanwhile, and whoever calls this must have stored the operation where
+        it is abandoned if an exception of a signal handler is raised.
+        """
+        thread = driver()
+        if thread is not None and self._status == words.WAITING:
+            self._address, self.driven_by = address, thread
+            if not thread.offer(address):
+                self.driven_by = None
+        return False
+
+    def _take_back(self, thread: DriverThread) -> None:
+        """Advance the operation by calls of the program from now on, if it has not ended."""
+        status = thread.take_back(self._address)
+        self.driven_by = None
+        if status != words.OTHER:
+            self._status = status
+
     def _raise_mismatch(self) -> None:
         self.waiting()  # records the call: what others say of this number concerns this rank
         calls, gone = calls_of(self._job, range(self.channel.size))
@@ -210,7 +236,11 @@ class SharedOperation(InFlight):
 
     def abandon(self, error: BaseException) -> None:
         """Withdraw from the operation, and return when no other rank accesses this rank's buffers any more."""
-        withdrawal.withdraw(self._job.ctypes.data)
+        self._address = self._job.ctypes.data
+        thread = self.driven_by or driver()  # another object may have let it drive the job, see `interrupted_calls`
+        if thread is not None:
+            self._take_back(thread)
+        withdrawal.withdraw(self._address)
         self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
         if not isinstance(error, MpicollError) or isinstance(error, OperationError):
             self.channel.watchdog.give_up(self.number, error)

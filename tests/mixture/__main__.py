@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "pretended nodes": {"MPICOLL_NODES": "2"},
     "messages only": {"MPICOLL_NODE": "off"},
     "every call compared": {"MPICOLL_CHECK": "full"},
+    "driver thread": {"MPICOLL_PROGRESS_THREAD": "eager"},
 }
 RANKS = (2, 3, 4, 5, 8)
 _START_SECONDS = 240.0

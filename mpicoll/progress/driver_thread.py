@@ -1,0 +1,111 @@
+"""Driver thread: it advances long nonblocking operations on shared memory on a core that the ranks leave free.
+
+The ranks of a node compute while their operations are in flight, and an operation progresses only in calls of mpicoll.
+Where every rank has a second core, a thread of it drives what is in flight from its start: compiled code, which needs
+neither the interpreter nor the MPI library, so that it runs beside any computation. What it drives it advances as Test
+would. A Wait takes the operation back and goes on with it.
+
+The thread looks for operations all the time for 0.2 ms after the last one, then every 50 us; after a second without one
+it ends, until the next one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+import numpy as np
+
+from mpicoll.kernels import driven_jobs
+from mpicoll.kernels.decorators import DISABLED
+from mpicoll.kernels.operation_words import WAITING
+
+VARIABLE = "MPICOLL_PROGRESS_THREAD"
+_CORES_PER_RANK = 2
+
+
+class DriverThread:
+    """A daemon thread that drives operations; started with the first one."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(driven_jobs.TABLE_NBYTES // 8 + 8, np.int64)
+        address = self._table.ctypes.data
+        self._address = address + -address % driven_jobs.ENTRY_NBYTES
+        words = self._table[(self._address - address) // 8 :]
+        self._jobs = words[: driven_jobs.STOP // 8 : driven_jobs.ENTRY_NBYTES // 8]
+        self._stop = words[driven_jobs.STOP // 8 :][:1]
+        self._running, self._ended, self._lock = False, False, threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def offer(self, job: int) -> bool:
+        """Let the thread drive the job at an address; return False if it is short, or enough others are driven."""
+        if self._ended or not driven_jobs.offer.run(self._address, job):
+            return False
+        if not self._running:
+            self._start()
+        return True
+
+    def is_at(self, job: int) -> bool:
+        """Return True while the thread drives a job."""
+        return not self._ended and bool(driven_jobs.status_of.run(self._address, job) == WAITING)
+
+    def take_back(self, job: int) -> int:
+        """Return the status of a job, which nobody drives any more; OTHER if nobody did."""
+        return int(driven_jobs.take_back.run(self._address, job))
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._running or self._ended:
+                return
+            if self._thread is None:
+                atexit.register(self.end)  # before memory that jobs refer to is given back
+            self._running = True
+            self._thread = threading.Thread(target=self._run, name="mpicoll driver", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        driven_jobs.drive.run(self._address)
+        self._running = False
+        if self._jobs.any():  # offered meanwhile, by who saw the thread running
+            self._start()
+
+    def end(self) -> None:
+        """End the thread for good, and wait until it has ended, ten seconds at most."""
+        self._ended = True
+        self._stop[0] = 1
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+
+_driver: DriverThread | None = None
+_is_refused = DISABLED or os.environ.get(VARIABLE, "on") == "off"
+
+
+def driver() -> DriverThread | None:
+    """Return this process's driver thread; None where no core is known to be free for it."""
+    return None if _is_refused else _driver
+
+
+def consider(ranks: int, own: int, together: int) -> None:
+    """Have a driver thread if a node leaves cores free: with fewer than two for each rank there is none any more.
+
+    Parameters
+    ----------
+    ranks
+        Number of ranks on this node.
+    own, together
+        Number of cores that this rank may use, and that all of them may use.
+    """
+    global _driver, _is_refused
+    is_free = own >= _CORES_PER_RANK * threads_per_rank() and together >= _CORES_PER_RANK * threads_per_rank() * ranks
+    if not is_free and os.environ.get(VARIABLE) != "eager":
+        _is_refused = True
+    if _driver is None and not _is_refused:
+        _driver = DriverThread()
+
+
+def threads_per_rank() -> int:
+    """Return the number of threads with which a rank computes, as OMP_NUM_THREADS says; 1 if it does not."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return max(1, int(text)) if text.isdigit() else 1
