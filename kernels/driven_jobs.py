@@ -24,10 +24,10 @@ JOB, OWNER, STATUS = 0, 8, 16
 STOP = ENTRIES * ENTRY_NBYTES
 """Where in a table the word is that is not 0 when the thread is to end."""
 TABLE_NBYTES = STOP + ENTRY_NBYTES
-DRIVEN_NBYTES = 32 << 10
-"""Shorter vectors take less time than it takes another thread to see them."""
-_SPINS = 5000
-"""Turns for some 0.2 ms: programs with one collective after another find the thread awake."""
+DRIVEN_NBYTES = 128 << 10
+"""With 64 KB on 8 ranks nothing is gained, and the hand-over costs what it takes."""
+_SPINS = 12_000
+"""Turns for about a millisecond: programs with one collective after another find the thread awake."""
 _TURNS = 50_000
 """Turns in which no operation has ended after which the thread sleeps between turns, since other ranks are late."""
 _SLEEP = 50

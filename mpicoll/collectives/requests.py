@@ -200,7 +200,9 @@ class JobRequest(Request):
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return whether the operation is complete; see :meth:`Request.Test`."""
         flight = self._flight
-        if status is None and flight is not None and flight.driven_by is None and progress_engine.pending() == 1:
+        if status is None and flight is not None and progress_engine.pending() == 1:
+            if flight.driven_by is not None:
+                return False if flight.driven_by.is_at(self._address) else super().Test()
             if progress_engine.advance_alone(self, self._look):
                 self.active = False
                 return True

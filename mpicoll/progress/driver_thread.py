@@ -5,8 +5,8 @@ Where every rank has a second core, a thread of it drives what is in flight from
 neither the interpreter nor the MPI library, so that it runs beside any computation. What it drives it advances as Test
 would. A Wait takes the operation back and goes on with it.
 
-The thread looks for operations all the time for 0.2 ms after the last one, then every 50 us; after a second without one
-it ends, until the next one.
+The thread looks for operations all the time for a millisecond after the last one, then every 0.1 ms. After a second
+without one it ends, until the next one.
 """
 
 from __future__ import annotations
