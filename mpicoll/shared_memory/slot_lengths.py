@@ -27,6 +27,9 @@ _NEAR_REDUCED_NBYTES = 32 << 10
 """The same for allreduce and reduce, of which every rank or the root reads all slots: in place they share the work."""
 _NEAR_CORES_NBYTES = 4 << 10
 """The same where every rank has a core; but in bcast and scatter no more than the root's slot is read, once."""
+_NEAR_CORES_READ_NBYTES = 8 << 10
+"""Bytes of all slots together that every rank reads for an allreduce there. With 8 ranks on 16 cores a vector of n KB
+takes 2.1 + 2.8 n us through slots, and 4.2 + 0.16 n us in place."""
 
 
 def ahead(size: int) -> int:
@@ -58,5 +61,6 @@ def for_segments(collective: str, size: int, oversubscribed: bool) -> int:
     if collective in ("bcast", "scatter"):
         return min(_NEAR_NBYTES, largest(size))
     if not oversubscribed:
-        return min(_NEAR_CORES_NBYTES, for_all(size, oversubscribed))
+        read = _NEAR_CORES_READ_NBYTES // size if collective == "allreduce" else _NEAR_CORES_NBYTES
+        return min(read, _NEAR_CORES_NBYTES, for_all(size, oversubscribed))
     return min(_NEAR_REDUCED_NBYTES if collective in ("allreduce", "reduce") else _NEAR_NBYTES, largest(size))

@@ -17,6 +17,7 @@ FIRST = (
     (8, "default", 1, 2),
     (5, "stopped ranks", 1, 3),
     (4, "no segments", 1, None),
+    (3, "driver thread", 2, None),
 )
 SECOND = (
     (3, "default", 1, None),
