@@ -12,7 +12,7 @@ An entry has one owner at a time, who has exchanged a 1 for the 0 in OWNER. The 
     drive      ...                  turn, turn, STATUS = DONE                   sees none
 """
 
-from .atomics import exchange, load, load_acquire, pause, sleep, store, store_release
+from .atomics import exchange, load, load_acquire, pause, sleep, store, store_release, yield_core
 from .decorators import helper, kernel_for, short_kernel
 from .executor import look_once
 from .operation_words import OTHER, WAITING, vector_nbytes
@@ -30,6 +30,7 @@ _SPINS = 12_000
 """Turns for about a millisecond: programs with one collective after another find the thread awake."""
 _TURNS = 50_000
 """Turns in which no operation has ended after which the thread sleeps between turns, since other ranks are late."""
+_POLLS = 1000
 _SLEEP = 50
 """Microseconds."""
 _SLEEPS = 10_000
@@ -74,10 +75,16 @@ def take_back(table, job):
     entry = _entry_of(table, job)
     if entry == 0:
         return OTHER
+    polls, status = 0, OTHER
     while exchange(entry + OWNER, 1) != 0:
-        pause()
-    status = load(entry + STATUS)
-    store(entry + JOB, 0)
+        polls += 1
+        if polls < _POLLS:
+            pause()
+        else:  # the thread was put off its core in the middle of a turn
+            yield_core()
+    if load(entry + JOB) == job:
+        status = load(entry + STATUS)
+        store_release(entry + JOB, 0)
     store_release(entry + OWNER, 0)
     return status
 

@@ -23,9 +23,13 @@ class DispatchedRequest(JobRequest):
         super().__init__(scope.timeout)
         self._kept, self._address = kept, turn.address
         if status != DONE:
-            self._flight = flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+
+    def go_on_later(self) -> None:
+        """Let the operation progress in calls of the program, or beside it."""
+        if self._flight is not None:
             progress_engine.add(self)
-            self._let_drive(flight)
+            self._let_drive()
 
     def _complete(self) -> None:
         self._kept = None
@@ -63,6 +67,7 @@ def start_quickly(
             node.undo_turn(turn)
             return None
         request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf, kept))
+        request.go_on_later()
         node.end_turn(turn, request)
     except BaseException as error:  # of a signal handler
         if request is not None:

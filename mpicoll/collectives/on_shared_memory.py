@@ -283,9 +283,9 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
             _unload(task, self._aside)
         else:
             number, name = self._number, task.op_name
-            self._flight = flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
+            self._flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
             progress_engine.add(self)
-            self._let_drive(flight)
+            self._let_drive()
 
     def _complete(self) -> None:
         if self._task is not None and not self._plain:

@@ -40,6 +40,12 @@ class Request(OwnRequest):
         self._error: BaseException | None = None
 
     @property
+    def is_driven(self) -> bool:
+        """True while another thread advances the operation, see :mod:`mpicoll.progress.driver_thread`."""
+        flight = self._flight
+        return flight is not None and flight.driven_by is not None
+
+    @property
     def has_ended(self) -> bool:
         """True if the operation is known to have ended, successfully or not; advances nothing."""
         return self._flight is None
@@ -201,8 +207,9 @@ class JobRequest(Request):
         """Return whether the operation is complete; see :meth:`Request.Test`."""
         flight = self._flight
         if status is None and flight is not None and progress_engine.pending() == 1:
-            if flight.driven_by is not None:
-                return False if flight.driven_by.is_at(self._address) else super().Test()
+            thread = flight.driven_by
+            if thread is not None:
+                return False if thread.is_at(self._address) else super().Test()
             if progress_engine.advance_alone(self, self._look):
                 self.active = False
                 return True
@@ -210,9 +217,10 @@ class JobRequest(Request):
                 return False
         return super().Test(status)
 
-    def _let_drive(self, flight: SharedOperation) -> None:
+    def _let_drive(self) -> None:
         """Let a thread advance the operation, which is known to the progress engine, if a core is free for that."""
-        if driver() is not None:
+        flight = self._flight
+        if driver() is not None and isinstance(flight, SharedOperation):
             progress_engine.advance_alone(self, lambda: flight.let_drive(self._address))
 
     def _go_on(self) -> bool:

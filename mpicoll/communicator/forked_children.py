@@ -10,6 +10,7 @@ import os
 
 from mpicoll.communicator.channel import live_channels
 from mpicoll.errors import CommunicatorBroken
+from mpicoll.progress import driver_thread
 
 REASON = "this process was forked from a rank, and is none itself"
 
@@ -26,6 +27,7 @@ def refuse() -> None:
 def _leave_communicators() -> None:
     global _is_child
     _is_child = True
+    driver_thread.forget()
     for channel in list(live_channels):
         channel.break_off(REASON)
 

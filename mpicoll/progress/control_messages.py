@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import is_failure
+from mpicoll.progress.running_clock import RunningClock
 from mpicoll.shared_memory.announcements import Announcements
 
 CONTROL_TAG = 0
@@ -123,36 +124,36 @@ class Mailbox:
             return self._leave()
         if self._comm.size == 1:
             return Drained(True, willing)
-        until = time.monotonic() + DRAIN_SECONDS
+        clock = RunningClock()
         if announcements is not None:
             complete = announcements.start(willing and self._is_silent)
             while not complete:
-                if self._is_to_end(until, breaks):
+                if self._is_to_end(clock, breaks):
                     return Drained(False, False)
                 complete = announcements.is_complete()
             if all(announcements.told[:, 0].tolist()):
                 return Drained(True, True)
-        return self._count(willing, until, breaks)
+        return self._count(willing, clock, breaks)
 
-    def _count(self, willing: bool, until: float, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
+    def _count(self, willing: bool, clock: RunningClock, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
         """Learn how many messages were sent to this rank, and receive them; see :meth:`drain`."""
         given, coming, counted = np.empty((self._sent.size, 2), np.int64), np.zeros(2, np.int64), False
         given[:, 0], given[:, 1] = self._sent, willing
         request = self._comm.Ireduce_scatter_block(given, coming)
         self._draining = request, given, coming  # where a rank comes late, MPI uses them when nobody waits any more
         while not counted or self._received < coming[0] or self._outbox:
-            if self._is_to_end(until, breaks):
+            if self._is_to_end(clock, breaks):
                 return Drained(False, False)
             counted = counted or bool(request.Test())
         self._is_silent = True
         return Drained(True, int(coming[1]) == self._sent.size)
 
-    def _is_to_end(self, until: float, breaks: Callable[[int, dict[str, Any]], bool]) -> bool:
+    def _is_to_end(self, clock: RunningClock, breaks: Callable[[int, dict[str, Any]], bool]) -> bool:
         """Read what has arrived; return True if a wait in :meth:`drain` has to end without its aim."""
         heard = [breaks(*message) for message in self.read()]  # all of them
         if any(heard):
             self._leave()
-        if any(heard) or self.somebody_left or time.monotonic() > until:
+        if any(heard) or self.somebody_left or clock.read() > DRAIN_SECONDS:
             return True
         progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
         os.sched_yield()

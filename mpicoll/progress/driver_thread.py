@@ -35,47 +35,65 @@ class DriverThread:
         words = self._table[(self._address - address) // 8 :]
         self._jobs = words[: driven_jobs.STOP // 8 : driven_jobs.ENTRY_NBYTES // 8]
         self._stop = words[driven_jobs.STOP // 8 :][:1]
-        self._running, self._ended, self._lock = False, False, threading.Lock()
+        self._is_running, self._has_ended, self._lock = False, False, threading.Lock()
         self._thread: threading.Thread | None = None
+        for each in (driven_jobs.offer, driven_jobs.status_of, driven_jobs.take_back):
+            each.variant(each.signature)  # not while others wait for the first operation
 
     def offer(self, job: int) -> bool:
         """Let the thread drive the job at an address; return False if it is short, or enough others are driven."""
-        if self._ended or not driven_jobs.offer.run(self._address, job):
+        if self._has_ended or not driven_jobs.offer.run(self._address, job):
             return False
-        if not self._running:
+        if not self._is_running:
             self._start()
         return True
 
     def is_at(self, job: int) -> bool:
         """Return True while the thread drives a job."""
-        return not self._ended and bool(driven_jobs.status_of.run(self._address, job) == WAITING)
+        return self._is_running and bool(driven_jobs.status_of.run(self._address, job) == WAITING)
 
     def take_back(self, job: int) -> int:
         """Return the status of a job, which nobody drives any more; OTHER if nobody did."""
         return int(driven_jobs.take_back.run(self._address, job))
 
     def _start(self) -> None:
+        """Start the thread, if that is possible: what nobody drives is advanced by the program."""
         with self._lock:
-            if self._running or self._ended:
+            if self._is_running or self._has_ended:
                 return
             if self._thread is None:
                 atexit.register(self.end)  # before memory that jobs refer to is given back
-            self._running = True
             self._thread = threading.Thread(target=self._run, name="mpicoll driver", daemon=True)
-            self._thread.start()
+            try:
+                self._is_running = True
+                self._thread.start()
+            except RuntimeError:  # no more threads
+                self._is_running = False
+            except BaseException:  # of a signal handler
+                self._is_running = self._thread.is_alive()
+                raise
 
     def _run(self) -> None:
-        driven_jobs.drive.run(self._address)
-        self._running = False
+        try:
+            driven_jobs.drive.run(self._address)
+        except Exception:  # it could be neither loaded nor compiled
+            self._has_ended = True
+        finally:
+            self._is_running = False
         if self._jobs.any():  # offered meanwhile, by who saw the thread running
             self._start()
 
     def end(self) -> None:
         """End the thread for good, and wait until it has ended, ten seconds at most."""
-        self._ended = True
+        self._has_ended, self._is_running = True, False
         self._stop[0] = 1
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join(timeout=10)
+
+    def forget(self) -> None:
+        """Drive nothing any more, in a forked child, which has no such thread."""
+        self._has_ended, self._is_running = True, False
+        self._table[:] = 0
 
 
 _driver: DriverThread | None = None
@@ -85,6 +103,12 @@ _is_refused = DISABLED or os.environ.get(VARIABLE, "on") == "off"
 def driver() -> DriverThread | None:
     """Return this process's driver thread; None where no core is known to be free for it."""
     return None if _is_refused else _driver
+
+
+def forget() -> None:
+    """Have no driver thread in a forked child."""
+    if _driver is not None:
+        _driver.forget()
 
 
 def consider(ranks: int, own: int, together: int) -> None:

@@ -17,6 +17,11 @@ from mpicoll.progress.progress_thread import ProgressThread
 class Advancing(Protocol):
     """An operation that the progress engine can advance."""
 
+    @property
+    def is_driven(self) -> bool:
+        """True while another thread advances the operation without being asked."""
+        ...
+
     def step(self) -> bool:
         """Advance without waiting; return whether the operation has ended, successfully or not."""
         ...
@@ -46,7 +51,7 @@ def _wake_thread() -> None:
     global _thread
     with _lock:
         if _thread is None:
-            _thread = ProgressThread(progress, pending, turns)
+            _thread = ProgressThread(progress, left_alone, turns)
         if not _thread.awake:
             _thread.notice()
 
@@ -124,6 +129,11 @@ def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
 def pending() -> int:
     """Return how many nonblocking operations have not ended."""
     return len(_active)
+
+
+def left_alone() -> int:
+    """Return how many nonblocking operations progress only if somebody advances them."""
+    return sum(not operation.is_driven for operation in tuple(_active))
 
 
 def turns() -> int:

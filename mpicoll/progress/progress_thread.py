@@ -37,7 +37,7 @@ class ProgressThread:
     progress
         Advances all operations in flight.
     pending
-        Returns how many have not ended.
+        Returns how many need somebody to advance them.
     turns
         Returns how often operations were advanced in this process, by any thread.
     """

@@ -8,8 +8,7 @@ communicator, so
 * a rank that has sent no message before the deadline is named in :class:`CollectiveTimeout`;
 * a rank that has died is named in :class:`RankFailed` where the MPI library lets the others go on;
 * a rank that refuses its own arguments tells the others at once: :class:`RemoteError` on the ranks that made the call.
-  These tell the first rank that their communicators are broken. It waits for their answers before its next call, and
-  can use the communicator if all ranks have refused.
+  These tell it that their communicators are broken. It can use the communicator again if all ranks have refused.
 
 Several threads may wait on one communicator, so messages that one of them reads are kept for all.
 """
@@ -30,6 +29,7 @@ from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import DRAIN_SECONDS, Drained, Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
+from mpicoll.progress.running_clock import RunningClock
 from mpicoll.shared_memory.announcements import Announcements
 
 _HISTORY = 1024
@@ -129,9 +129,9 @@ class Watchdog:
 
     def await_refusals(self, number: int) -> bool:
         """Wait, a minute at most, until all other ranks have refused collective `number`; False if one does not."""
-        until = time.monotonic() + DRAIN_SECONDS
+        clock = RunningClock()
         with contextlib.suppress(MpicollError):
-            while not self._mailbox.somebody_left and time.monotonic() < until:
+            while not self._mailbox.somebody_left and clock.read() < DRAIN_SECONDS:
                 if self.all_refused(number):
                     return True
                 progress_engine.progress()  # another rank may wait for an operation elsewhere before it refuses

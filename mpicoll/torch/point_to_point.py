@@ -31,6 +31,8 @@ _unsent: list[Any] = []
 class Message(PendingWork):
     """A message on its way; it advances while any call of mpicoll waits, and in the thread of messages."""
 
+    is_driven = False
+
     def __init__(self, what: str, tensor: torch.Tensor, room: torch.Tensor, seconds: float) -> None:
         super().__init__(what, [tensor])
         self._tensor, self._room, self._seconds = tensor, room, seconds
