@@ -91,8 +91,10 @@ def test_callbacks_of_messages_may_wait_for_further_messages(pg: Any) -> None:
         works[1].wait()
         return second + done.value()[0]
 
+    # First: where the message of tag 0 has come already, `then` calls the function at once, which waits for others.
+    first_sent = dist.isend(torch.full((3,), 1.0), group_dst=(rank + 1) % size, group=pg, tag=0)
     total = works[0].get_future().then(wait_for_second)
-    dist.isend(torch.full((3,), 1.0), group_dst=(rank + 1) % size, group=pg, tag=0).wait()
+    first_sent.wait()
     assert total.wait().tolist() == [3.0] * 3
     later[0].wait()
 
