@@ -50,6 +50,7 @@ _PLAN_USERS = (
     "attached_parts",
     "composition",
     "dispatch",
+    "driven_jobs",
     "executor",
     "told_counts",
     "uneven_calls",
