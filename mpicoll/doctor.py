@@ -25,6 +25,7 @@ from mpicoll.comm import Intracomm
 from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, silent_unless
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
+from mpicoll.progress.driver_thread import driver
 from mpicoll.quantities import format_nbytes
 from mpicoll.shared_memory import domain, numpy_allocator, segment
 from mpicoll.shared_memory.method_times import Ratios
@@ -87,6 +88,8 @@ def _cores(comm: Intracomm) -> Iterator[Fact]:
         yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks yield their core at once; use fewer ranks")
     else:
         yield Fact("cores", "one for each rank")
+    driven = "driven on a second core of each rank" if driver() is not None else "advanced by calls of mpicoll"
+    yield Fact("nonblocking calls", f"long ones are {driven}")
 
 
 def _kernels() -> Iterator[Fact]:

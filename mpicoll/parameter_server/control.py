@@ -7,6 +7,7 @@ which workers are dropped; and the first rank that knows how the session ends wr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag
@@ -17,6 +18,7 @@ from mpicoll.errors import CollectiveTimeout, RemoteError
 from mpicoll.parameter_server.partition import Partition
 from mpicoll.parameter_server.polling import Pause
 from mpicoll.parameter_server.remote_memory import Memory, word_at
+from mpicoll.progress.running_clock import RunningClock
 
 NEVER = 1 << 60
 """The clock of a worker that has finished or was dropped, for which no rank waits. Several ranks may retire a worker at
@@ -72,8 +74,9 @@ class Control:
         self.dropped = self._words[self._dropped : self._waits]
         self._awaited = self._words[self._waits :]
         self._seen = self._beats.copy()
-        self._heard = np.full(size, time.monotonic())
-        self._beaten = 0.0
+        self._running = RunningClock()  # others that were suspended with this rank have had no time for a sign of life
+        self._heard = np.full(size, self._running.read())
+        self._beaten = -math.inf
         self._own = self._waits_for = 0
 
     def progress(self) -> bool:
@@ -82,7 +85,7 @@ class Control:
 
     def look(self) -> None:
         """Read the state of all ranks, and give a sign of life."""
-        now = time.monotonic()
+        now = self._running.read()
         if now - self._beaten > _LOOK_EVERY / 2:
             self._beaten = now
             self._region.add(word_at(self._beat + self._rank), np.ones(1, np.int64))
@@ -93,7 +96,7 @@ class Control:
 
     def silent(self, ranks: Sequence[int], seconds: float) -> list[int]:
         """Return those of `ranks` without a sign of life for more than `seconds` seconds, as of the last looks."""
-        now = time.monotonic()
+        now = self._running.read()
         return [rank for rank in ranks if now - self._heard[rank] > seconds]
 
     def is_awaited(self, worker: int) -> bool:
@@ -181,11 +184,11 @@ class Control:
         RemoteError
             If a server has failed.
         """
-        started = looked = time.monotonic()
+        started = looked = self._running.read()
         pause = Pause()
         try:
             while not done():
-                now = time.monotonic()
+                now = self._running.read()
                 if now - looked > _LOOK_EVERY:
                     looked = now
                     self.look()
