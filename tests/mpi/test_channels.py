@@ -226,10 +226,14 @@ def test_a_signal_handler_may_begin_an_operation() -> None:
     may_end = threading.Event()
 
     class Second:
+        is_driven = False
+
         def step(self) -> bool:
             return may_end.is_set()
 
     class First:
+        is_driven = False
+
         def step(self) -> bool:
             progress_engine.add(Second())
             progress_engine.progress()  # does nothing: somebody is at it
