@@ -31,8 +31,9 @@ _SPINS = 12_000
 _TURNS = 50_000
 """Turns in which no operation has ended after which the thread sleeps between turns, since other ranks are late."""
 _POLLS = 1000
+"""Looks at an entry that the thread has before the core is yielded."""
 _SLEEP = 50
-"""Microseconds."""
+"""Microseconds between two turns of a thread that sleeps."""
 _SLEEPS = 10_000
 """Sleeps without a job after which `drive` returns, a second or more."""
 

@@ -97,12 +97,14 @@ class DriverThread:
 
 
 _driver: DriverThread | None = None
-_is_refused = DISABLED or os.environ.get(VARIABLE, "on") == "off"
+_is_wanted = False
+_most_ranks = 0
+"""Ranks on this node of the communicator that decided whether it is wanted."""
 
 
 def driver() -> DriverThread | None:
     """Return this process's driver thread; None where no core is known to be free for it."""
-    return None if _is_refused else _driver
+    return _driver if _is_wanted else None
 
 
 def forget() -> None:
@@ -111,21 +113,26 @@ def forget() -> None:
         _driver.forget()
 
 
-def consider(ranks: int, own: int, together: int) -> None:
-    """Have a driver thread if a node leaves cores free: with fewer than two for each rank there is none any more.
+def consider(ranks: int, own: int, together: int, competing: int) -> None:
+    """Have a driver thread if a node has two cores for each rank; the largest communicator decides.
 
     Parameters
     ----------
     ranks
-        Number of ranks on this node.
+        Number of ranks of a communicator on this node.
     own, together
         Number of cores that this rank may use, and that all of them may use.
+    competing
+        Number of ranks that use the cores of all of them: there may be ranks of other communicators.
     """
-    global _driver, _is_refused
-    is_free = own >= _CORES_PER_RANK * threads_per_rank() and together >= _CORES_PER_RANK * threads_per_rank() * ranks
-    if not is_free and os.environ.get(VARIABLE) != "eager":
-        _is_refused = True
-    if _driver is None and not _is_refused:
+    global _driver, _is_wanted, _most_ranks
+    if ranks < _most_ranks:
+        return
+    _most_ranks, setting = ranks, os.environ.get(VARIABLE, "on")
+    wanted = _CORES_PER_RANK * threads_per_rank()
+    is_free = own >= wanted and together >= wanted * competing
+    _is_wanted = not DISABLED and (setting == "eager" or (setting != "off" and is_free))
+    if _is_wanted and _driver is None:
         _driver = DriverThread()
 
 

@@ -76,10 +76,10 @@ def polls_before_yield(comm: MPI.Intracomm) -> int:
     Ranks may see different limits; a node is oversubscribed if one of its ranks finds it to be.
     """
     node = node_communicator(comm)
-    ranks, own, together = _count_cores(node)
-    if together == own:  # nobody is pinned: other communicators' ranks want these cores too
-        ranks = max(ranks, local_ranks() or 1)
-    driver_thread.consider(ranks, own, together)
+    here, own, together = _count_cores(node)
+    # Where nobody is pinned other communicators' ranks want these cores too.
+    ranks = max(here, local_ranks() or 1) if together == own else here
+    driver_thread.consider(here, own, together, ranks)
     oversubscribed = np.array([ranks > together], np.int64)
     node.Allreduce(MPI.IN_PLACE, oversubscribed, MPI.MAX)
     node.Free()

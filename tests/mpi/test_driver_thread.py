@@ -27,7 +27,7 @@ def thread(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[driver_
         pytest.skip("nothing is in flight on shared memory")
     made = driver_thread.DriverThread()
     monkeypatch.setattr(driver_thread, "_driver", made)
-    monkeypatch.setattr(driver_thread, "_is_refused", False)
+    monkeypatch.setattr(driver_thread, "_is_wanted", True)
     yield made
     made.end()
 
