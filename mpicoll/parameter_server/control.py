@@ -8,7 +8,6 @@ which workers are dropped; and the first rank that knows how the session ends wr
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag
 
@@ -216,17 +215,12 @@ class Control:
         CollectiveTimeout, RemoteError
             As in :meth:`wait`.
         """
-        polled = time.monotonic()
-        until = polled + self._timeout
+        clock = RunningClock(_LOOK_EVERY)
 
         def over() -> bool:
-            nonlocal polled, until
             if done():
                 return True
-            now = time.monotonic()
-            until += max(0.0, now - polled - _LOOK_EVERY)
-            polled = now
-            if now > until:
+            if clock.read() > self._timeout:
                 raise CollectiveTimeout(self._text([rank], what), [rank])
             return False
 
