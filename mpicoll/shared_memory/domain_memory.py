@@ -49,8 +49,8 @@ def memory_for(comm: MPI.Intracomm) -> SharedArrays:
     size, first = comm.size, comm.rank == 0
     return SharedArrays(
         numpy_allocator.empty(STAGES_NBYTES, np.uint8),
-        # Zero before the others know where they are; memory that was never used is, and is not touched.
-        numpy_allocator.zeros(records_nbytes(size) if first else 0, np.uint8),
+        # Zero before the others know where they are. Most lanes are never used.
+        numpy_allocator.untouched_zeros(records_nbytes(size) if first else 0),
         numpy_allocator.empty(slots_nbytes(size) if first else 0, np.uint8),
     )
 

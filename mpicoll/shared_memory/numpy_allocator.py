@@ -141,6 +141,16 @@ def zeros(shape: Any, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
 
 
+def untouched_zeros(nbytes: int) -> np.ndarray:
+    """Return bytes that are zero and of which few will be used; see :func:`empty`.
+
+    Memory of earlier arrays is given back to the system instead of being written.
+    """
+    array = empty(nbytes, np.uint8)
+    heap.clear(array.ctypes.data, nbytes)
+    return array
+
+
 class shared_arrays:
     """Context manager in which NumPy allocates large arrays in shared memory; collectives use them without a copy.
 

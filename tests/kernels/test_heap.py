@@ -37,6 +37,7 @@ class Heap:
         self.zeros = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.allocate_zeros.address)
         self.resize = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.resize.address)
         self.release = ctypes.CFUNCTYPE(None, WORD, WORD, WORD)(allocator.release.address)
+        self.clear = allocator.clear.run
 
     def has(self, address: int) -> bool:
         return bool(self.words[allocator.BASE] <= address < self.words[allocator.END])
