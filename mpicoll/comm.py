@@ -5,30 +5,25 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compressed, compression_tuning, select, tuning_table
-from mpicoll.collectives.alltoallw import BlockExchange
-from mpicoll.collectives.call_context import CallContext
-from mpicoll.collectives.dispatch_choices import fill_dispatch
-from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
-from mpicoll.collectives.vector_calls import VectorCalls
+from mpicoll.collectives import compressed, compression_tuning, select
 from mpicoll.communicator.channel import Channel
-from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
+from mpicoll.communicator.channel_cache import channel_of, derive_channel, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.one_rank_channels import note_freeing_of
 from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor
+from mpicoll.interface.communicator_state import SET_UP, state_of
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
-from mpicoll.objects.exchange import Exchange
-from mpicoll.objects.reductions import Reductions
 from mpicoll.progress.communicator_creation import meet_before_making
 from mpicoll.shared_memory import numpy_allocator
 
@@ -82,20 +77,20 @@ class Intracomm(ObjectCollectives):
             select.check_settings(algorithm, timeout)
         self._set_up(Settings(algorithm, timeout))
 
-    def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
+    def _set_up(self, settings: Settings) -> None:
         """Find or make what is private to the communicator; collective. See :func:`channel_of`."""
-        channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody)
+        channel = channel_of(MPI.Intracomm(self), settings)
         if channel.state.get("_settings") == settings:  # a communicator that was freed has left it
             self.__dict__.update(channel.state)
         else:
-            self.__dict__.update(_state_of(channel, settings))
+            self.__dict__.update(state_of(channel, settings))
         if channel.origin is not None:
             channel.handles.add(self)
-            channel.state = channel.state or {name: self.__dict__[name] for name in ("_settings", *_SET_UP)}
+            channel.state = channel.state or {name: self.__dict__[name] for name in ("_settings", *SET_UP)}
 
     def forget_channel(self) -> None:
         """Forget what is private to the communicator, which has been freed; for mpicoll's own use."""
-        for name in _SET_UP:
+        for name in SET_UP:
             del self.__dict__[name]
         self.note_freed()
 
@@ -111,7 +106,7 @@ class Intracomm(ObjectCollectives):
 
     def __getattr__(self, name: str) -> Any:
         """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""
-        if name not in _SET_UP:
+        if name not in SET_UP:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._is_freed:
             raise FreedCommunicator
@@ -226,46 +221,6 @@ class Intracomm(ObjectCollectives):
         return self._scope.channel if "_scope" in self.__dict__ else known_channel(MPI.Intracomm(self))
 
 
-def _state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
-    """Return the attributes of a communicator object with these settings.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a setting is wrong.
-    """
-    means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
-    try:
-        select.check_settings(*settings)
-    except (TypeError, ValueError) as error:
-        channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
-        raise
-    settings = Settings(settings.algorithm, float(settings.timeout))
-    scope = CallContext(channel, means, *settings)
-    auto_table = fill_dispatch(channel, means)
-    table = auto_table if settings.algorithm == select.AUTO else 0
-    return {
-        "_settings": settings,
-        "_scope": scope,
-        "_size": channel.size,
-        "_uncompressed": channel.uncompressed,
-        "_auto_table": auto_table,
-        "_table": table,
-        "_vector_calls": VectorCalls(scope, table),
-        "_block_exchange": BlockExchange(scope, table),
-        "_objects": Reductions(Exchange(scope, table)),
-        "_nonblocking_vector_calls": NonblockingVectorCalls(scope, table),
-        "_nonblocking_table": table if channel.node is not None else 0,
-    }
-
-
-_SET_UP = (
-    "_scope", "_size", "_uncompressed", "_auto_table", "_table", "_vector_calls", "_block_exchange", "_objects",
-    "_nonblocking_table", "_nonblocking_vector_calls",
-)  # fmt: skip
-"""Attributes that :meth:`Intracomm._set_up` makes, besides `_settings`."""
-
-
 class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
     """A Cartesian grid of ranks: an :class:`Intracomm`, and all that ``MPI.Cartcomm`` has."""
 
@@ -312,7 +267,7 @@ _OURS: dict[type, type[Intracomm]] = {
 def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`. The other arguments are those of :func:`channel_of`.
+    Collective over `comm`. The other arguments are those of :func:`derive_channel`.
     """
     if comm == MPI.COMM_NULL:
         if everybody:
@@ -328,14 +283,20 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
 
 
 def _set_up_new(made: Intracomm, settings: Settings, parent: Channel | None, everybody: bool) -> None:
-    """Set up a new communicator, one of a single rank in its first collective call: many, as in a grid, see none."""
+    """Set up a new communicator, if its channel is new; else in its first collective call, since many see none."""
+    kept = None
     if made.size > 1:
-        made._set_up(settings, parent, everybody=everybody)
+        kept = derive_channel(MPI.Intracomm(made), parent, settings, everybody=everybody)
+    elif everybody:
+        sit_out(parent)
+    if isinstance(kept, Channel):
+        made._set_up(settings)
         return
     made._settings = settings
-    note_freeing_of(made)
-    if everybody:
-        sit_out(parent)
+    if kept is None:
+        note_freeing_of(made)
+    else:
+        kept.communicator = weakref.ref(made)
 
 
 def _predefined(name: str) -> MPI.Intracomm:

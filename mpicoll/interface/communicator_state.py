@@ -1,0 +1,56 @@
+"""Attributes of communicator objects: what their methods need of a channel and of settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpicoll.collectives import select, tuning_table
+from mpicoll.collectives.alltoallw import BlockExchange
+from mpicoll.collectives.call_context import CallContext
+from mpicoll.collectives.dispatch_choices import fill_dispatch
+from mpicoll.collectives.nonblocking_vectors import NonblockingVectorCalls
+from mpicoll.collectives.vector_calls import VectorCalls
+from mpicoll.communicator.channel import Channel
+from mpicoll.interface.derived_communicators import Settings
+from mpicoll.objects.exchange import Exchange
+from mpicoll.objects.reductions import Reductions
+
+
+def state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
+    """Return the attributes of a communicator object with this channel and these settings.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a setting is wrong.
+    """
+    means = select.means_of(channel)._replace(rules=tuning_table.of(channel))
+    try:
+        select.check_settings(*settings)
+    except (TypeError, ValueError) as error:
+        channel.refuse(error)  # the others, whose settings may be right, hear of it in their first call
+        raise
+    settings = Settings(settings.algorithm, float(settings.timeout))
+    scope = CallContext(channel, means, *settings)
+    auto_table = fill_dispatch(channel, means)
+    table = auto_table if settings.algorithm == select.AUTO else 0
+    return {
+        "_settings": settings,
+        "_scope": scope,
+        "_size": channel.size,
+        "_uncompressed": channel.uncompressed,
+        "_auto_table": auto_table,
+        "_table": table,
+        "_vector_calls": VectorCalls(scope, table),
+        "_block_exchange": BlockExchange(scope, table),
+        "_objects": Reductions(Exchange(scope, table)),
+        "_nonblocking_vector_calls": NonblockingVectorCalls(scope, table),
+        "_nonblocking_table": table if channel.node is not None else 0,
+    }
+
+
+SET_UP = (
+    "_scope", "_size", "_uncompressed", "_auto_table", "_table", "_vector_calls", "_block_exchange", "_objects",
+    "_nonblocking_table", "_nonblocking_vector_calls",
+)  # fmt: skip
+"""Names of these attributes, besides `_settings`."""
