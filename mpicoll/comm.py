@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -212,6 +212,8 @@ class Intracomm(ObjectCollectives):
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
+        if begin is not None:
+            return begin(made, self._settings)
         if complete:
             _set_up_new(made, self._settings, self._own_channel(), True)
         return made
@@ -256,6 +258,8 @@ class Intercomm(Derived, MPI.Intercomm):
         return self._wrap(super().Merge(high))
 
 
+begin: Callable[[Any, Settings], Any] | None = None
+"""Maker of new communicators' objects instead of :func:`wrap`; see :mod:`mpicoll.program.library_first`."""
 _OURS: dict[type, type[Intracomm]] = {
     MPI.Intracomm: Intracomm,
     MPI.Cartcomm: Cartcomm,
@@ -270,16 +274,23 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
     Collective over `comm`. The other arguments are those of :func:`derive_channel`.
     """
     if comm == MPI.COMM_NULL:
-        if everybody:
+        if everybody and begin is None:
             sit_out(parent)
         return comm
     if isinstance(comm, MPI.Intercomm):
         made = Intercomm(comm)
         made._settings = settings
         return made
-    ours: Any = MPI.Intracomm.__new__(_OURS[type(comm)], comm)  # without the checks of our own `__new__`
+    if begin is not None:
+        return begin(comm, settings)
+    ours: Any = MPI.Intracomm.__new__(class_for(comm), comm)  # without the checks of our own `__new__`
     _set_up_new(ours, settings, parent, everybody)
     return ours
+
+
+def class_for(comm: MPI.Comm) -> type[Intracomm]:
+    """Return the class of mpicoll's communicators that are as one of mpi4py."""
+    return _OURS[type(comm)]
 
 
 def _set_up_new(made: Intracomm, settings: Settings, parent: Channel | None, everybody: bool) -> None:

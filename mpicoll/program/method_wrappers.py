@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.program.call_arguments import NAMES, OBJECTS, Signature, ordered
 from mpicoll.program.call_recorder import STREAM, CallRecorder, Stream, clock
@@ -140,6 +141,7 @@ def wrap_classes(recorder: CallRecorder) -> None:
     from mpicoll import comm
     from mpicoll.collectives import on_shared_memory, request_lists, requests
     from mpicoll.objects import pickling
+    from mpicoll.program import library_first
 
     del on_shared_memory  # imported for its classes of requests
     recorder.transport, recorder.dumps = _transport, pickling.dumps
@@ -148,6 +150,9 @@ def wrap_classes(recorder: CallRecorder) -> None:
         if cls.__module__.startswith("mpicoll."):
             for name in NAMES.keys() & vars(cls).keys():
                 setattr(cls, name, noting(vars(cls)[name], name, recorder, lambda request: request))
+    for cls in library_first.classes.values():
+        for name in NAMES.keys() & vars(cls).keys():
+            setattr(cls, name, noting(vars(cls)[name], name, recorder, _observed(recorder)))
     made = comm.Intracomm.__init__
 
     @functools.wraps(made)
@@ -164,6 +169,30 @@ def wrap_classes(recorder: CallRecorder) -> None:
                 setattr(cls, name, waiting(vars(cls)[name], recorder))
         if "Start" in vars(cls):
             setattr(cls, "Start", beginning(vars(cls)["Start"], recorder))  # noqa: B010  # mypy: a method
+
+
+def observed_request(recorder: CallRecorder) -> Any:
+    """Return a function that turns a request into one that records its waits."""
+    classes = {}
+    for base in (MPI.Prequest, MPI.Request):
+        methods = {name: waiting(getattr(base, name), recorder) for name in WAITS}
+        if base is MPI.Prequest:
+            methods["Start"] = beginning(MPI.Prequest.Start, recorder)
+        classes[base] = type(base.__name__, (base,), {**methods, "__module__": base.__module__})
+
+    def wrap(request: MPI.Request) -> MPI.Request:
+        made: MPI.Request = classes[MPI.Prequest if isinstance(request, MPI.Prequest) else MPI.Request](request)
+        return made
+
+    return wrap
+
+
+def _observed(recorder: CallRecorder) -> Callable[[Any], Any]:
+    """Return a function that turns a request of mpi4py's, but not one of mpicoll's, into one that records its waits."""
+    from mpicoll.collectives.requests import Request
+
+    observed = observed_request(recorder)
+    return lambda request: request if isinstance(request, Request) else observed(request)
 
 
 def noting(

@@ -36,7 +36,7 @@ def observed(comm: Any, recorder: CallRecorder) -> Any:
 @lru_cache(maxsize=8)
 def _observed_class(base: type, recorder: CallRecorder) -> type:
     methods = {
-        name: method_wrappers.noting(getattr(base, name), name, recorder, _observed_request(recorder))
+        name: method_wrappers.noting(getattr(base, name), name, recorder, method_wrappers.observed_request(recorder))
         for name in NAMES
         if hasattr(base, name)
     }
@@ -61,19 +61,3 @@ def _reduce(comm: Any) -> Any:
 
 def _predefined(name: str) -> Any:
     return getattr(MPI, name)
-
-
-def _observed_request(recorder: CallRecorder) -> Any:
-    """Return a function that turns a request into one that records its waits."""
-    classes = {}
-    for base in (MPI.Prequest, MPI.Request):
-        methods = {name: method_wrappers.waiting(getattr(base, name), recorder) for name in method_wrappers.WAITS}
-        if base is MPI.Prequest:
-            methods["Start"] = method_wrappers.beginning(MPI.Prequest.Start, recorder)
-        classes[base] = type(base.__name__, (base,), {**methods, "__module__": base.__module__})
-
-    def wrap(request: MPI.Request) -> MPI.Request:
-        made: MPI.Request = classes[MPI.Prequest if isinstance(request, MPI.Prequest) else MPI.Request](request)
-        return made
-
-    return wrap

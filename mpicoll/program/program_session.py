@@ -64,7 +64,7 @@ class ProgramSession:
         if options.native:
             world_communicators.keep_native(MPI, self._recorder)
         else:
-            world_communicators.install(MPI, options.timeout, self._recorder)
+            world_communicators.install(MPI, options.timeout, options.library_calls, self._recorder)
         if options.shared_arrays:
             from mpicoll.shared_memory.numpy_allocator import shared_arrays
 

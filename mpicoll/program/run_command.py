@@ -26,9 +26,12 @@ _EXAMPLES = """examples:
   mpirun -n 8 python -m mpicoll run --profile --html profile.html -m package.module
   mpirun -n 8 python -m mpicoll run --native --profile program.py
 """
-_WITH_VALUE = ("--json", "--html", "--timeout", "--compare")
+_WITH_VALUE = ("--json", "--html", "--timeout", "--library-calls", "--compare")
 DEFAULT_TIMEOUT = 3600.0
 """Default of --timeout in seconds: long, since ranks of an MPI program may wait for one that reads files, say."""
+
+LIBRARY_CALLS = 16
+"""Default of --library-calls: most communicators that a program makes for one step of its work see fewer."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,12 +49,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("--shared-arrays", action="store_true", help="let NumPy allocate large arrays in memory that a node shares")
     timeout = f"seconds that a rank waits in one collective before it fails (default: {DEFAULT_TIMEOUT:g})"
     add("--timeout", type=_seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
+    calls = f"collectives that a new communicator makes by the MPI library first (default: {LIBRARY_CALLS})"
+    add("--library-calls", type=_number, default=LIBRARY_CALLS, metavar="N", help=calls)
     add("--profile", action="store_true", help="write a profile of the collective calls to standard error")
     add("--json", type=Path, metavar="FILE", help="write the profile as JSON; implies --profile")
     add("--html", type=Path, metavar="FILE", help="write it as an HTML page; implies --profile; needs mpicoll[report]")
     compare = "seconds to repeat the calls after the run, by mpicoll and by the MPI library (default: 5; 0: do not)"
     add("--compare", type=_seconds_or_none, default=5.0, metavar="SECONDS", help=compare)
     return parser
+
+
+def _number(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of calls")
 
 
 def _seconds(text: str) -> float:

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 PREDEFINED = ("COMM_WORLD", "COMM_SELF")
 
 
-def install(MPI: Any, timeout: float, recorder: CallRecorder | None) -> None:
-    """Replace COMM_WORLD and COMM_SELF by mpicoll's communicators; collective over COMM_WORLD."""
+def install(MPI: Any, timeout: float, library_calls: int, recorder: CallRecorder | None) -> None:
+    """Replace COMM_WORLD and COMM_SELF by mpicoll's communicators; collective over COMM_WORLD.
+
+    Communicators that the program makes from them begin with `library_calls` collectives of the MPI library.
+    """
     from mpicoll.communicator import abort
 
     abort.leave_to_caller()
@@ -31,6 +34,10 @@ def install(MPI: Any, timeout: float, recorder: CallRecorder | None) -> None:
         method_wrappers.wrap_classes(recorder)
     for name in PREDEFINED:
         setattr(MPI, name, Intracomm(getattr(MPI, name), timeout=timeout))
+    if library_calls:
+        from mpicoll.program import library_first
+
+        library_first.begin_with_library(library_calls)
 
 
 def keep_native(MPI: Any, recorder: CallRecorder | None) -> None:

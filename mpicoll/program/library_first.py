@@ -1,0 +1,93 @@
+"""New communicators of a program that make their first collectives by the MPI library.
+
+To make a communicator mpicoll's takes a fraction of a millisecond, the time of a hundred short collectives. Many
+communicators see only a few, or none: the rows and columns of a grid that is made for one transform. So one that a
+program makes begins as a plain communicator of mpi4py, and becomes mpicoll's in its next blocking collective after some
+number of them. All its ranks make the same collectives in the same order, and so count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll import comm as ours
+from mpicoll.buffers.reduction_ops import UserOperation
+from mpicoll.collectives import select
+from mpicoll.communicator.channel_cache import derive_channel, known_channel
+from mpicoll.interface.derived_communicators import Settings
+from mpicoll.program.call_arguments import NAMES, OBJECTS
+
+_KEYWORDS = frozenset({"algorithm", "compression"})
+"""Arguments that mpi4py does not know."""
+_calls = 0
+
+
+def begin_with_library(calls: int) -> None:
+    """Let communicators that are made from now on make so many calls by the MPI library; on all ranks."""
+    global _calls
+    _calls = calls
+    ours.begin = _begin if calls else None
+
+
+def _begin(made: Any, settings: Settings) -> Any:
+    """Return a communicator as one that begins with the library's calls; mpi4py may have made it of our class."""
+    if not isinstance(made, ours.Intracomm):
+        made = MPI.Intracomm.__new__(classes[ours.class_for(made)], made)
+    elif not isinstance(made, LibraryFirst):
+        made.__class__ = classes[type(made)]
+    made._settings, made._left = settings, _calls
+    return made
+
+
+class LibraryFirst:
+    """Mixin of communicators that make their first collectives by the MPI library."""
+
+    _left: int
+    _settings: Settings
+
+    def choice(self, collective: str, nbytes: int, **options: Any) -> str:
+        """Return the name of the MPI library's algorithms; local."""
+        select.row_of(collective)
+        return select.NATIVE
+
+    def _become_ours(self: Any) -> None:
+        """Make this object one of mpicoll's communicators; collective."""
+        self.__class__ = type(self).__mro__[2]
+        plain = MPI.Intracomm(self)
+        if known_channel(plain) is None:  # the program may have made one
+            derive_channel(plain, known_channel(MPI.Intracomm(MPI.COMM_WORLD)), self._settings, everybody=False)
+        self._set_up(self._settings)
+
+
+def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective that counts its calls, and leaves them to the library at first."""
+    is_blocking = name in OBJECTS or NAMES[name] == name
+    is_persistent = name.endswith("_init")
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        only_ours = is_persistent or not _KEYWORDS.isdisjoint(named) or any(map(_is_ours, arguments))
+        if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
+            self._left -= 1
+            return library(self, *arguments, **named)
+        self._become_ours()
+        return getattr(self, name)(*arguments, **named)
+
+    call.__name__, call.__doc__ = name, library.__doc__
+    return call
+
+
+def _is_ours(argument: Any) -> bool:
+    return isinstance(argument, UserOperation)
+
+
+def _class_of(kind: type) -> type:
+    library: Any = kind._kind  # type: ignore[attr-defined]
+    methods = {name: _counted(name, getattr(library, name)) for name in NAMES if hasattr(library, name)}
+    return type(kind.__name__, (LibraryFirst, kind), {**methods, "__module__": kind.__module__})
+
+
+classes = {kind: _class_of(kind) for kind in (ours.Intracomm, ours.Cartcomm, ours.Graphcomm, ours.Distgraphcomm)}
+"""By class of mpicoll's communicators, that of those which begin with the library's calls."""

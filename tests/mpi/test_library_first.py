@@ -1,0 +1,161 @@
+"""Communicators that make their first collectives by the MPI library, as those that a program makes do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.errors import MismatchError
+from mpicoll.program.library_first import LibraryFirst, begin_with_library
+
+pytestmark = pytest.mark.mpi
+CALLS = 3
+
+
+@pytest.fixture
+def comm():
+    """A communicator whose children begin with the library's calls."""
+    plain = MPI.COMM_WORLD.Dup()
+    made = mpicoll.Intracomm(plain)
+    begin_with_library(CALLS)
+    yield made
+    begin_with_library(0)
+    plain.Free()
+
+
+def _is_ours(comm):
+    assert isinstance(comm, mpicoll.Intracomm)
+    return not isinstance(comm, LibraryFirst)
+
+
+def _sum(comm):
+    total = np.full(100, float(comm.rank))
+    comm.Allreduce(MPI.IN_PLACE, total)
+    assert (total == np.arange(comm.size).sum()).all()
+
+
+MAKERS = {
+    "Split": lambda comm: comm.Split(0, -comm.rank),
+    "Dup": lambda comm: comm.Dup(),
+    "Clone": lambda comm: comm.Clone(),
+    "Create": lambda comm: comm.Create(comm.Get_group()),
+    "Create_group": lambda comm: comm.Create_group(comm.Get_group()),
+    "Create_cart": lambda comm: comm.Create_cart([comm.size]),
+    "Sub": lambda comm: comm.Create_cart([1, comm.size]).Sub([False, True]),
+    "dist_graph": lambda comm: comm.Create_dist_graph_adjacent([comm.rank], [comm.rank]),
+    "Split of Split": lambda comm: comm.Split(0, 0).Split(0, 0),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
+def test_it_becomes_ours_after_some_calls(comm, make):
+    made = make(comm)
+    for _ in range(CALLS):
+        assert not _is_ours(made)
+        assert made.choice("allreduce", 8) == "native"
+        _sum(made)
+    _sum(made)
+    assert _is_ours(made)
+    assert made.choice("allreduce", 8) != "native"
+    assert made.timeout == comm.timeout
+    kind = {"Create_cart": mpicoll.Cartcomm, "Sub": mpicoll.Cartcomm}.get(make, mpicoll.Intracomm)
+    assert isinstance(made, kind)
+    assert made.allgather({made.rank}) == [{rank} for rank in range(made.size)]
+    _sum(made.Dup())
+    made.Free()
+
+
+def test_requests_of_a_duplicate_that_is_still_made(comm):
+    made, request = comm.Idup()
+    request.Wait()
+    for _ in range(CALLS + 1):
+        _sum(made)
+    assert _is_ours(made)
+
+
+def test_nonblocking_calls_wait_for_nobody(comm):
+    """Whatever their number: the last rank begins when all others have begun, and have sent it a message."""
+    made, last = comm.Split(0, comm.rank), comm.size - 1
+    plain = MPI.Intracomm(comm)
+    if comm.rank == last:
+        for source in range(last):
+            plain.recv(source=source)
+    requests = [made.Ibarrier() for _ in range(CALLS + 2)]
+    if comm.rank != last:
+        plain.send(None, last)
+    MPI.Request.Waitall(requests)
+    assert not _is_ours(made)
+    _sum(made)
+    assert _is_ours(made)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.Allreduce(np.ones(3), np.empty(3), algorithm="ring"),
+        lambda comm: comm.Allreduce(np.ones(3, "f"), np.empty(3, "f"), compression="int8"),
+        lambda comm: comm.Allreduce(np.ones(3), np.empty(3), mpicoll.op(lambda a, b: a + b)),
+        lambda comm: comm.Allreduce_init(np.ones(3), np.empty(3)).Start(),
+    ],
+    ids=["algorithm", "compression", "operation", "persistent"],
+)
+def test_what_only_we_can_do_is_ours_at_once(comm, call):
+    made = comm.Split(0, comm.rank)
+    request = call(made)
+    if request is not None:
+        request.Wait()
+    assert _is_ours(made)
+    _sum(made)
+
+
+def test_ranks_without_a_communicator_and_communicators_of_one_rank(comm):
+    for turn in range(10):
+        left_out = turn % comm.size
+        made = comm.Split(MPI.UNDEFINED if comm.rank == left_out else 0, comm.rank)
+        alone = comm.Split(comm.rank, 0)
+        for _ in range(turn):
+            if made != MPI.COMM_NULL:
+                _sum(made)
+            assert alone.allreduce(5) == 5
+        for each in (made, alone):
+            if each != MPI.COMM_NULL:
+                each.Free()
+
+
+def test_another_object_of_the_communicator(comm):
+    made = comm.Split(0, comm.rank)
+    other = mpicoll.Intracomm(MPI.Intracomm(made))
+    for _ in range(CALLS + 2):
+        _sum(other)
+        _sum(made)
+    assert _is_ours(made)
+    assert made._scope.channel is other._scope.channel
+    made.Free()
+
+
+def test_wrong_arguments_are_mpi4pys_at_first(comm):
+    made = comm.Split(0, comm.rank)
+    with pytest.raises((TypeError, ValueError)):
+        made.Allreduce(MPI.IN_PLACE, object())
+    for _ in range(CALLS + 1):
+        _sum(made)
+    assert _is_ours(made)
+
+
+def test_errors_are_found_once_it_is_ours(comm):
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    made = comm.Split(0, comm.rank)
+    for _ in range(CALLS):
+        _sum(made)
+    with pytest.raises(MismatchError):
+        made.Allreduce(np.ones(3 + made.rank), np.empty(3 + made.rank))
+
+
+def test_communicators_of_ours_are_ours_without_it(comm):
+    begin_with_library(0)
+    made = comm.Split(0, comm.rank)
+    assert _is_ours(made)
+    _sum(made)
