@@ -10,7 +10,7 @@ A line has an entry for even rounds and one for odd ones: the entry of round r i
 rank starts when round r + 1 is complete, thus after all ranks have read round r.
 """
 
-from .atomics import load_acquire, pause, store, store_release
+from .atomics import load, load_acquire, pause, store, store_release
 from .decorators import short_kernel
 
 LINE_NBYTES = 128
@@ -19,37 +19,32 @@ NUMBERS = 6
 """Numbers of a rank in a round."""
 
 
-@short_kernel(*["int64"] * 8)
-def announce(entry, number, first, second, third, fourth, fifth, sixth):
-    """Announce own numbers for a round.
+@short_kernel(*["int64"] * 6)
+def announce(lines, size, rank, number, numbers, polls):
+    """Announce own numbers unless that is done, and look for those of the others.
 
     Parameters
     ----------
-    entry : int
-        Address of this rank's entry for the round.
+    lines : int
+        Address of the lines of all ranks, zeros before round 1.
     number : int
         Number of the round.
-    """
-    store(entry + 8, first)
-    store(entry + 16, second)
-    store(entry + 24, third)
-    store(entry + 32, fourth)
-    store(entry + 40, fifth)
-    store(entry + 48, sixth)
-    store_release(entry, number)
-
-
-@short_kernel(*["int64"] * 4)
-def look(entry, size, number, polls):
-    """Return whether a round is complete: all entries for it can be read.
-
-    Parameters
-    ----------
-    entry : int
-        Address of the first rank's entry for the round.
+    numbers : int
+        Address of `NUMBERS` words.
     polls : int
         How often to look.
+
+    Returns
+    -------
+    bool
+        True if the round is complete: all entries for it can be read.
     """
+    entry = lines + 8 * ENTRY_WORDS * (number & 1)
+    own = entry + LINE_NBYTES * rank
+    if load(own) != number:
+        for word in range(NUMBERS):
+            store(own + 8 + 8 * word, load(numbers + 8 * word))
+        store_release(own, number)
     arrived = 0
     for _ in range(polls):
         while arrived < size and load_acquire(entry + LINE_NBYTES * arrived) == number:

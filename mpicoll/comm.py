@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from mpi4py import MPI
 
 from mpicoll.collectives import compressed, compression_tuning, select
 from mpicoll.communicator.channel import Channel
-from mpicoll.communicator.channel_cache import channel_of, derive_channel, known_channel, sit_out
+from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.one_rank_channels import note_freeing_of
 from mpicoll.communicator.process_preparation import prepare_process
@@ -77,9 +76,9 @@ class Intracomm(ObjectCollectives):
             select.check_settings(algorithm, timeout)
         self._set_up(Settings(algorithm, timeout))
 
-    def _set_up(self, settings: Settings) -> None:
+    def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
         """Find or make what is private to the communicator; collective. See :func:`channel_of`."""
-        channel = channel_of(MPI.Intracomm(self), settings)
+        channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody)
         if channel.state.get("_settings") == settings:  # a communicator that was freed has left it
             self.__dict__.update(channel.state)
         else:
@@ -271,7 +270,7 @@ _OURS: dict[type, type[Intracomm]] = {
 def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
     """Return the communicator of mpicoll for a communicator of mpi4py, of the same kind; MPI.COMM_NULL as it is.
 
-    Collective over `comm`. The other arguments are those of :func:`derive_channel`.
+    Collective over `comm`. The other arguments are those of :func:`channel_of`.
     """
     if comm == MPI.COMM_NULL:
         if everybody and begin is None:
@@ -294,20 +293,14 @@ def class_for(comm: MPI.Comm) -> type[Intracomm]:
 
 
 def _set_up_new(made: Intracomm, settings: Settings, parent: Channel | None, everybody: bool) -> None:
-    """Set up a new communicator, if its channel is new; else in its first collective call, since many see none."""
-    kept = None
+    """Set up a new communicator, one of a single rank in its first collective call: many, as in a grid, see none."""
     if made.size > 1:
-        kept = derive_channel(MPI.Intracomm(made), parent, settings, everybody=everybody)
-    elif everybody:
-        sit_out(parent)
-    if isinstance(kept, Channel):
-        made._set_up(settings)
+        made._set_up(settings, parent, everybody=everybody)
         return
     made._settings = settings
-    if kept is None:
-        note_freeing_of(made)
-    else:
-        kept.communicator = weakref.ref(made)
+    note_freeing_of(made)
+    if everybody:
+        sit_out(parent)
 
 
 def _predefined(name: str) -> MPI.Intracomm:

@@ -9,7 +9,7 @@ import pytest
 
 from mpicoll.kernels.announce import LINE_NBYTES
 from mpicoll.kernels.decorators import DISABLED
-from mpicoll.shared_memory.announcements import Announcements, Round, lines_nbytes
+from mpicoll.shared_memory.announcements import Announcements, lines_nbytes
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="shared memory needs compiled kernels")
 
@@ -37,21 +37,18 @@ def given(rank: int, number: int) -> list[int]:
 
 
 def step(memory: np.ndarray, ranks: tuple[Rank, ...], rank: int, *, waits: bool = True) -> Rank:
-    """Let a rank make its next step, and check what it reads of a round that is complete; return where it is then."""
+    """Let a rank make its next step; return where it is then."""
     now = ranks[rank]
     own = Announcements(memory.ctypes.data, len(ranks), rank, 1)
     own._round = now.round - (not now.started)
     if not now.started:
-        started = own.start(*given(rank, now.round))
-    elif not now.complete:
-        started = own.last = Round(own, now.round)
-    else:
-        return Rank(now.round + 1)
-    if started.is_complete() and waits:
-        wanted = [given(other, now.round) for other in range(len(ranks))]
-        if started.told is None or started.told.tolist() != wanted:
-            raise WrongNumbers(f"rank {rank} in round {now.round}: {started.told}")
-    return Rank(now.round, True, started.told is not None or not waits)
+        return Rank(now.round, True, own.start(*given(rank, now.round)) or not waits)
+    own._own[:] = given(rank, now.round)
+    if not now.complete:
+        return Rank(now.round, True, own.is_complete())
+    if waits and own.told.tolist() != [given(other, now.round) for other in range(len(ranks))]:
+        raise WrongNumbers(f"rank {rank} in round {now.round}: {own.told.tolist()}")
+    return Rank(now.round + 1)
 
 
 def explore(size: int, careless: int = -1) -> int:
@@ -87,28 +84,13 @@ def test_a_rank_that_does_not_wait_is_found() -> None:
 def test_missing_ranks_are_named() -> None:
     memory = np.zeros(LINE_NBYTES // 8 * 3, np.int64)
     ranks = [Announcements(memory.ctypes.data, 3, rank, 1) for rank in range(3)]
-    second = ranks[1].start(5)
-    assert not second.is_complete()
-    assert second.missing() == [0, 2]
-    third = ranks[2].start(6)
-    assert third.missing() == [0]
-    with pytest.raises(RuntimeError, match="before the last one is complete"):
-        ranks[1].start(5)
-    first = ranks[0].start(-(1 << 63), 7)
-    for started in (first, second, third):
-        assert started.is_complete()
-        assert started.missing() == []
-        assert started.told is not None
-        assert started.told.tolist() == [[-(1 << 63), 7, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]]
-
-
-def test_numbers_of_a_complete_round_stay() -> None:
-    memory = np.zeros(LINE_NBYTES // 8 * 2, np.int64)
-    ranks = [Announcements(memory.ctypes.data, 2, rank, 1) for rank in range(2)]
-    rounds = [[each.start(number, rank) for rank, each in enumerate(ranks)] for number in range(5)]
-    assert all(each.is_complete() for started in rounds for each in started)
-    told = [[each.told[:, :2].tolist() for each in started if each.told is not None] for started in rounds]
-    assert told == [[[[number, 0], [number, 1]]] * 2 for number in range(5)]
+    assert not ranks[1].start(5)
+    assert ranks[1].missing() == [0, 2]
+    assert not ranks[2].start(6)
+    assert ranks[0].start(-(1 << 63), 7)
+    assert [each.told.tolist() for each in ranks] == [
+        [[-(1 << 63), 7, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]]
+    ] * 3
 
 
 def test_lines_take_whole_pages() -> None:

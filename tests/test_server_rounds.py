@@ -30,7 +30,7 @@ def test_a_worker_may_be_retired_by_two_ranks_at_once():
 def test_spares_are_freed_in_one_order_on_all_ranks(order):
     freed, spares = [], SpareChannels()
     for session in order:
-        channel = SimpleNamespace(node=None, session=session, close=partial(freed.append, session))
+        channel = SimpleNamespace(size=1, session=session, close=partial(freed.append, session))
         spares.keep(session % 2, channel)
     spares.close(broken=False)
     assert freed == [3, 5, 9]

@@ -296,8 +296,8 @@ class Channel:
     def close(self, *, spare: bool = False) -> bool:
         """Free everything; collective.
 
-        With `spare`, if the others can say so too, only what belongs to single calls is freed, and True is returned:
-        the channel can serve another communicator if all have said so.
+        If all ranks say `spare`, only what belongs to single calls is freed, and True is returned: the channel can
+        serve another communicator.
         """
         if self.broken is None and self.refusal is not None and not self.watchdog.await_refusals(self.refusal):
             self.break_off("other ranks made a call that this one refused")
@@ -314,7 +314,7 @@ class Channel:
         live_channels.discard(self)
         self.dispatch.shut()
         self.state = {}
-        self.spares.close(broken=self.broken is not None or not is_drained)
+        self.spares.close(broken=self.broken is not None)
         if is_drained:
             self.comm.Free()
         else:

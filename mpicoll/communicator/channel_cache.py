@@ -19,7 +19,7 @@ from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
-from mpicoll.communicator.spare_channels import Claim, Fresh, Origin, retire
+from mpicoll.communicator.spare_channels import Origin, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
 from mpicoll.environment import core_limit
 from mpicoll.errors import RemoteError
@@ -38,67 +38,48 @@ def _keyval() -> int:
     return MPI.Comm.Create_keyval(delete_fn=_on_free)
 
 
-def _on_free(comm: MPI.Comm, keyval: int, kept: Channel | Claim) -> None:
+def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     handle = MPI._handleof(comm)
     if handle in _without_channel:
         _without_channel.discard(handle)
     elif not (sys.is_finalizing() or MPI.Is_finalized()):
-        _retire(kept)
+        _retire(channel)
 
 
-def _retire(kept: Channel | Claim) -> None:
-    channel = kept.release() if isinstance(kept, Claim) else kept
-    if channel is not None:
-        progress_engine.complete_on(channel)
-        retire(channel)
+def _retire(channel: Channel) -> None:
+    progress_engine.complete_on(channel)
+    retire(channel)
 
 
 _without_channel: set[int] = set()
 """Handles of communicators that are about to be freed, and whose channel has been."""
 
 
-def channel_of(comm: MPI.Intracomm, settings: Hashable = None) -> Channel:
+def channel_of(
+    comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None, *, everybody: bool = False
+) -> Channel:
     """Return the channel of a communicator; the first call for it makes the channel and is collective.
 
     Parameters
     ----------
-    settings
-        Settings of a new communicator of one rank: a spare channel of one with the same settings may serve it.
-    """
-    forked_children.refuse()
-    channel = known_channel(comm)
-    if channel is None:
-        channel = _of_one_rank(comm, settings) if comm.size == 1 else _make(comm)
-        claim = comm.Get_attr(_keyval())
-        if isinstance(claim, Claim):
-            claim.channel = channel
-        else:
-            comm.Set_attr(_keyval(), channel)
-    return channel
-
-
-def derive_channel(
-    comm: MPI.Intracomm, parent: Channel | None, settings: Hashable, *, everybody: bool
-) -> Channel | Claim | None:
-    """Give a new communicator of several ranks a channel, or the claim to one, and return it; collective.
-
-    One that gets none has to make it in its first collective call, which is so on all ranks.
-
-    Parameters
-    ----------
     parent
-        Channel of a communicator with all its ranks, equally given on all of them, or None. What its ranks have agreed
-        on holds for the new one too: nodes, check mode, how processes reach each other's memory.
+        For a new communicator, channel of one with all its ranks, equally given on all of them. What its ranks have
+        agreed on holds for the new one too: nodes, check mode, how processes reach each other's memory.
     everybody
         Whether all ranks of the parent make this call; those that get no communicator call :func:`sit_out`.
     settings
-        Settings of the new communicator: a spare channel of one with the same settings may serve it.
+        Settings of the new communicator: a spare channel of one with the same settings may serve it, if there is a
+        `parent`, or one rank.
     """
     forked_children.refuse()
-    kept = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
-    if kept is not None:
-        comm.Set_attr(_keyval(), kept)
-    return kept
+    channel = known_channel(comm) if parent is None else None
+    if channel is None:
+        if comm.size == 1:
+            channel = _of_one_rank(comm, settings)
+        else:
+            channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
+        comm.Set_attr(_keyval(), channel)
+    return channel
 
 
 def sit_out(parent: Channel | None) -> None:
@@ -109,10 +90,8 @@ def sit_out(parent: Channel | None) -> None:
 
 def known_channel(comm: MPI.Intracomm) -> Channel | None:
     """Return the channel of a communicator, None if there is none yet, which is so on all ranks; not collective."""
-    kept = comm.Get_attr(_keyval())
-    if isinstance(kept, Claim):
-        kept = kept.settle()
-    return kept if isinstance(kept, Channel) else None
+    channel = comm.Get_attr(_keyval())
+    return channel if isinstance(channel, Channel) else None
 
 
 def free_channel(comm: MPI.Intracomm) -> None:
@@ -122,9 +101,9 @@ def free_channel(comm: MPI.Intracomm) -> None:
     comes only when they are over in MPICH, and the other ranks would wait for this one. MPI.COMM_WORLD and
     MPI.COMM_SELF keep theirs, since MPI refuses to free them.
     """
-    kept = comm.Get_attr(_keyval())
-    if isinstance(kept, (Channel, Claim)) and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        _retire(kept)
+    channel = known_channel(comm)
+    if channel is not None and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        _retire(channel)
         _without_channel.add(MPI._handleof(comm))
 
 
@@ -163,7 +142,7 @@ def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
     return channel
 
 
-def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody: bool) -> Channel | Claim | None:
+def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody: bool) -> Channel:
     group, known = comm.Get_group(), parent.comm.Get_group()
     # MPICH counts ranks that have no place in a grid to its group.
     ranks = MPI.Group.Translate_ranks(group, range(comm.size), known)
@@ -174,15 +153,13 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     key = tuple(ranks), settings, _kind_of(comm)
     in_segments = parent.node is not None and parent.node.segments
     make = partial(memory_for, comm) if everybody and in_segments else None
-    found: Any = parent.spares.find(comm, key, Family(parent, ranks, everybody), make)
-    if not isinstance(found, Fresh):
-        return found
+    spare, session, places, memory = parent.spares.find(comm, key, Family(parent, ranks, everybody), make)
+    if spare is not None:
+        return spare
     lowest: dict[int, int] = {}
     ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
-    ancestor = Ancestor(parent, np.array(ranks), found.memory, found.places)
-    channel = _on_nodes(comm, np.array(ids), ancestor, found.session)
-    if found.keepable:
-        _keep_at(parent, channel, key)
+    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks), memory, places), session)
+    _keep_at(parent, channel, key)
     return channel
 
 

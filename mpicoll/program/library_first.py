@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpicoll import comm as ours
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
-from mpicoll.communicator.channel_cache import derive_channel, known_channel
+from mpicoll.communicator.channel_cache import known_channel
 from mpicoll.interface.derived_communicators import Settings
 from mpicoll.program.call_arguments import NAMES, OBJECTS
 
@@ -56,10 +56,8 @@ class LibraryFirst:
     def _become_ours(self: Any) -> None:
         """Make this object one of mpicoll's communicators; collective."""
         self.__class__ = type(self).__mro__[2]
-        plain = MPI.Intracomm(self)
-        if known_channel(plain) is None:  # the program may have made one
-            derive_channel(plain, known_channel(MPI.Intracomm(MPI.COMM_WORLD)), self._settings, everybody=False)
-        self._set_up(self._settings)
+        made = known_channel(MPI.Intracomm(self)) is not None  # by the program, which has made another object
+        self._set_up(self._settings, None if made else known_channel(MPI.Intracomm(MPI.COMM_WORLD)))
 
 
 def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import is_failure
 from mpicoll.progress.running_clock import RunningClock
-from mpicoll.shared_memory.announcements import Announcements, Round
+from mpicoll.shared_memory.announcements import Announcements
 
 CONTROL_TAG = 0
 _MAX_NBYTES = 16384
@@ -48,6 +48,8 @@ class Mailbox:
         self._sent = np.zeros(comm.size, np.int64)
         self._received = 0
         self._draining: tuple[MPI.Request, np.ndarray, np.ndarray] | None = None
+        self._is_silent = True
+        """True if this rank has sent nothing that may be in flight."""
         self.somebody_left = False
         """True if a rank has told that it takes no part in :meth:`drain`."""
 
@@ -65,6 +67,7 @@ class Mailbox:
                 raise
             return
         self._sent[peer] += 1
+        self._is_silent = False
 
     def tell_all(self, news: dict[str, Any]) -> None:
         """Send `news` to all other ranks."""
@@ -111,9 +114,8 @@ class Mailbox:
         not give up on one that is merely late. A message that arrived after the communicator was freed would count as
         one on the next communicator with its context: Open MPI ends the job if that one is smaller.
 
-        Where ranks have `announcements`, in memory that lasts longer, a willing rank waits for nobody: it tells the
-        others, and the round says later whether all are willing. Its messages remain in flight on the communicator,
-        which is not freed. A rank that is not waits for the others; if none is, they count the messages.
+        By `announcements`, if the ranks share memory, they learn that all are willing and none has sent a message,
+        which ends most drains. The memory must last longer: other ranks may still read it.
 
         A broken rank tells the others and does not wait. It takes no part in the collective that counts messages: an
         earlier one of the MPI library, which not all ranks have called, may be in flight, and then none completes.
@@ -124,23 +126,14 @@ class Mailbox:
             return Drained(True, willing)
         clock = RunningClock()
         if announcements is not None:
-            if not (announcements.last.is_complete() or self._await(announcements.last, clock, breaks)):
-                return Drained(False, False)
-            decided = announcements.start(willing)
-            if willing:
+            complete = announcements.start(willing and self._is_silent)
+            while not complete:
+                if self._is_to_end(clock, breaks):
+                    return Drained(False, False)
+                complete = announcements.is_complete()
+            if all(announcements.told[:, 0].tolist()):
                 return Drained(True, True)
-            if not self._await(decided, clock, breaks):
-                return Drained(False, False)
-            if decided.told is not None and decided.told[:, 0].any():  # those who were willing have gone on
-                return self._leave()
         return self._count(willing, clock, breaks)
-
-    def _await(self, awaited: Round, clock: RunningClock, breaks: Callable[[int, dict[str, Any]], bool]) -> bool:
-        """Wait for a round; return False if it will not be complete."""
-        while not awaited.is_complete():
-            if self._is_to_end(clock, breaks):
-                return False
-        return True
 
     def _count(self, willing: bool, clock: RunningClock, breaks: Callable[[int, dict[str, Any]], bool]) -> Drained:
         """Learn how many messages were sent to this rank, and receive them; see :meth:`drain`."""
@@ -152,6 +145,7 @@ class Mailbox:
             if self._is_to_end(clock, breaks):
                 return Drained(False, False)
             counted = counted or bool(request.Test())
+        self._is_silent = True
         return Drained(True, int(coming[1]) == self._sent.size)
 
     def _is_to_end(self, clock: RunningClock, breaks: Callable[[int, dict[str, Any]], bool]) -> bool:
