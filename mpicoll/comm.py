@@ -13,9 +13,8 @@ from mpi4py import MPI
 
 from mpicoll.collectives import compressed, compression_tuning, select
 from mpicoll.communicator.channel import Channel
-from mpicoll.communicator.channel_cache import channel_of, known_channel, sit_out
+from mpicoll.communicator.channel_cache import channel_of, known_channel, note_freeing_of, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
-from mpicoll.communicator.one_rank_channels import note_freeing_of
 from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor

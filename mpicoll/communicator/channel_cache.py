@@ -33,26 +33,62 @@ from mpicoll.shared_memory.domain_memory import memory_for
 _TEXT_NBYTES = 512
 
 
+class Attached:
+    """Attribute of a communicator: what belongs to mpicoll and is freed with it.
+
+    There is one for each communicator. MPICH frees a communicator's attributes one by one, and mpi4py, when it calls a
+    function of ours for one of them, asks for the communicator's grid, which is an attribute too: of two functions the
+    second one read what had been freed with the first attribute.
+
+    Attributes
+    ----------
+    channel
+        The channel, None before it is made.
+    communicator
+        Weak reference to an object that has to know when the communicator is freed without it, or None.
+    """
+
+    __slots__ = ("channel", "communicator")
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self.communicator: weakref.ref[Any] | None = None
+
+    def end(self) -> None:
+        """Free the channel, if there is one; collective."""
+        channel, self.channel = self.channel, None
+        communicator = None if self.communicator is None else self.communicator()
+        if communicator is not None:
+            communicator.note_freed()
+        if channel is not None:
+            progress_engine.complete_on(channel)
+            retire(channel)
+
+
 @functools.cache
 def _keyval() -> int:
     return MPI.Comm.Create_keyval(delete_fn=_on_free)
 
 
-def _on_free(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    handle = MPI._handleof(comm)
-    if handle in _without_channel:
-        _without_channel.discard(handle)
-    elif not (sys.is_finalizing() or MPI.Is_finalized()):
-        _retire(channel)
+def _on_free(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
+    if not (sys.is_finalizing() or MPI.Is_finalized()):
+        attached.end()
 
 
-def _retire(channel: Channel) -> None:
-    progress_engine.complete_on(channel)
-    retire(channel)
+def _attached(comm: MPI.Intracomm) -> Attached:
+    attached = comm.Get_attr(_keyval())
+    if not isinstance(attached, Attached):
+        attached = Attached()
+        comm.Set_attr(_keyval(), attached)
+    return attached
 
 
-_without_channel: set[int] = set()
-"""Handles of communicators that are about to be freed, and whose channel has been."""
+def note_freeing_of(communicator: Any) -> None:
+    """Call ``communicator.note_freed()`` when the communicator is freed, by this object or another one; local.
+
+    A channel would do so. Without one the next communicator might have the same handle, and the object would use that.
+    """
+    _attached(communicator).communicator = weakref.ref(communicator)
 
 
 def channel_of(
@@ -78,7 +114,7 @@ def channel_of(
             channel = _of_one_rank(comm, settings)
         else:
             channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
-        comm.Set_attr(_keyval(), channel)
+        _attached(comm).channel = channel
     return channel
 
 
@@ -90,8 +126,8 @@ def sit_out(parent: Channel | None) -> None:
 
 def known_channel(comm: MPI.Intracomm) -> Channel | None:
     """Return the channel of a communicator, None if there is none yet, which is so on all ranks; not collective."""
-    channel = comm.Get_attr(_keyval())
-    return channel if isinstance(channel, Channel) else None
+    attached = comm.Get_attr(_keyval())
+    return attached.channel if isinstance(attached, Attached) else None
 
 
 def free_channel(comm: MPI.Intracomm) -> None:
@@ -101,10 +137,10 @@ def free_channel(comm: MPI.Intracomm) -> None:
     comes only when they are over in MPICH, and the other ranks would wait for this one. MPI.COMM_WORLD and
     MPI.COMM_SELF keep theirs, since MPI refuses to free them.
     """
-    channel = known_channel(comm)
-    if channel is not None and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        _retire(channel)
-        _without_channel.add(MPI._handleof(comm))
+    attached = comm.Get_attr(_keyval())
+    if isinstance(attached, Attached) and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        attached.end()
+        comm.Delete_attr(_keyval())
 
 
 @functools.cache

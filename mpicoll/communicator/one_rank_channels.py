@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-import weakref
 from collections.abc import Hashable
 from typing import Any
-
-from mpi4py import MPI
 
 MAX_KEPT = 16
 """The largest number of spare channels; each holds a communicator of MPI."""
@@ -44,22 +40,3 @@ class ChannelsOfOneRank:
         with self._lock:
             places = [place for place, kept in enumerate(self._kept) if kept[0] == key]
             return self._kept.pop(places[-1])[1] if places else None
-
-
-@functools.cache
-def _keyval() -> int:
-    return MPI.Comm.Create_keyval(delete_fn=_on_free)
-
-
-def _on_free(comm: MPI.Comm, keyval: int, reference: weakref.ref[Any]) -> None:
-    communicator = reference()
-    if communicator is not None:
-        communicator.note_freed()
-
-
-def note_freeing_of(communicator: Any) -> None:
-    """Call ``communicator.note_freed()`` when the communicator is freed, by this object or another one; local.
-
-    A channel would do so. Without one the next communicator might have the same handle, and the object would use that.
-    """
-    communicator.Set_attr(_keyval(), weakref.ref(communicator))

@@ -10,6 +10,7 @@ to a spare: see :attr:`mpicoll.communicator.channel.Channel.is_lent`.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
@@ -73,6 +74,7 @@ class SpareChannels:
     def __init__(self) -> None:
         self._kept: dict[Hashable, list[Reusable]] = {}
         self._count = 0
+        self._lock = threading.Lock()  # threads may free communicators together
 
     def has_room(self, key: Hashable) -> bool:
         """Return whether this rank can keep another spare under `key`."""
@@ -81,8 +83,9 @@ class SpareChannels:
 
     def keep(self, key: Hashable, channel: Reusable) -> None:
         """Keep a spare; on all its ranks."""
-        self._add(1)
-        self._kept.setdefault(key, []).append(channel)
+        with self._lock:
+            self._add(1)
+            self._kept.setdefault(key, []).append(channel)
 
     def find(self, comm: MPI.Intracomm, key: Hashable, family: Family, make: Callable[[], Any] | None = None) -> Found:
         """Take the spare that all ranks of the new communicator `comm` find under their keys; see `agree`.
@@ -104,13 +107,16 @@ class SpareChannels:
         return Found(spare, agreement.session, agreement.places, memory)
 
     def _take(self, key: Hashable) -> Reusable | None:
-        kept = self._kept.get(key)
-        if kept is None:
-            return None
-        spare = kept.pop()
-        if not kept:
-            del self._kept[key]
-        self._add(-1)
+        """Return the oldest spare, which is the same on all ranks where threads have freed several in any order."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            spare = min(kept, key=lambda channel: channel.session)
+            kept.remove(spare)
+            if not kept:
+                del self._kept[key]
+            self._add(-1)
         return spare
 
     def close(self, *, broken: bool) -> None:

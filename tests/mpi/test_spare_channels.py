@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -391,7 +393,7 @@ def test_a_rank_that_does_not_come_is_named(comm, monkeypatch):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_find_different_spares_give_them_up(comm):
+def test_spares_that_ranks_keep_in_different_orders_are_used(comm):
     """Threads free communicators in any order: the spares are in another order on rank 0, and numbered in sequence."""
     made = [_together(comm) for _ in range(2)]
     first, second = map(_channel, made)
@@ -399,11 +401,58 @@ def test_ranks_that_find_different_spares_give_them_up(comm):
     for each in made if comm.rank == 0 else reversed(made):
         MPI.Intracomm(comm).Barrier()
         _channel(comm).spares.keep(_channel(each).origin.key, _channel(each))
+    again = [_together(comm) for _ in range(3)]
+    assert [_channel(each) in (first, second) for each in again] == [True, True, False]
+    for each in again:
+        _check(each)
+        each.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_find_different_spares_give_them_up(comm):
+    made = [_together(comm) for _ in range(2)]
+    first, second = map(_channel, made)
+    own = second if comm.rank == 0 else first
+    _channel(comm).spares.keep(own.origin.key, own)
     for _ in range(3):
         again = _together(comm)
         assert _channel(again) not in (first, second)
         _check(again)
         again.Free()
+
+
+def test_threads_free_communicators_in_any_order(comm):
+    def use_and_free(made, delay):
+        time.sleep(delay)
+        assert made.allreduce(1) == comm.size
+        made.Free()
+
+    channels = set()
+    for turn in range(10):
+        made = [comm.Dup() for _ in range(3)]
+        channels |= {id(_channel(each)) for each in made}
+        delays = [0.002 * ((place + comm.rank + turn) % 3) for place in range(3)]
+        threads = [threading.Thread(target=use_and_free, args=each) for each in zip(made, delays, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(channels) == 3
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_grids_that_any_object_frees(comm, used):
+    for turn in range(200):
+        grid = comm.Create_cart([comm.size - 1 or 1])
+        if grid != MPI.COMM_NULL:
+            if used:
+                grid.Barrier()
+            (grid.Free, MPI.Intracomm(grid).Free, grid.Disconnect)[turn % 3]()
+        alone = comm.Create_cart([1])
+        if alone != MPI.COMM_NULL:
+            if used:
+                alone.Barrier()
+            (alone.Free, MPI.Intracomm(alone).Free, alone.Disconnect)[turn % 3]()
 
 
 def test_offers_differ_by_channel_and_by_calls():
