@@ -1,4 +1,4 @@
-"""Communicators made, used and freed in random order, by every means: nothing is lost, and no memory is read after it."""
+"""Communicators made, used and freed in random order, by every means; nothing is lost."""
 
 from __future__ import annotations
 
