@@ -210,8 +210,8 @@ class Intracomm(ObjectCollectives):
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
-        if begin is not None:
-            return begin(made, self._settings)
+        if begin is not None and begin(made, self._settings) is not None:
+            return made
         if complete:
             _set_up_new(made, self._settings, self._own_channel(), True)
         return made
@@ -257,7 +257,7 @@ class Intercomm(Derived, MPI.Intercomm):
 
 
 begin: Callable[[Any, Settings], Any] | None = None
-"""Maker of new communicators' objects instead of :func:`wrap`; see :mod:`mpicoll.program.library_first`."""
+"""Maker of new communicators' objects instead of :func:`wrap`, see :mod:`mpicoll.program.library_first`."""
 _OURS: dict[type, type[Intracomm]] = {
     MPI.Intracomm: Intracomm,
     MPI.Cartcomm: Cartcomm,

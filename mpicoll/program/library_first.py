@@ -33,11 +33,16 @@ def begin_with_library(calls: int) -> None:
 
 
 def _begin(made: Any, settings: Settings) -> Any:
-    """Return a communicator as one that begins with the library's calls; mpi4py may have made it of our class."""
+    """Return a communicator as one that begins with the library's calls; mpi4py may have made it of our class.
+
+    Return None for one of a class that is derived from ours.
+    """
     if not isinstance(made, ours.Intracomm):
         made = MPI.Intracomm.__new__(classes[ours.class_for(made)], made)
-    elif not isinstance(made, LibraryFirst):
+    elif type(made) in classes:
         made.__class__ = classes[type(made)]
+    elif type(made) not in classes.values():
+        return None
     made._settings, made._left = settings, _calls
     return made
 
@@ -45,8 +50,14 @@ def _begin(made: Any, settings: Settings) -> Any:
 class LibraryFirst:
     """Mixin of communicators that make their first collectives by the MPI library."""
 
-    _left: int
+    _left = 0
+    """Number of calls that are left to the library; 0 in an object that the program has made by the class."""
     _settings: Settings
+
+    def algorithms(self, collective: str) -> tuple[str, ...]:
+        """Return the name of the MPI library's algorithms; local."""
+        select.row_of(collective)
+        return (select.NATIVE,)
 
     def choice(self, collective: str, nbytes: int, **options: Any) -> str:
         """Return the name of the MPI library's algorithms; local."""

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.errors import MismatchError
+from mpicoll.errors import MismatchError, UnknownAlgorithm
 from mpicoll.program.library_first import LibraryFirst, begin_with_library
 
 pytestmark = pytest.mark.mpi
@@ -152,6 +152,38 @@ def test_errors_are_found_once_it_is_ours(comm):
         _sum(made)
     with pytest.raises(MismatchError):
         made.Allreduce(np.ones(3 + made.rank), np.empty(3 + made.rank))
+
+
+def test_an_object_made_by_the_class(comm):
+    made = comm.Split(0, comm.rank)
+    again = type(made)(made)
+    for _ in range(2):
+        _sum(again)
+    assert _is_ours(again)
+
+
+def test_a_class_derived_from_ours(comm):
+    class Named(mpicoll.Intracomm):
+        name = "own"
+
+    own = Named(MPI.Intracomm(comm))
+    made = own.Dup()
+    assert type(made) is Named
+    _sum(made)
+    assert not _is_ours(own.Split(0))
+    made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_one_rank_asks_is_local(comm):
+    made = comm.Split(0, comm.rank)
+    if comm.rank == 0:
+        assert made.algorithms("allreduce") == ("native",)
+        assert made.choice("bcast", 100) == made.algorithm.replace("auto", "native")
+        with pytest.raises(UnknownAlgorithm):
+            made.algorithms("everything")
+    _sum(made)
+    assert not _is_ours(made)
 
 
 def test_communicators_of_ours_are_ours_without_it(comm):
