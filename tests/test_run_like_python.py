@@ -233,6 +233,7 @@ def test_a_program_without_mpi_has_no_profile(folder: Path) -> None:
         ("--json=x -m mod -m y", "--json=x", "-m mod -m y"),
         ("--profile -- --odd.py a", "--profile", "--odd.py a"),
         ("--timeout 3 -c pass", "--timeout 3", "-c pass"),
+        ("--library-calls 0 p.py", "--library-calls 0", "p.py"),
         ("--native -", "--native", "-"),
         ("--native", "--native", ""),
     ],
@@ -248,6 +249,7 @@ def test_options_end_where_the_program_begins(argv: str, own: str, program: str)
         ("--nonsense p.py", "--nonsense"),
         ("--prof p.py", "--prof"),
         ("--timeout 0 p.py", "--timeout: '0' is not a positive number"),
+        ("--library-calls some p.py", "--library-calls: 'some' is not a number of calls"),
         ("--json no/where.json p.py", "no' is not a folder"),
     ],
 )
@@ -255,6 +257,20 @@ def test_unusable_options_end_with_status_2(folder: Path, words: str, says: str)
     done = python(folder, "-m", "mpicoll", "run", *words.split())
     assert done.returncode == 2
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(("options", "calls"), [("", 16), ("--library-calls 2", 2), ("--library-calls 0", 0)])
+def test_new_communicators_begin_with_the_librarys_calls(folder: Path, options: str, calls: int) -> None:
+    (folder / "begins.py").write_text(
+        "from mpi4py import MPI\n"
+        "made, calls = MPI.COMM_WORLD.Dup(), 0\n"
+        "while '_scope' not in vars(made):\n"
+        "    calls += 1\n"
+        "    assert made.allgather({calls}) == [{calls}]\n"
+        "print(calls)\n"
+    )
+    done = python(folder, "-m", "mpicoll", "run", *options.split(), "begins.py")
+    assert done.stdout == f"{calls + 1}\n", done.stderr
 
 
 def test_help_says_what_stands_where(folder: Path) -> None:
