@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,7 +38,6 @@ class Heap:
         self.zeros = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.allocate_zeros.address)
         self.resize = ctypes.CFUNCTYPE(WORD, WORD, WORD, WORD)(allocator.resize.address)
         self.release = ctypes.CFUNCTYPE(None, WORD, WORD, WORD)(allocator.release.address)
-        self.clear = allocator.clear.run
 
     def has(self, address: int) -> bool:
         return bool(self.words[allocator.BASE] <= address < self.words[allocator.END])
@@ -145,3 +145,18 @@ def test_a_closed_heap_neither_gives_nor_takes(space: Heap) -> None:
     assert space.used == used
     space.words[allocator.OPEN] = 1
     space.release(space.at, block, 5000)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("begin", "nbytes"), [(64, 20_000), (4096, 8192), (100, 50), (4000, 200), (0, 0)])
+def test_clearing_sets_these_bytes_and_no_others_to_zero(shared: bool, begin: int, nbytes: int) -> None:
+    """In shared memory pages are given back; in memory of other kinds the system refuses, and bytes are written."""
+    if shared:
+        memory = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    else:
+        memory = np.empty(1 << 16, np.uint8)
+    memory[:] = 7
+    allocator.clear(memory.ctypes.data + begin, nbytes)
+    assert not memory[begin : begin + nbytes].any()
+    assert (memory[:begin] == 7).all()
+    assert (memory[begin + nbytes :] == 7).all()
