@@ -210,7 +210,7 @@ class Intracomm(ObjectCollectives):
 
     def _adopt(self, made: Any, *, complete: bool = True) -> Any:
         super()._adopt(made, complete=complete)
-        if begin is not None and begin(made, self._settings) is not None:
+        if make_later is not None and make_later(made, self._settings) is not None:
             return made
         if complete:
             _set_up_new(made, self._settings, self._own_channel(), True)
@@ -256,8 +256,8 @@ class Intercomm(Derived, MPI.Intercomm):
         return self._wrap(super().Merge(high))
 
 
-begin: Callable[[Any, Settings], Any] | None = None
-"""Maker of new communicators' objects instead of :func:`wrap`, see :mod:`mpicoll.program.library_first`."""
+make_later: Callable[[Any, Settings], Any] | None = None
+"""Maker of objects that become ours later, for new communicators; see :mod:`mpicoll.program.library_first`."""
 _OURS: dict[type, type[Intracomm]] = {
     MPI.Intracomm: Intracomm,
     MPI.Cartcomm: Cartcomm,
@@ -272,15 +272,15 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
     Collective over `comm`. The other arguments are those of :func:`channel_of`.
     """
     if comm == MPI.COMM_NULL:
-        if everybody and begin is None:
+        if everybody and make_later is None:
             sit_out(parent)
         return comm
     if isinstance(comm, MPI.Intercomm):
         made = Intercomm(comm)
         made._settings = settings
         return made
-    if begin is not None:
-        return begin(comm, settings)
+    if make_later is not None:
+        return make_later(comm, settings)
     ours: Any = MPI.Intracomm.__new__(class_for(comm), comm)  # without the checks of our own `__new__`
     _set_up_new(ours, settings, parent, everybody)
     return ours

@@ -29,13 +29,13 @@ def begin_with_library(calls: int) -> None:
     """Let communicators that are made from now on make so many calls by the MPI library; on all ranks."""
     global _calls
     _calls = calls
-    ours.begin = _begin if calls else None
+    ours.make_later = _make_later if calls else None
 
 
-def _begin(made: Any, settings: Settings) -> Any:
-    """Return a communicator as one that begins with the library's calls; mpi4py may have made it of our class.
+def _make_later(made: Any, settings: Settings) -> Any:
+    """Return the object of a new communicator that begins with the library's calls.
 
-    Return None for one of a class that is derived from ours.
+    mpi4py may have made the object, of a class of ours; then it changes its class. Return None for one of a class that is derived from ours.
     """
     if not isinstance(made, ours.Intracomm):
         made = MPI.Intracomm.__new__(classes[ours.class_for(made)], made)
@@ -77,7 +77,8 @@ def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
     is_persistent = name.endswith("_init")
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        only_ours = is_persistent or not _KEYWORDS.isdisjoint(named) or any(map(_is_ours, arguments))
+        has_ours = not _KEYWORDS.isdisjoint(named) or any(map(_is_ours, (*arguments, *named.values())))
+        only_ours = is_persistent or has_ours
         if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
             self._left -= 1
             return library(self, *arguments, **named)

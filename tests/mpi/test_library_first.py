@@ -97,9 +97,10 @@ def test_nonblocking_calls_wait_for_nobody(comm):
         lambda comm: comm.Allreduce(np.ones(3), np.empty(3), algorithm="ring"),
         lambda comm: comm.Allreduce(np.ones(3, "f"), np.empty(3, "f"), compression="int8"),
         lambda comm: comm.Allreduce(np.ones(3), np.empty(3), mpicoll.op(lambda a, b: a + b)),
+        lambda comm: comm.Allreduce(np.ones(3), np.empty(3), op=mpicoll.op(lambda a, b: a + b)),
         lambda comm: comm.Allreduce_init(np.ones(3), np.empty(3)).Start(),
     ],
-    ids=["algorithm", "compression", "operation", "persistent"],
+    ids=["algorithm", "compression", "operation", "named operation", "persistent"],
 )
 def test_what_only_we_can_do_is_ours_at_once(comm, call):
     made = comm.Split(0, comm.rank)

@@ -167,11 +167,11 @@ def _freed_channel(comm):
     return channel
 
 
-def _check_next_ones(comm, channel):
-    """Check that the next communicators work, and do not get this channel."""
+def _check_next_ones(comm, *channels):
+    """Check that the next communicators work, and do not get these channels."""
     for _ in range(3):
         made = _together(comm)
-        assert _channel(made) is not channel
+        assert _channel(made) not in channels
         _check(made)
         made.Free()
 
@@ -414,11 +414,7 @@ def test_ranks_that_find_different_spares_give_them_up(comm):
     first, second = map(_channel, made)
     own = second if comm.rank == 0 else first
     _channel(comm).spares.keep(own.origin.key, own)
-    for _ in range(3):
-        again = _together(comm)
-        assert _channel(again) not in (first, second)
-        _check(again)
-        again.Free()
+    _check_next_ones(comm, first, second)
 
 
 def test_threads_free_communicators_in_any_order(comm):
