@@ -35,7 +35,8 @@ def begin_with_library(calls: int) -> None:
 def _make_later(made: Any, settings: Settings) -> Any:
     """Return the object of a new communicator that begins with the library's calls.
 
-    mpi4py may have made the object, of a class of ours; then it changes its class. Return None for one of a class that is derived from ours.
+    mpi4py may have made the object, of a class of ours; then it changes its class. Return None for one of a class that
+    is derived from ours.
     """
     if not isinstance(made, ours.Intracomm):
         made = MPI.Intracomm.__new__(classes[ours.class_for(made)], made)

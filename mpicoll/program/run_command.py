@@ -1,7 +1,7 @@
 """``mpirun -n 8 python -m mpicoll run PROGRAM.py``: an unmodified mpi4py program on mpicoll's communicators.
 
-``MPI.COMM_WORLD`` and ``MPI.COMM_SELF`` are mpicoll's before the first line of the program; communicators made from them
-become so after their first collectives. Arguments, ``__main__``, exit status and tracebacks are the program's; an
+``MPI.COMM_WORLD`` and ``MPI.COMM_SELF`` are mpicoll's before the first line of the program; communicators made from
+them become so after their first collectives. Arguments, ``__main__``, exit status and tracebacks are the program's; an
 exception that nobody catches on one rank ends the job, as with ``python -m mpi4py``.
 """
 
