@@ -4,6 +4,9 @@ The algorithms are timed in turn, sample by sample; the slowest rank's time coun
 algorithm replaces the shipped choice of ``"auto"`` only if it is more than 5 % faster. The tuning table is written for
 this MPI library, machine and number of ranks; communicators that are created later use it.
 
+The MPI library's own collectives are timed for comparison. They enter the table with ``--library`` only, since they
+have neither a deadline nor an error for ranks that make different calls.
+
 ``--compression int8 fp16`` measures the message sizes from which these compressors are faster than sending dense
 vectors. ``compression="auto:int8"`` then uses the table instead of measuring in the program.
 """
@@ -57,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
         default=16,
         help="largest message size in MB; 0 for one size (default: %(default)s)",
     )
+    library = "let auto take the MPI library's own collectives where they are the fastest, without a deadline"
+    add("--library", action="store_true", help=library)
     add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser
 
@@ -94,8 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     while sizes[-1] * _FACTOR <= most:
         sizes.append(sizes[-1] * _FACTOR)
     for collective in arguments.collective or (() if arguments.compression else COLLECTIVES):
+        times = partial(_times, comm, plain, shipped, collective, seconds=arguments.seconds)
         rows = [
-            _best(comm, plain, shipped, collective, n, arguments.seconds) for n in _with_bar(sizes, comm, collective)
+            _Row(n, select.choose(collective, n, shipped), times(n), arguments.library)
+            for n in _with_bar(sizes, comm, collective)
         ]
         rules[collective] = _as_rules(rows)
         if comm.rank == 0:
@@ -140,25 +147,29 @@ def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[
 
 
 class _Row:
-    """Measurements of one message size: seconds by algorithm, the same on all ranks."""
+    """Measurements of one message size: seconds by algorithm, the same on all ranks.
 
-    def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float]) -> None:
+    Parameters
+    ----------
+    library
+        Whether the best algorithm may be the MPI library's own collective.
+    """
+
+    def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float], library: bool) -> None:
         self.nbytes, self.shipped, self.seconds = nbytes, shipped, seconds
-        best = min(seconds, key=seconds.__getitem__)
+        best = min((name for name in seconds if library or name != select.NATIVE), key=seconds.__getitem__)
         self.best = best if seconds[best] * _WORTHWHILE < seconds[shipped] else shipped
         self.gain = seconds[shipped] / seconds[self.best]
+        self.loses = seconds[select.NATIVE] * _WORTHWHILE < seconds[self.best]
 
 
-def _best(
+def _times(
     comm: Intracomm, plain: MPI.Intracomm, shipped: Capabilities, collective: str, nbytes: int, seconds: float
-) -> _Row:
+) -> dict[str, float]:
+    """Return the seconds of each algorithm that is possible, by name; collective."""
     names = [name for name in comm.algorithms(collective) if shipped.allow(collective, name, nbytes, True)]
     timings = compare(plain, {name: _call(comm, collective, nbytes, name) for name in names}, seconds)
-    return _Row(
-        nbytes,
-        select.choose(collective, nbytes, shipped),
-        {name: timing.median for name, timing in timings.items()},
-    )
+    return {name: timing.median for name, timing in timings.items()}
 
 
 def _crossover(
@@ -218,10 +229,14 @@ def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:
 
 
 def _print(collective: str, rows: list[_Row]) -> None:
-    lines = [("bytes", "shipped choice", "us", "best", "us", "gain")]
+    lines = [("bytes", "shipped choice", "us", "best", "us", "gain", "MPI library us")]
     for row in rows:
-        was, now = row.seconds[row.shipped] * 1e6, row.seconds[row.best] * 1e6
-        lines.append((str(row.nbytes), row.shipped, f"{was:.1f}", row.best, f"{now:.1f}", f"{row.gain:.2f}"))
+        was, now, library = (row.seconds[name] * 1e6 for name in (row.shipped, row.best, select.NATIVE))
+        times = (row.shipped, f"{was:.1f}", row.best, f"{now:.1f}", f"{row.gain:.2f}", f"{library:.1f}")
+        lines.append((str(row.nbytes), *times))
     text = "\n".join(table(lines, names=0))
-    sys.stdout.write(f"\n{collective}, whole vector\n{text}\n")
+    losing = [format_nbytes(row.nbytes) for row in rows if row.loses]
+    advice = f"the MPI library is faster for {', '.join(losing)}; --library lets auto take it there\n"
+    hint = advice if losing else ""
+    sys.stdout.write(f"\n{collective}, whole vector\n{text}\n{hint}")
     sys.stdout.flush()

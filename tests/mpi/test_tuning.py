@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,6 +117,27 @@ def test_tune_keeps_what_it_finds(folder: Path, comm: Intracomm, capsys: pytest.
     (path,) = folder.glob("tuning-*")
     assert set(tuning_table.parse(path.read_text(), tuning_table.facts(comm.channel))[0]) == {"allreduce", "bcast"}
     assert ("shipped choice" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--library"]], ids=["own", "library"])
+def test_the_library_enters_the_table_only_if_wanted(
+    folder: Path,
+    comm: Intracomm,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+) -> None:
+    def compare(plain: MPI.Intracomm, calls: dict[str, object], seconds: float) -> dict[str, SimpleNamespace]:
+        return {name: SimpleNamespace(median=1e-6 if name == "native" else 2e-6) for name in calls}
+
+    monkeypatch.setattr(tune, "compare", compare)
+    assert tune.main(["--collective", "bcast", "--max-mb", "0", *options]) == 0
+    comm.Barrier()
+    (path,) = folder.glob("tuning-*")
+    (rule,) = tuning_table.parse(path.read_text(), tuning_table.facts(comm.channel))[0]["bcast"]
+    assert (rule.name == "native") == bool(options)
+    shown = capsys.readouterr().out
+    assert ("the MPI library is faster for 8 B; --library" in shown) == (comm.rank == 0 and not options)
 
 
 def test_tune_finds_where_compressors_pay(folder: Path, comm: Intracomm, capsys: pytest.CaptureFixture[str]) -> None:
