@@ -70,7 +70,7 @@ def _compressor(text: str) -> str:
     try:
         compressor(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("compression: ")) from None
     return text
 
 

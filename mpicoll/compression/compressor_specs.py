@@ -121,7 +121,10 @@ def compressor(spec: str | Compressor) -> Compressor:
             there = ", ".join(fields) or "none"
             raise ValueError(f"compression: {spec!r}: {setting!r} is not a setting of {name}; its settings: {there}")
         values[key] = _read(spec, key, text, fields[key].type)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"compression: {spec!r}: {error}") from None
 
 
 def _read(spec: str, key: str, text: str, kind: Any) -> Any:

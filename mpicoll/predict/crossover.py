@@ -73,7 +73,10 @@ def two_shot_codec(spec: str) -> Compressor:
     ValueError, UnknownCompressor
         If there is none, or it does not use the two-shot allreduce.
     """
-    codec = compressor(spec)
+    try:
+        codec = compressor(spec)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
     if isinstance(codec, Sparsifier) or (isinstance(codec, Aggregatable) and not codec.in_two_shots):
         raise ValueError(
             f"--compression: {spec} does not use the two-shot allreduce, the only one modelled; "
