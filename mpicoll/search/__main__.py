@@ -5,7 +5,7 @@
     mpirun -n 8 python -m mpicoll.search --population 16 --space lr=log:1e-3..1 --epochs 30
     mpirun -n 8 python -m mpicoll.search --help
 
-Exit status: 0; 1 if the study could not start or go on; 2 if the options are wrong; 130 after an interrupt. NumPy and
+Exit status: 0; 1 if the study could not start or go on, or all its trials have failed; 2 if the options are wrong; 130 after an interrupt. NumPy and
 Numba are imported inside the functions, after the number of threads is chosen.
 """
 
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpicoll.errors import TrainingError
 from mpicoll.search.search_options import METRICS, SearchOptions, parse_search
 from mpicoll.search.study_settings import StudySettings
 from mpicoll.train.command_line import run_on_all_ranks
@@ -103,6 +104,7 @@ def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
         name=options.study,
         seed=options.sampler_seed,
         grid=points,
+        facts={"metric": options.metric, "group": str(options.group), "trainer": " ".join(options.trainer)},
     )
     table = TrialTable(options, options.trials if points is None else options.trials or len(points))
     try:
@@ -111,6 +113,8 @@ def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
         table.close()
     if result.study is not None:
         _publish(result, options, objective)
+    if result.best_number is None and result.counts["failed"]:
+        raise TrainingError(f"{result.counts['failed']} trials have failed, and none is complete")
 
 
 def _publish(result: StudyResult, options: SearchOptions, objective: TrainerObjective) -> None:

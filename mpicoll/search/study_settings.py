@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -17,6 +17,8 @@ class StudySettings:
         Settings of pruners, see :func:`~mpicoll.search.samplers.make_pruner`.
     name
         Name of the study in its storage, which may hold several.
+    facts
+        More that all trials of a study have in common, by name: a run that goes on with the study must have the same.
     """
 
     trials: int | None = None
@@ -29,3 +31,4 @@ class StudySettings:
     name: str = "study"
     seed: int = 0
     grid: Sequence[Mapping[str, Any]] | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)

@@ -20,6 +20,8 @@ from mpicoll.search.study_settings import StudySettings
 
 INTERRUPTED, REASON = "interrupted", "reason"
 """Reason of a trial that was running when its job ended, and the attribute of a trial that holds its reason."""
+_FACTS = "facts"
+"""Attribute of a study: what all its trials have in common."""
 _REPEATS = "repeats"
 """Attribute of a trial that takes the place of an interrupted one: the number of that."""
 
@@ -182,6 +184,21 @@ def _canonical(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(point), sort_keys=True)
 
 
+def _check_facts(study: optuna.Study, settings: StudySettings) -> None:
+    """Keep the facts of a new study; raise UsageError if one that was there has others."""
+    there = study.user_attrs.get(_FACTS)
+    if there is None:
+        study.set_user_attr(_FACTS, dict(settings.facts))
+        return
+    odd = [name for name, value in settings.facts.items() if there.get(name, value) != value]
+    if odd:
+        told = "; ".join(f"{name} was {there[name]!r}, is {settings.facts[name]!r}" for name in odd)
+        raise UsageError(
+            f"--storage {settings.storage}: its study {settings.name} has other trials: {told}; "
+            "--study NAME begins another study in this file"
+        )
+
+
 def open_study(storage: optuna.storages.BaseStorage | None, settings: StudySettings) -> optuna.Study:
     """Return a new study, or the one of this name that the storage holds.
 
@@ -191,10 +208,11 @@ def open_study(storage: optuna.storages.BaseStorage | None, settings: StudySetti
     Raises
     ------
     UsageError
-        If the study that is there has another direction, or sampler or pruner are unknown.
+        If the study that is there has another direction or other facts, or sampler or pruner are unknown.
     """
     direction = optuna.study.StudyDirection[settings.direction.upper()]
     study = optuna.create_study(storage=storage, study_name=settings.name, direction=direction, load_if_exists=True)
+    _check_facts(study, settings)
     if study.direction != direction:
         found = study.direction.name.lower()
         raise UsageError(f"--storage {settings.storage}: its study {settings.name} is one to {found}")

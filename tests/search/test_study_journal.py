@@ -9,6 +9,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
+from mpicoll.errors import UsageError  # noqa: E402
 from mpicoll.search.coordinator import StudyCoordinator  # noqa: E402
 from mpicoll.search.study_settings import StudySettings  # noqa: E402
 from mpicoll.search.study_storage import journal, open_study  # noqa: E402
@@ -98,3 +99,16 @@ def test_a_request_without_reply_dismisses_nobody(tmp_path: Path) -> None:
         for leader in (0, 2):
             hub.handle(leader, {"do": "next"})
         assert hub.all_dismissed()
+
+
+def test_a_study_goes_on_with_the_same_facts_only(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    facts = {"metric": "test_loss", "trainer": "--epochs 2"}
+    with journal(path) as storage:
+        open_study(storage, StudySettings(facts=facts))
+        open_study(storage, StudySettings(facts=facts))
+        with pytest.raises(UsageError, match="trainer was '--epochs 2', is '--epochs 1'; --study NAME begins another"):
+            open_study(storage, StudySettings(storage=path, facts={**facts, "trainer": "--epochs 1"}))
+        open_study(storage, StudySettings(name="other", facts={**facts, "trainer": "--epochs 1"}))
+    with journal(path) as storage, pytest.raises(UsageError, match="metric was 'test_loss'"):
+        open_study(storage, StudySettings(storage=path, facts={**facts, "metric": "train_loss"}))

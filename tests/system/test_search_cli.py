@@ -94,6 +94,14 @@ def test_a_wrong_option_is_one_line_on_one_rank(options: str, says: str) -> None
     assert "Traceback" not in done.text
 
 
+def test_a_study_whose_trials_all_fail_ends_with_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    done = launch(2, *SEARCH, "--space", "lr=1e6,1e7", "--trials", "2", "--epochs", "1", "--json", str(path))
+    assert done.returncode == 1, done.text
+    assert "error: 2 trials have failed, and none is complete" in done.stderr
+    assert json.loads(path.read_text())["counts"]["failed"] == 2
+
+
 def killed_when(folder: Path, generation: int) -> Callable[[dict[int, int]], None]:
     """Return a function that kills a rank when a population has been saved after so many generations."""
 
