@@ -141,10 +141,8 @@ class Lockstep:
         return self.metrics.pace.lagging()
 
     def epochs_over(self, done: int) -> int:
-        """Return the number of epochs that have ended; 0 once the run was stopped, so that no more are recorded."""
+        """Return the number of epochs that have ended; the last one ends with the last step."""
         plan = self.step_plan
-        if self.stopped:
-            return 0
         return plan.epoch_count if done == plan.total_steps else done // plan.steps_per_epoch
 
     def epoch_pace(self) -> float:

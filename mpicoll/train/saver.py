@@ -64,6 +64,8 @@ class Saver(LoopCallback):
 
         Raises
         ------
+        UsageError
+            On every rank: there are checkpoints, but no ``--resume``. Those of this run would take their places.
         CheckpointFailed
             On every rank: it is damaged, or of another run.
         """
@@ -72,8 +74,13 @@ class Saver(LoopCallback):
 
     def _find(self) -> Checkpoint | None:
         wanted = self._config.resume
-        if self._store is None or wanted == "no" or not self._store.steps():
+        if self._store is None or not (steps := self._store.steps()):
             return None
+        if wanted == "no":
+            raise UsageError(
+                f"--checkpoint {self._config.checkpoint}: holds checkpoints already, the newest of step {steps[-1]}; "
+                "add --resume to continue from it, or use another folder"
+            )
         found = self._store.open(fallback=wanted == "fallback")
         _check_same_run(self._config, found.facts)
         return found

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.train import (
+    Callback,
     DataError,
     EarlyStopping,
     LocalSGD,
@@ -23,6 +24,7 @@ from mpicoll.train import (
     UsageError,
     chrome_trace,
 )
+from mpicoll.train.metrics import EpochRecord
 from mpicoll.train.strategies import STRATEGIES
 from tests.own_models import Softmax, samples
 
@@ -103,6 +105,40 @@ def test_options_say_how_a_communicator_of_ones_own_is_used() -> None:
     assert result["config"]["algorithm"] == "ring"
     with pytest.raises(UsageError, match="algorithm: 'nonsense' is not one of"):
         trained(comm, algorithm="nonsense")
+
+
+class StopAfter(Callback):
+    """Callback that asks for a stop when an epoch has ended; the run stops at the end of the next one."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        if record.epoch == self.epoch:
+            trainer.stop()
+
+
+@pytest.mark.parametrize("strategy", ["replicated", LocalSGD(4)], ids=["replicated", "local"])
+def test_a_stop_at_the_end_of_an_epoch_changes_nothing(
+    strategy: str | LocalSGD, shared_folder: Path
+) -> None:
+    folder = str(shared_folder)
+    options = {"strategy": strategy, "epochs": 4, "batch": 200, "schedule": "constant"}
+    _, whole = trained(WORLD, **options)
+    _, first = trained(WORLD, **options, checkpoint=folder, callbacks=[StopAfter(1)])
+    assert (first["steps"], first["stopped"]) == (9, True)
+    assert [record["epoch"] for record in first["epochs"]] == [0, 1, 2]
+    _, second = trained(WORLD, **options, checkpoint=folder, resume="yes")
+    losses = [[record["test_loss"] for record in result["epochs"]] for result in (whole, second)]
+    assert losses[0] == losses[1]
+    assert second["parameters_sha256"] == whole["parameters_sha256"]
+
+
+def test_a_folder_with_checkpoints_is_refused_without_resume(shared_folder: Path) -> None:
+    folder = str(shared_folder)
+    trained(WORLD, steps=17, checkpoint=folder)
+    with pytest.raises(UsageError, match="holds checkpoints already, the newest of step 17; add resume"):
+        trained(WORLD, steps=17, checkpoint=folder)
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
