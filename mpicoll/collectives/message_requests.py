@@ -47,6 +47,7 @@ class MessageRequest(JobRequest, PersistentRequest):
 
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
+        self._refuse_second_start()
         try:
             status = dispatch.begin_messages.run(self._address) if self._channel.broken is None else OTHER
             if status != OTHER:
@@ -72,7 +73,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         if task is None:
             raise RuntimeError(FREED)
         self._channel.ensure_usable()
-        if self._plain or self._flight is not None:
+        if self._plain:
             raise RuntimeError(STARTED_AGAIN)
         if isinstance(task.compression, ErrorFeedback):
             task.compression.check(task.count)

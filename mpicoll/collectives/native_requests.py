@@ -7,7 +7,7 @@ import contextlib
 from mpi4py import MPI
 
 from mpicoll.collectives.operation import NativeOperation
-from mpicoll.collectives.requests import FREED, STARTED_AGAIN, PersistentRequest, Request
+from mpicoll.collectives.requests import FREED, PersistentRequest, Request
 
 
 class NonblockingNativeRequest(Request):
@@ -46,11 +46,10 @@ class NativeRequest(PersistentRequest):
 
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
+        self._refuse_second_start()
         task = self._task
         if task is None:
             raise RuntimeError(FREED)
-        if self._flight is not None:
-            raise RuntimeError(STARTED_AGAIN)
         if self._kept is None:
             self._begin(task.start(self._timeout))
         else:

@@ -245,9 +245,10 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
 
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
+        self._refuse_second_start()
         status = OTHER
         try:
-            if self._channel.broken is None and self._flight is None:
+            if self._channel.broken is None:
                 status = begin.run(self._short)
             if status != DONE:
                 self._start_the_long_way(status)
@@ -260,7 +261,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
     @property
     def job_address(self) -> int:
         """Address of the job for :func:`mpicoll.kernels.executor.begin`; 0 if it cannot start this operation alone."""
-        return self._short if self._channel.broken is None and self._flight is None else 0
+        return self._short if self._channel.broken is None and not self.active else 0
 
     def continue_start(self, status: int) -> None:
         """Go on after compiled code has begun the operation with `status`."""
@@ -274,7 +275,7 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         if task is None:
             raise RuntimeError(FREED)
         self._channel.ensure_usable()
-        if (status == OTHER and self._plain) or self._flight is not None:
+        if status == OTHER and self._plain:
             raise RuntimeError(STARTED_AGAIN)
         if not self._plain:
             task.refresh()

@@ -19,7 +19,7 @@ from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 FREED = "persistent request: it was freed"
-STARTED_AGAIN = "persistent request: started again before it was complete"
+STARTED_AGAIN = "persistent request: started again before Wait or Test has completed it"
 
 
 class Request(OwnRequest):
@@ -259,7 +259,7 @@ class PersistentRequest(Request, MPI.Prequest):
         Raises
         ------
         RuntimeError
-            If the operation is still in flight, or the request was freed.
+            If no Wait or Test has completed the operation since the last start, or the request was freed.
         ValueError
             If its :class:`~mpicoll.compression.ErrorFeedback` is in use by another call, or has seen another count.
         """
@@ -268,6 +268,11 @@ class PersistentRequest(Request, MPI.Prequest):
     def Free(self) -> None:
         """Free the request; local. RuntimeError if the operation is still in flight."""
         raise NotImplementedError
+
+    def _refuse_second_start(self) -> None:
+        """Raise RuntimeError if the request is active; whether its operation has ended depends on the rank."""
+        if self.active:
+            raise RuntimeError(STARTED_AGAIN)
 
     def _refuse_free(self) -> None:
         """Raise RuntimeError if the operation is still in flight."""

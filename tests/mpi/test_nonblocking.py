@@ -447,6 +447,20 @@ def test_persistent_operations_between_other_calls(comm: Intracomm) -> None:
     kept.Free()
 
 
+def test_a_second_start_is_refused_on_all_ranks_even_if_the_operation_has_ended(comm: Intracomm) -> None:
+    data = np.ones(4)
+    kept = comm.Allreduce_init(MPI.IN_PLACE, data)
+    for turn in range(1, 4):
+        kept.Start()
+        while not kept.Get_status():  # which leaves it active
+            time.sleep(0.0001)
+        with pytest.raises(RuntimeError, match="started again before Wait or Test"):
+            kept.Start()
+        kept.Wait()
+        assert (data == comm.size**turn).all()
+    kept.Free()
+
+
 def test_misuse_of_persistent_operations(comm: Intracomm) -> None:
     data, alone = np.ones(4), Intracomm(MPI.COMM_SELF)
     kept = comm.Allreduce_init(MPI.IN_PLACE, data)
@@ -455,7 +469,7 @@ def test_misuse_of_persistent_operations(comm: Intracomm) -> None:
     token = np.zeros(1)
     if comm.rank == 0:
         kept.Start()  # cannot be complete before rank 1 starts
-        with pytest.raises(RuntimeError, match="started again before it was complete"):
+        with pytest.raises(RuntimeError, match="started again before Wait or Test"):
             kept.Start()
         with pytest.raises(RuntimeError, match="freed before it was complete"):
             kept.Free()

@@ -210,7 +210,7 @@ def test_misuse(comm: Intracomm, count: int) -> None:
         plan.Start()
         data[:] = 100
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="started again before it was complete"):
+            with pytest.raises(RuntimeError, match="started again before Wait or Test"):
                 plan.Start()
             with pytest.raises(RuntimeError, match="freed before it was complete"):
                 plan.Free()
