@@ -19,6 +19,18 @@ def test_a_dropped_worker_that_comes_back_is_read():
     assert steps.is_complete([True] * 3)
 
 
+def test_the_elements_that_gradients_were_given_for_are_known():
+    steps = SynchronousRound(5, 0, 20, np.dtype(np.float32))
+    assert steps.parts == [(0, 0)]
+    for worker, (first, count) in enumerate([(12, 3), (0, 2), (5, 0), (1, 4), (15, 1)]):
+        steps.add(worker, np.ones(count, np.float32), 0.1, first)
+    assert steps.parts == [(0, 5), (12, 16)]
+    assert steps.total.tolist() == [1, 2, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
+    steps.reset()
+    steps.add(0, np.ones(20, np.float32), 0.1)
+    assert steps.parts == [(0, 20)]
+
+
 def test_a_worker_may_be_retired_by_two_ranks_at_once():
     clock = np.zeros(1, np.int64)
     for _ in range(2):

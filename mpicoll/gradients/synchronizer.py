@@ -181,7 +181,7 @@ class GradientSynchronizer:
         Raises
         ------
         ValueError
-            If `weight` is negative or not finite, or is not 1 with ``average=False``.
+            If `weight` is negative or not finite, or is not 1 with ``average=False``; the other ranks get RemoteError.
         RuntimeError
             Between :meth:`start` and :meth:`wait`.
         """
@@ -335,11 +335,8 @@ class GradientSynchronizer:
         return [(count, each) for count, each in buckets if isinstance(each, ErrorFeedback)]
 
     def _weigh(self, weight: float) -> None:
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight: {weight} is not a finite number of at least 0")
+        synchronizer_options.check_weight(weight, self.average, self.dtype, self.comm)
         if not self.average:
-            if weight != 1:
-                raise ValueError(f"weight: {weight} has no meaning with average=False")
             return
         self._buffer[-1] = weight
         if weight == 0:

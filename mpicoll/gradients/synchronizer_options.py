@@ -60,6 +60,20 @@ def check_short(dtype: np.dtype, average: bool, comm: MPI.Intracomm) -> None:
         raise TypeError(f"comm: gradients of {dtype} need an mpicoll.Intracomm, not {comm!r}")
 
 
+def check_weight(weight: float, average: bool, dtype: np.dtype, comm: MPI.Intracomm) -> None:
+    """Raise TypeError or ValueError for a weight that gradients cannot be multiplied by, and tell the other ranks."""
+    try:
+        if not average and weight != 1:
+            raise ValueError(f"weight: {weight} has no meaning with average=False")
+        limits = np.finfo(dtype) if average else None
+        if limits is not None and not (weight == 0 or float(limits.tiny) <= weight <= float(limits.max)):
+            raise ValueError(f"weight: {weight} is neither 0 nor a positive finite number in the range of {dtype}")
+    except (TypeError, ValueError) as error:
+        if isinstance(comm, Intracomm):
+            comm.channel.refuse(error)
+        raise
+
+
 def checked_first(first: Any, count: int) -> int:
     """Return `first` as an int; raise TypeError or ValueError unless it is an integer in ``0..count``."""
     try:

@@ -264,8 +264,10 @@ class Server:
             self._note(header)
             step.add(worker, shard.decoded(payload), header.learning_rate, header.first)
         if step.is_complete(over):
-            self._updates.send(step.total.view(np.uint8), 0, step.rate, 0, step.given)
-            shard.apply(step.total, step.rate, pushes=step.given)
+            for number, (begin, end) in enumerate(step.parts):
+                part, pushes = step.total[begin:end], 0 if number else step.given
+                self._updates.send(part.view(np.uint8), 0, step.rate, begin, pushes)
+                shard.apply(part, step.rate, begin, pushes)
             step.reset()
 
     def _open(self, shard: ShardParameters, worker: int) -> tuple[ShardHeader, np.ndarray]:

@@ -85,7 +85,12 @@ class ShardParameters:
         return self._gradient
 
     def apply(self, gradient: np.ndarray, rate: float, first: int = 0, pushes: int = 1) -> None:
-        """Apply the gradient, or sum of gradients, of so many pushes to the elements from `first` on."""
+        """Apply the gradient, or sum of gradients, of so many pushes to the elements from `first` on.
+
+        A step for several parts of the elements has its pushes in the first call, and 0 in those for the other parts.
+        """
+        if pushes == 0:
+            self._optimizer.steps -= 1
         self._optimizer.apply(gradient, rate, first)
         self.version += pushes
 

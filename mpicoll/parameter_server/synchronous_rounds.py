@@ -22,6 +22,8 @@ class SynchronousRound:
         Learning rate of the first gradient in the sum.
     given
         Number of gradients in the sum.
+    parts : list of (begin, end)
+        The elements that gradients were given for, in ascending order; one empty part if there are none.
     """
 
     def __init__(self, workers: int, backup: int, count: int, dtype: np.dtype) -> None:
@@ -31,7 +33,7 @@ class SynchronousRound:
 
     def reset(self) -> None:
         """Start the next step."""
-        self.given, self.rate, self._turn = 0, 0.0, 0
+        self.given, self.rate, self._turn, self.parts = 0, 0.0, 0, [(0, 0)]
         self._gave = [False] * self._workers
 
     def due(self, waiting: Sequence[bool], over: Sequence[bool]) -> Iterator[int]:
@@ -64,8 +66,17 @@ class SynchronousRound:
             part[:] = gradient
         else:
             part += gradient
+        if gradient.size:
+            self._join(first, first + gradient.size)
         self.given += 1
         self._gave[worker] = True
+
+    def _join(self, begin: int, end: int) -> None:
+        """Add elements to `parts`, which neither overlap nor touch each other."""
+        near = [part for part in self.parts if part[0] <= end and part[1] >= begin and part[0] < part[1]]
+        far = [part for part in self.parts if part not in near and part[0] < part[1]]
+        joined = min([begin, *(part[0] for part in near)]), max([end, *(part[1] for part in near)])
+        self.parts = sorted([*far, joined])
 
     def is_complete(self, over: Sequence[bool]) -> bool:
         """Return whether the step can be applied: it has gradients, and no worker is left to wait for."""

@@ -5,8 +5,8 @@
     mpirun -n 8 python -m mpicoll.search --population 16 --space lr=log:1e-3..1 --epochs 30
     mpirun -n 8 python -m mpicoll.search --help
 
-Exit status: 0; 1 if the study could not start or go on, or all its trials have failed; 2 if the options are wrong; 130 after an interrupt. NumPy and
-Numba are imported inside the functions, after the number of threads is chosen.
+Exit status: 0; 1 if the study could not start or go on, or all its trials have failed; 2 if the options are wrong; 130
+after an interrupt. NumPy and Numba are imported inside the functions, after the number of threads is chosen.
 """
 
 from __future__ import annotations

@@ -95,6 +95,27 @@ def test_parts_of_the_vector(comm: Intracomm, push: str, staleness: int | None) 
                 assert np.array_equal(out, total[begin : begin + size])
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_synchronous_step_for_parts_leaves_the_others_as_they_are(comm: Intracomm, optimizer: str) -> None:
+    """Every worker pushes five elements, with gaps between them; these would move by their momentum."""
+    workers = comm.size - 1
+    count = 10 * workers
+    inside = np.arange(count) % 10 < 5
+    with serving(np.zeros(count), comm, servers=1, staleness=0, optimizer=optimizer, lr=0.5) as ps:
+        if not ps.is_server:
+            alone = OPTIMIZERS[optimizer](np.zeros(count), dict(ps._settings.hyper))
+            ps.pull()
+            ps.push(np.ones(count))
+            before = np.empty(count)
+            ps.pull(before)
+            alone.apply(np.full(count, float(workers)), 0.5)
+            assert np.array_equal(before, alone.parameters)
+            ps.push(np.ones(5), first=10 * ps.rank)
+            ps.result()
+            alone.apply(np.ones(count), 0.5)
+            assert np.array_equal(ps.parameters, np.where(inside, alone.parameters, before))
+
+
 def test_long_vectors_travel_in_chunks(comm: Intracomm) -> None:
     count = 200_003
     for push in ("mailbox", "direct"):

@@ -75,10 +75,11 @@ def test_replicas_have_the_bits_of_the_shards(comm: Intracomm, name: str) -> Non
     assert settings.get("backup") or versions == [steps * (comm.size - 2)] * 2
 
 
-def test_replicas_take_gradients_of_parts(comm: Intracomm) -> None:
-    with serving(comm, optimizer="adagrad") as ps:
+@pytest.mark.parametrize("settings", [{"optimizer": "adagrad"}, {"optimizer": "adam", "staleness": 0}], ids=str)
+def test_replicas_take_gradients_of_parts(comm: Intracomm, settings: dict[str, Any]) -> None:
+    with serving(comm, **settings) as ps:
         for step in range(0 if ps.is_server else 20):
-            first = 37 * step % 400
+            first = (37 * step + 90 * ps.rank) % 400
             ps.push(gradient(ps.rank, step)[: 1 + 5 * step], first=first)
     found = copies(comm, ps)
     assert found[0] == found[1]

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpicoll import GradientSynchronizer, Intracomm
 from mpicoll.compression import compressor
-from mpicoll.errors import MismatchError, MpicollError
+from mpicoll.errors import MismatchError, MpicollError, RemoteError
 from tests.mpi.compression.test_compressed import same_everywhere
 from tests.mpi.compression.test_feedback import all_residuals
 
@@ -136,6 +136,15 @@ def test_matrices_keep_their_shapes(comm: Intracomm) -> None:
     sync.synchronize()
     np.testing.assert_allclose(sync.gradients[0], (comm.size + 1) / 2 * np.outer(rows, columns), atol=1e-3)
     assert sync.sent_nbytes < sync.nbytes
+
+
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, 1e300, 1e-300])
+def test_a_weight_that_is_refused_on_one_rank_is_told_to_the_others(weight: float) -> None:
+    made = Intracomm(MPI.COMM_WORLD.Dup(), timeout=20)
+    synchronizer = GradientSynchronizer([(3,)], comm=made)
+    with pytest.raises(ValueError if made.rank == 0 else RemoteError, match="weight: .* range of float32"):
+        synchronizer.synchronize(weight if made.rank == 0 else 1.0)
+    made.Free()
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring"])
