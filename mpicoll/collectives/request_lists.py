@@ -56,7 +56,7 @@ class MixedRequests:
 
     def any(self, status: MPI.Status | None) -> Outcome | None:
         """Complete a request that has ended and return its index; None if no request has ended."""
-        progress_engine.progress()
+        self._progress()
         place = next((place for place in self._active() if self.requests[place].has_ended), None)
         if place is not None:
             self._end(place, status)
@@ -72,7 +72,7 @@ class MixedRequests:
 
         Return None if no request has ended.
         """
-        progress_engine.progress()
+        self._progress()
         result = self._test(self.plain, self._plain_statuses)
         indices, messages = result if self._way == "test" else (result, None)
         active = self._active()
@@ -94,8 +94,8 @@ class MixedRequests:
 
     def all(self, statuses: Sequence[MPI.Status] | None) -> Outcome | None:
         """Complete all requests if all have ended, and return the objects received; otherwise return None."""
-        progress_engine.progress()
-        if self._waits and self.plain:
+        self._progress()
+        if self.plain:
             self._raise_failure()
         ended = all(self.requests[place].has_ended for place in self.own)
         if not ended and not self._waits:
@@ -110,6 +110,13 @@ class MixedRequests:
         if not ended:
             return None
         return True, self._end_all(_padded(statuses, len(self.requests)))
+
+    def _progress(self) -> None:
+        """Advance all operations; while the program tests, hear of failures of other ranks, as waits do."""
+        progress_engine.progress()
+        if not self._waits:
+            for place in self.own:
+                self.requests[place].look_on()
 
     def _raise_failure(self) -> None:
         """Raise the exception of a request of mpicoll that has failed: the plain ones may then wait for ever."""

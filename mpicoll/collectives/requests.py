@@ -121,10 +121,22 @@ class Request(OwnRequest):
     def Get_status(self, status: MPI.Status | None = None) -> bool:
         """Advance all operations in flight; return whether this one has ended, and do not raise its exception."""
         progress_engine.progress()
+        self.look_on()
         ended = self._flight is None
         if ended:
             fill_empty(status)
         return ended
+
+    def look_on(self) -> None:
+        """Hear of failures of other ranks while the program tests; an exception is kept for its Wait or Test."""
+        flight = self._flight
+        if flight is None:
+            return
+        try:
+            flight.look_while_tested()
+        except Exception as error:
+            self.give_up(error)
+            self._error, self.active = error, True
 
     get_status = Get_status
 
@@ -208,13 +220,14 @@ class JobRequest(Request):
         flight = self._flight
         if status is None and flight is not None and progress_engine.pending() == 1:
             thread = flight.driven_by
-            if thread is not None:
-                return False if thread.is_at(self._address) else super().Test()
-            if progress_engine.advance_alone(self, self._look):
+            if thread is None and progress_engine.advance_alone(self, self._look):
                 self.active = False
                 return True
-            if self._last_status == WAITING and self._flight is not None:
-                return False
+            waits = self._last_status == WAITING if thread is None else thread.is_at(self._address)
+            if waits and self._flight is not None:
+                self.look_on()
+                if self._flight is not None:
+                    return False
         return super().Test(status)
 
     def _let_drive(self) -> None:

@@ -72,6 +72,8 @@ class Waiting(NamedTuple):
         The ranks waited for.
     only_peers
         Whether the call depends on no other ranks than these.
+    only_peers_missing
+        Whether all others than these are known to have made the call.
     """
 
     number: int
@@ -79,3 +81,4 @@ class Waiting(NamedTuple):
     progress: str
     peers: tuple[int, ...]
     only_peers: bool = False
+    only_peers_missing: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -10,7 +12,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Waiting
 from mpicoll.progress.driver_thread import DriverThread
 from mpicoll.progress.progress_engine import with_progress
-from mpicoll.progress.waiting import wait_until
+from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 
 
 class InFlight(ABC):
@@ -27,12 +29,13 @@ class InFlight(ABC):
         The thread that advances it, None if only calls of the program do.
     """
 
-    __slots__ = ("channel", "driven_by", "number")
+    __slots__ = ("_tested", "channel", "driven_by", "number")
     outlasts: ClassVar[bool] = True
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.channel, self.number = channel, number
         self.driven_by: DriverThread | None = None
+        self._tested: _Tested | None = None
 
     @abstractmethod
     def advance(self) -> bool:
@@ -88,10 +91,37 @@ class InFlight(ABC):
         """Return the watchdog of a long wait for this collective, which raises after `timeout` seconds in a step."""
         return _Watch(self, timeout)
 
+    def look_while_tested(self) -> None:
+        """Exchange control messages, if the program has tested this collective for a while; there is no deadline.
+
+        Raises
+        ------
+        MismatchError, RemoteError, CollectiveTimeout
+            If the collective cannot complete; the deadline is that of another rank.
+        """
+        if self._tested is None:
+            self._tested = _Tested(self.watch(math.inf))
+        self._tested.look()
+
     @property
     def polls(self) -> int:
         """Number of calls of :meth:`advance` before the core is yielded."""
         return self.channel.polls
+
+
+class _Tested:
+    """Watchdog of a collective that a program tests instead of waiting for it."""
+
+    __slots__ = ("_began", "_look_at", "_watch")
+
+    def __init__(self, watch: Callable[[float], float]) -> None:
+        self._watch, self._began = watch, time.monotonic()
+        self._look_at = self._began + LOOK_AFTER_SECONDS
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = self._began + self._watch(now - self._began)
 
 
 class _Watch:

@@ -325,8 +325,10 @@ class Watchdog:
         others = [peer for peer in range(size) if peer != rank]
         here = [peer for peer in others if peer in self._reports and self._reports[peer].number >= waiting.number]
         missing = [peer for peer in others if peer not in here]
-        if size > _EVERYBODY or waiting.only_peers:
+        if size > _EVERYBODY or waiting.only_peers or waiting.only_peers_missing:
             missing = [peer for peer in missing if peer in waiting.peers]
+        if waiting.only_peers_missing:
+            here = [peer for peer in others if peer not in missing]
         text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
         text += f"{self._named(missing)} did not arrive" if missing else "nothing more arrived"
         text += ", or had left already," if missing and waiting.only_peers else ""

@@ -232,7 +232,7 @@ class SharedOperation(InFlight):
         call = int(self._job[words.CALL]) if self._call is None else self._call
         signature = Signature.of(describe(call, int(self._job[words.COUNT])))
         self.channel.watchdog.record(self.number, signature)
-        return Waiting(self.number, signature, progress, missing)
+        return Waiting(self.number, signature, progress, missing, only_peers_missing=bool(missing))
 
     def abandon(self, error: BaseException) -> None:
         """Withdraw from the operation, and return when no other rank accesses this rank's buffers any more."""

@@ -270,6 +270,36 @@ def test_waitall_raises_what_has_failed_though_a_message_never_comes(comm: Intra
     plain.Free()
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+@pytest.mark.parametrize("how", ["Test", "Testall", "Get_status"])
+def test_who_tests_hears_of_another_rank_s_deadline(comm: Intracomm, how: str, algorithm: str) -> None:
+    """The last rank never comes; the first one waits and gives up, the others test, and count as arrived."""
+    plain, quiet, last = WORLD.Dup(), WORLD.Dup(), comm.size - 1
+    made, data = Intracomm(plain, timeout=1.0, algorithm=algorithm), np.ones(5)
+    if comm.rank == 0:
+        with pytest.raises(CollectiveTimeout, match=f"rank {last} did not arrive"):
+            made.Iallreduce(MPI.IN_PLACE, data).Wait()
+    elif comm.rank < last:
+        request, receive = made.Iallreduce(MPI.IN_PLACE, data), quiet.Irecv(np.zeros(1), comm.rank, 9)
+        until, failed = time.monotonic() + 20, False
+        with pytest.raises((CollectiveTimeout, RemoteError)):
+            while not failed and time.monotonic() < until:
+                if how == "Testall":
+                    MPI.Request.Testall([request, receive])
+                elif how == "Test":
+                    request.Test()
+                else:  # which does not raise it
+                    failed = request.Get_status()
+                time.sleep(0.001)
+            assert failed
+            request.Wait()
+        quiet.Send(np.zeros(1), comm.rank, 9)
+        receive.Wait()
+    WORLD.Barrier()
+    for each in (plain, quiet):
+        each.Free()
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_memory_lives_on_after_a_call_by_messages_has_failed(comm: Intracomm, blocking: bool) -> None:
     """The MPI library still sends from it, when the rank that was late looks for its messages."""
