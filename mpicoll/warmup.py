@@ -25,6 +25,8 @@ from mpicoll.kernels.decorators import compile_beforehand
 
 _COUNT = 5000
 """Elements of the vector that is compressed: several whole blocks and a partial one."""
+_PAUSE_SECONDS = 10.0
+"""Between two lines of progress where standard error is no terminal."""
 _VALUES = {"error": "error:1e-3"}
 """Specifications of the compressors that need a setting."""
 Item = tuple[str, str]
@@ -57,10 +59,15 @@ def compile_item(item: Item) -> Item:
 
 
 def _all(futures: Iterable[Future[Item]], total: int) -> None:
-    """Wait for all futures; show progress where standard error is a terminal."""
+    """Wait for all futures; show progress, on a line of its own every now and then where there is no terminal."""
+    spoke = time.monotonic()
     for ready, future in enumerate(futures, 1):
         future.result()
-        show(f"kernels: {ready} of {total} groups ready")
+        text = f"kernels: {ready} of {total} groups ready"
+        show(text)
+        if not sys.stderr.isatty() and time.monotonic() - spoke > _PAUSE_SECONDS:
+            sys.stderr.write(f"{text}\n")
+            spoke = time.monotonic()
     show("")
 
 

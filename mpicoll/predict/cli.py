@@ -23,6 +23,8 @@ from mpicoll.schedules.machine import MachineDescription, Wire
 from mpicoll.unused_options import refuse
 
 SPECIAL = ("shared", "hierarchy")
+_MOST_RANKS = 1 << 15
+"""The simulation of algorithms with as many steps as ranks takes minutes there."""
 _LENGTHS = tuple(8 << (2 * power) for power in range(13))
 
 
@@ -93,6 +95,10 @@ def the_machine(path: Path | None) -> MachineDescription:
 
 
 def _answer(arguments: argparse.Namespace) -> list[str]:
+    if max(arguments.size) > _MOST_RANKS:
+        raise ValueError(
+            f"--size: {max(arguments.size)} ranks are more than {_MOST_RANKS}, the most that are simulated"
+        )
     machine = the_machine(arguments.machine)
     if arguments.compression:
         return _crossovers(machine, arguments)
@@ -107,6 +113,7 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     ]
 
     def price(case: PredictedCase, name: str) -> Prediction:
+        _show(f"simulating {name} on {case.size} ranks, {format_nbytes(case.nbytes)}")
         return predict(machine, case, name, wire=wire, segments=arguments.segments, split=arguments.name is not None)
 
     lines = [*_heading(machine, arguments, wire), ""]
@@ -117,7 +124,15 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
         lines += _details(machine, [price(case, arguments.name) for case in every])
     else:
         lines += _winners(machine, cases, price)
+    _show("")
     return lines + _limits(machine, every)
+
+
+def _show(text: str) -> None:
+    """Rewrite the last line of a terminal; nothing happens where standard error is none."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
 
 
 def _defaults() -> dict[str, Any]:

@@ -298,7 +298,7 @@ def test_another_network() -> None:
 
 
 def row(hosts: int, spec: str | None, milliseconds: float) -> PredictedHosts:
-    return PredictedHosts(hosts, hosts, spec, 64, StepTime(milliseconds * 1e-3, 0.0, 0.0), 1.0, "")
+    return PredictedHosts(hosts, hosts, spec, 64, StepTime(milliseconds * 1e-3, 0.0, 0.0), "")
 
 
 def test_a_compressor_wins_from_where_it_wins_on_all_larger_numbers() -> None:
@@ -325,6 +325,7 @@ def test_rows() -> None:
         assert each.time.waiting <= each.time.communication + 1e-12
         assert each.time.seconds == each.time.computation + each.time.waiting
         assert each.samples_per_second == each.batch / each.time.seconds
+        assert each.efficiency == each.time.computation / each.time.seconds
     # 4 bytes of 2477 parameters at 8 us a byte take 79 ms; biases are not compressed, and buckets are short.
     assert rows[1].time.communication == pytest.approx(0.0793, rel=0.02)
     assert rows[4].time.communication < 0.7 * rows[1].time.communication

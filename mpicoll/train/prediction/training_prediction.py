@@ -34,8 +34,6 @@ class PredictedHosts(NamedTuple):
         Samples of a step, over all ranks.
     time
         Mean time of a step.
-    efficiency
-        Samples a second over those of as many ranks without communication, each as fast as one rank alone.
     extrapolates
         Reason why the machine's measurements say nothing of these hosts; empty if they do.
     """
@@ -45,13 +43,17 @@ class PredictedHosts(NamedTuple):
     compression: str | None
     batch: int
     time: StepTime
-    efficiency: float
     extrapolates: str
 
     @property
     def samples_per_second(self) -> float:
         """Training samples of all ranks a second."""
         return self.batch / self.time.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """Samples a second over those of as many ranks that communicate nothing."""
+        return self.time.computation / self.time.seconds
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,7 @@ def predict_training(
         If options cannot be predicted, or steps fail.
     """
     wires = {spec: IDENTITY if spec is None else known(two_shot_codec(spec)) for spec in case.compressions}
-    note("one rank")
-    alone = _step(case, case.options(1), dataset, model, 1, IDENTITY)
-    pace = case.options(1).step_batch / alone.seconds
+    alone: StepTime | None = None
     rows = []
     for spec, wire in wires.items():
         for hosts in case.hosts:
@@ -148,9 +148,9 @@ def predict_training(
             ranks = hosts * case.ranks_per_node
             config = case.options(ranks, spec)
             # One rank communicates nothing, with a compressor or without.
-            time = alone if ranks == 1 else _step(case, config, dataset, model, ranks, wire)
-            efficiency = config.step_batch / time.seconds / (ranks * pace)
-            rows.append(PredictedHosts(hosts, ranks, spec, config.step_batch, time, efficiency, _beyond(case, ranks)))
+            time = alone if ranks == 1 and alone else _step(case, config, dataset, model, ranks, wire)
+            alone = time if ranks == 1 else alone
+            rows.append(PredictedHosts(hosts, ranks, spec, config.step_batch, time, _beyond(case, ranks)))
     return rows
 
 

@@ -142,7 +142,7 @@ def test_matrices_keep_their_shapes(comm: Intracomm) -> None:
 def test_a_weight_that_is_refused_on_one_rank_is_told_to_the_others(weight: float) -> None:
     made = Intracomm(MPI.COMM_WORLD.Dup(), timeout=20)
     synchronizer = GradientSynchronizer([(3,)], comm=made)
-    with pytest.raises(ValueError if made.rank == 0 else RemoteError, match="weight: .* range of float32"):
+    with pytest.raises(ValueError if made.rank == 0 else RemoteError, match=r"weight: .* range of float32"):
         synchronizer.synchronize(weight if made.rank == 0 else 1.0)
     made.Free()
 

@@ -119,9 +119,7 @@ class StopAfter(Callback):
 
 
 @pytest.mark.parametrize("strategy", ["replicated", LocalSGD(4)], ids=["replicated", "local"])
-def test_a_stop_at_the_end_of_an_epoch_changes_nothing(
-    strategy: str | LocalSGD, shared_folder: Path
-) -> None:
+def test_a_stop_at_the_end_of_an_epoch_changes_nothing(strategy: str | LocalSGD, shared_folder: Path) -> None:
     folder = str(shared_folder)
     options = {"strategy": strategy, "epochs": 4, "batch": 200, "schedule": "constant"}
     _, whole = trained(WORLD, **options)
