@@ -97,9 +97,14 @@ def checkpoint_layers(found: Checkpoint, model: Model, name: str) -> tuple[FlatL
 
     def read(vector: str, count: int, start: int, stop: int) -> np.ndarray:
         dtype, shape = found.description(vector)
-        array = found.read(vector, start, stop) if math.prod(shape) == count and dtype.kind == "f" else None
-        if array is None or not np.isfinite(array).all():
-            raise CheckpointFailed(f"{name}: {vector} are not {count} finite numbers, as the model needs")
+        if math.prod(shape) != count or dtype.kind != "f":
+            raise CheckpointFailed(
+                f"{name}: {vector} are {math.prod(shape)} numbers of {dtype}, but a model for this dataset needs {count}; "
+                "was it trained with samples of as many features and classes?"
+            )
+        array = found.read(vector, start, stop)
+        if not np.isfinite(array).all():
+            raise CheckpointFailed(f"{name}: {vector} are not finite")
         return array
 
     _read_statistics(model, lambda vector, count: read(vector, count, 0, count), name)

@@ -54,7 +54,8 @@ def check_real(model: DeployedModel, path: str, command: str) -> None:
     UsageError
     """
     if model.is_quantised:
-        raise UsageError(f"{path}: is quantised already; {command} comes before quantize")
+        order = "nothing is left to quantize" if command == "quantize" else f"{command} comes before quantize"
+        raise UsageError(f"{path}: is quantised already; {order}")
 
 
 def quantize(model: DeployedModel, dataset: Dataset, options: DeployOptions, comm: MPI.Intracomm) -> DeployedModel:

@@ -27,6 +27,8 @@ class Site:
 
     Attributes
     ----------
+    ranks, present
+        Size of COMM_WORLD, and the number of its ranks whose records there are.
     calls
         Calls made, by rank of COMM_WORLD; `seconds` and `waiting` likewise.
     slowest, blamed
@@ -35,6 +37,7 @@ class Site:
 
     key: SiteKey
     ranks: int
+    present: int
     calls: np.ndarray = field(init=False)
     seconds: np.ndarray = field(init=False)
     waiting: np.ndarray = field(init=False)
@@ -50,7 +53,7 @@ class Site:
         self.seconds, self.waiting, self.blamed = (np.zeros(self.ranks) for _ in range(3))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the site's entry in the profile; seconds are averages over all ranks."""
+        """Return the site's entry in the profile; seconds are averages over the ranks whose records there are."""
         file, line, function, method, size = self.key
         here = max(1, int(np.count_nonzero(self.calls)))
         known = [each for each in self.nbytes if each >= 0]
@@ -65,9 +68,9 @@ class Site:
             "nbytes": [min(known), max(known)] if known else None,
             "dtypes": sorted(self.dtypes - {""}),
             "transports": sorted(self.transports),
-            "seconds": float(self.seconds.sum() / self.ranks),
+            "seconds": float(self.seconds.sum() / self.present),
             "median_seconds": self.median,
-            "waiting_seconds": float(self.waiting.sum() / self.ranks),
+            "waiting_seconds": float(self.waiting.sum() / self.present),
             "slowest": self._slowest(),
         }
 
@@ -79,7 +82,7 @@ class Site:
             {
                 "rank": rank,
                 "share_of_calls": float(self.slowest[rank] / total),
-                "waited_seconds": float(self.blamed[rank] / self.ranks),
+                "waited_seconds": float(self.blamed[rank] / self.present),
             }
             for rank in order
         ]
@@ -150,7 +153,7 @@ class _Analyzer:
             key = (kind["file"], kind["line"], kind["function"], kind["method"], kind["size"])
             number = numbers[place] = self._numbers.setdefault(key, len(self._order))
             if number == len(self._order):
-                self._order.append(Site(key, self._ranks))
+                self._order.append(Site(key, self._ranks, len(self._records)))
             site = self._order[number]
             site.nbytes.append(kind["nbytes"])
             site.dtypes.add(kind["dtype"])

@@ -69,7 +69,7 @@ def profile_of(
             np.median([record.facts["overhead_seconds_per_call"] for record in records])
         ),
         "sites": [site.as_dict() for site in analysis.sites],
-        "compared": [_compared(each, ranks) for each in comparisons],
+        "compared": [_compared(each, len(records)) for each in comparisons],
         "advice": None if missing else advise(analysis, comparisons, of_run)._asdict(),
     }
 

@@ -107,6 +107,8 @@ def _thousands(value: float) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """Return the final lines: accuracy, throughput, time by phase, and lines on the strategy."""
+    if result["steps"] == result["resumed_after"] > 0:
+        return f"{_reached(result)} after {result['steps']} steps, none of them in this run{_parameters(result)}"
     time = result["seconds"]
     return (
         f"{_reached(result)} after {result['steps']} steps on {_counted(result['ranks'], 'rank')} with "
@@ -115,7 +117,7 @@ def summary(result: dict[str, Any]) -> str:
         f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes started"
-        f"{_hidden(result)}{_slowest(result)}{_shares(result)}{_loss_scale(result)}{_mode(result)}{_compression(result)}"
+        f"{_stopped(result)}{_hidden(result)}{_slowest(result)}{_shares(result)}{_loss_scale(result)}{_mode(result)}{_compression(result)}"
     )
 
 
@@ -141,6 +143,14 @@ def _reached(result: dict[str, Any]) -> str:
 def _parameters(result: dict[str, Any]) -> str:
     digest = result["parameters_sha256"]
     return "" if digest is None else f", parameters {digest[:12]}"
+
+
+def _stopped(result: dict[str, Any]) -> str:
+    """Return a line for a run that was asked to stop, "" for one that has taken all its steps."""
+    if not result["stopped"]:
+        return ""
+    more = "; --resume takes the others" if result["config"]["checkpoint"] else ""
+    return f"\nstopped on request after {result['steps']} of {result['total_steps']} steps{more}"
 
 
 def _hidden(result: dict[str, Any]) -> str:

@@ -232,7 +232,11 @@ def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, foun
         return
     for rejected in found.rejected:
         run_report.complain(f"skipped checkpoint: {rejected.reason}")
-    run_report.say(f"resuming after step {loop.first_step} of {loop.step_plan.total_steps}, from {config.checkpoint}")
+    first, total = loop.first_step, loop.step_plan.total_steps
+    if first >= total:
+        run_report.say(f"nothing left to do: the checkpoint in {config.checkpoint} is of step {first}, of {total} steps")
+        return
+    run_report.say(f"resuming after step {first} of {total}, from {config.checkpoint}")
     if loop.coordination.anew is not None:
         run_report.say(f"not restored: {loop.coordination.anew}")
     before, now = found.facts.get("schedule_steps"), loop.step_plan.schedule_steps  # older checkpoints do not tell
@@ -285,6 +289,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequ
         "ranks": comm.Get_size(),
         "threads": threads(),
         "steps": len(loop.records),
+        "total_steps": loop.step_plan.total_steps,
         "stopped": loop.coordination.stopped,
         "resumed_after": loop.resumed_after,
         **loop.facts(),
