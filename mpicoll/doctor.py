@@ -23,6 +23,7 @@ from mpicoll import __version__
 from mpicoll.collectives import tuning_table
 from mpicoll.comm import Intracomm
 from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, silent_unless
+from mpicoll.help_text import without_markup
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
 from mpicoll.progress.driver_thread import driver
@@ -46,7 +47,9 @@ class Fact(NamedTuple):
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser."""
-    parser = argparse.ArgumentParser(prog="python -m mpicoll doctor", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll doctor", description=without_markup(__doc__.partition("\n\n")[0])
+    )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -37,6 +38,13 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def _cost(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
 
 
 def parse_values(text: str) -> list[list[int | float | str]]:
@@ -201,7 +209,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll",
         description="Run programs, look at collectives, and tune them.",
-        epilog="Training has programs of its own: python -m mpicoll.train, mpicoll.train.supervise and mpicoll.search.",
+        epilog="Training has programs of its own: python -m mpicoll.train, mpicoll.train.supervise and mpicoll.search; "
+        "python -m mpicoll.deploy makes trained models smaller.",
     )
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -219,7 +228,6 @@ def make_parser() -> argparse.ArgumentParser:
         description="Print the steps of an algorithm as a table, the bytes that each rank sends, and the cost.",
         epilog="examples: python -m mpicoll explain allreduce --size 8; "
         "python -m mpicoll explain ring --values '17,11,1,9;5,13,23,14;3,6,10,8;12,7,2,12'",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
     add(
@@ -231,15 +239,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("--collective", choices=list(ALGORITHMS), help="the collective, if several have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--ranks-per-node", type=positive, help="ranks of each node, for hierarchy (otherwise two nodes)")
-    add("--root", type=int, default=0, help="root of rooted collectives")
-    add("--segments", type=positive, default=1, help="segments of each chunk, for pipelined algorithms")
+    add("--root", type=int, default=0, help="root of rooted collectives (default: 0)")
+    add("--segments", type=positive, default=1, help="segments of each chunk of pipelined algorithms (default: 1)")
     add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")
-    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="message size, such as 64K or 1MB")
-    add("--alpha", type=float, default=Machine.alpha, help="seconds per message")
-    add("--beta", type=float, default=Machine.beta, help="seconds per byte sent")
-    add("--gamma", type=float, default=Machine.gamma, help="seconds per byte reduced")
+    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="message size, such as 64K (default: 1MB)")
+    for name, what in (("alpha", "message"), ("beta", "byte sent"), ("gamma", "byte reduced")):
+        usual = getattr(Machine, name)
+        add(f"--{name}", type=_cost, default=usual, help=f"seconds per {what} (default: {usual:g})")
     add("--values", type=parse_values, help="vectors of the ranks, such as '1,2;3,4': show the data after each step")
-    add("--op", choices=sorted(_COMBINE), default="sum", help="reduction for --values; join shows operand order")
+    add(
+        "--op",
+        choices=sorted(_COMBINE),
+        default="sum",
+        help="reduction for --values; join shows the order (default: sum)",
+    )
     add("--goal", action="store_true", help="print the schedules in GOAL, the input language of LogGOPSim, instead")
     add("--verify", action="store_true", help="also prove the algorithm correct for this number of ranks")
     return parser

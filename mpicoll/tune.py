@@ -28,6 +28,7 @@ from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.environment import silent_unless
+from mpicoll.help_text import without_markup
 from mpicoll.measure import compare
 from mpicoll.quantities import format_nbytes, positive_number, table, whole_number
 
@@ -41,7 +42,9 @@ _REFINED = 2
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m mpicoll tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m mpicoll tune",
+        description=without_markup(__doc__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     which = "collectives to tune (default: all, or none with --compression)"

@@ -18,6 +18,7 @@ import numpy as np
 
 from mpicoll.compression import ErrorFeedback, compressor, names
 from mpicoll.environment import cores
+from mpicoll.help_text import without_markup
 from mpicoll.kernels import DTYPES, OPS
 from mpicoll.kernels import precompile as kernels
 from mpicoll.kernels.compile_progress import show
@@ -85,7 +86,9 @@ def compile_all(items: Sequence[Item], processes: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return exit status 0; SystemExit with status 2 for an unknown compressor or wrong option."""
     parser = argparse.ArgumentParser(
-        prog="python -m mpicoll warmup", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m mpicoll warmup",
+        description=without_markup(__doc__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     every = [_VALUES.get(name, name) for name in names()]
     help_ = "compressors whose kernels are compiled (default: all; none for the option without a value)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ from mpicoll.errors import DataError
 TABLES = (".csv", ".parquet")
 _ROW_NBYTES = 16
 """Bytes of a number in a table that is read, and once more as it is used."""
+
+
+_CELL = re.compile(r"row (\d+), column (\d+)")
 
 
 class Table(NamedTuple):
@@ -100,12 +104,20 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
         has_names = not all(map(_is_number, names))
         if has_names and any(map(_is_number, names)):
             raise ValueError(f"the first line has numbers and names: {', '.join(names)[:100]}")
-        table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
+        try:
+            table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
+        except ValueError as error:
+            raise ValueError(_CELL.sub(lambda found: _place_of_cell(found, has_names), str(error))) from None
     if not table.size:
         raise ValueError("has no rows")
     if has_names and len(names) != table.shape[1]:
         raise ValueError(f"has {len(names)} names and {table.shape[1]} columns")
     return names if has_names else list(map(str, range(table.shape[1]))), [_narrowed(column) for column in table.T]
+
+
+def _place_of_cell(found: re.Match[str], has_names: bool) -> str:
+    """Return line and column, from 1, of a cell for which NumPy counts rows of numbers from 0 and columns from 1."""
+    return f"line {int(found[1]) + 1 + has_names}, column {found[2]}"
 
 
 def _is_number(text: str) -> bool:

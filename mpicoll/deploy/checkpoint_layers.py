@@ -99,8 +99,8 @@ def checkpoint_layers(found: Checkpoint, model: Model, name: str) -> tuple[FlatL
         dtype, shape = found.description(vector)
         if math.prod(shape) != count or dtype.kind != "f":
             raise CheckpointFailed(
-                f"{name}: {vector} are {math.prod(shape)} numbers of {dtype}, but a model for this dataset needs {count}; "
-                "was it trained with samples of as many features and classes?"
+                f"{name}: {vector} are {math.prod(shape)} numbers of {dtype}, but a model for this dataset needs "
+                f"{count}; was it trained with samples of as many features and classes?"
             )
         array = found.read(vector, start, stop)
         if not np.isfinite(array).all():

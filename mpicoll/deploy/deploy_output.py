@@ -22,7 +22,7 @@ def check_outputs(options: DeployOptions) -> None:
     UsageError
         If a folder is missing or not writable.
     """
-    check_writable([options.output, options.json, options.chosen.get("html")])
+    check_writable({"--output": options.output, "--json": options.json, "--html": options.chosen.get("html")})
 
 
 def table_of(rows: Sequence[Evaluation]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mpicoll.environment import launched_rank, silent_unless
 from mpicoll.errors import MpicollError
+from mpicoll.help_text import without_markup
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
 from mpicoll.schedules import ALGORITHMS, find_any
@@ -32,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Build the parser."""
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll predict",
-        description=__doc__,
+        description=without_markup(__doc__),
         epilog="With --training it predicts steps of training: python -m mpicoll predict --training --help.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

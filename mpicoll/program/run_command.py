@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.environment import launched_rank, launched_size, silent_unless
+from mpicoll.help_text import without_markup
 from mpicoll.program import main_module
 from mpicoll.program.program_session import ProgramSession
 
@@ -39,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll run",
         usage="python -m mpicoll run [OPTION ...] [--] (PROGRAM | -m MODULE | -c COMMAND | -) [ARG ...]",
-        description=__doc__,
+        description=without_markup(__doc__),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -111,7 +111,7 @@ def check_outputs(options: SearchOptions, plots: Iterable[str]) -> None:
     UsageError
         If a folder cannot be made or written, or matplotlib is missing.
     """
-    check_writable([options.json])
+    check_writable({"--json": options.json})
     if options.plot is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
@@ -120,7 +120,8 @@ def check_outputs(options: SearchOptions, plots: Iterable[str]) -> None:
         Path(options.plot).expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--plot {options.plot}: {error.strerror}") from None
-    check_writable([str(Path(options.plot, name)) for name in plots])
+    for name in plots:
+        check_writable({"--plot": str(Path(options.plot, name))})
 
 
 def draw(study: optuna.Study, folder: str) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from mpicoll.train.strategies import strategy_name
 if TYPE_CHECKING:
     from mpicoll.train.metrics import StepRecord
 
+_CLEARLY_BEHIND = 0.05
+"""Part of the median computation of the others by which the slowest rank computes more, to be worth a line."""
 _PIPE_INTERVAL = 1.0
 """Seconds between updates of the progress bar where standard error is no terminal, as under most launchers."""
 
@@ -165,8 +167,10 @@ def _slowest(result: dict[str, Any]) -> str:
     if slowest is None:
         return ""
     rank, share, behind = slowest["rank"], slowest["share"], slowest["behind"]
-    compared = f"{behind:.0%} more than" if behind >= 0 else f"{-behind:.0%} less than"
-    return f"\nrank {rank} was the slowest in {share:.0%} of the steps; it computed {compared} the median of the others"
+    if behind < _CLEARLY_BEHIND:
+        return ""
+    compared = f"it computed {behind:.0%} more than the median of the others"
+    return f"\nrank {rank} was the slowest in {share:.0%} of the steps; {compared}"
 
 
 def _shares(result: dict[str, Any]) -> str:
@@ -221,21 +225,23 @@ def _compression(result: dict[str, Any]) -> str:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def check_writable(paths: Iterable[str | None]) -> None:
-    """Refuse paths of result files that could not be written, before training begins.
+def check_writable(paths: Mapping[str, str | None]) -> None:
+    """Refuse paths of result files, by option, that could not be written, before training begins.
 
     Raises
     ------
     UsageError
         If a folder is missing or not writable, or the path is a folder, a device or a pipe.
     """
-    for path in paths:
+    for option, path in paths.items():
         if path is None:
             continue
         place = expanded(path, UsageError).resolve()
         is_other = place.exists() and not place.is_file()
         if not place.parent.is_dir() or not os.access(place.parent, os.W_OK) or is_other:
-            raise UsageError(f"{path}: cannot write this file: no such folder, no permission, or not a plain file")
+            raise UsageError(
+                f"{option} {path}: cannot write this file: no such folder, no permission, or not a plain file"
+            )
 
 
 def write_json(path: str, result: dict[str, Any]) -> None:

@@ -196,12 +196,22 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     # Earlier versions took --momentum, and ignored it, where it is refused now.
     free = FREE if config.optimizer in WITH_MOMENTUM else (*FREE, "momentum")
     odd = [
-        f"--{name.replace('_', '-')} was {there.get(name, DEFAULTS[name])}, is {value}"
+        f"--{name.replace('_', '-')} was {_shown(there.get(name, DEFAULTS[name]))}, is {_shown(value)}"
         for name, value in here.items()
         if name not in free and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
     ]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

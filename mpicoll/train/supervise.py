@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.command:
         parser.error("a command is missing: -- mpirun -n 8 python -m mpicoll.train --checkpoint FOLDER ...")
     try:
-        check_writable([arguments.json])
+        check_writable({"--json": arguments.json})
         supervisor = Supervisor(arguments)
     except (ValueError, UsageError) as error:
         parser.error(str(error))

@@ -218,7 +218,8 @@ def _reports(
 
 def _prepare_outputs(config: TrainConfig) -> EventLog | None:
     """Refuse outputs that could not be written, before training begins; open those written during training."""
-    run_report.check_writable([config.json, config.log_steps, config.plot, config.trace])
+    files = {"--json": config.json, "--log-steps": config.log_steps, "--plot": config.plot, "--trace": config.trace}
+    run_report.check_writable(files)
     if config.plot is not None:
         check_drawable(config.plot)
     return None if config.tensorboard is None else EventLog(config.tensorboard, config.run)
@@ -234,7 +235,7 @@ def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, foun
         run_report.complain(f"skipped checkpoint: {rejected.reason}")
     first, total = loop.first_step, loop.step_plan.total_steps
     if first >= total:
-        run_report.say(f"nothing left to do: the checkpoint in {config.checkpoint} is of step {first}, of {total} steps")
+        run_report.say(f"nothing left to do: the checkpoint in {config.checkpoint} is of step {first} of {total}")
         return
     run_report.say(f"resuming after step {first} of {total}, from {config.checkpoint}")
     if loop.coordination.anew is not None:

@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"), [("--lr 0.2", "--lr was 0.1, is 0.2"), ("--hidden 10", "--hidden was [256, 128], is (10,)")]
+    ("changed", "says"), [("--lr 0.2", "--lr was 0.1, is 0.2"), ("--hidden 10", "--hidden was 256,128, is 10")]
 )
 def test_another_run_is_refused(tmp_path: Path, changed: str, says: str) -> None:
     options = ("--steps", "3", "--checkpoint", str(tmp_path / "run"))

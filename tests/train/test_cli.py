@@ -94,7 +94,7 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
     [
         ("--hidden 3 --model conv", 2, "--hidden is for --model mlp"),
         ("--algorithm nonsense", 2, "nonsense"),
-        ("--json /nowhere/r.json", 2, "/nowhere/r.json: cannot write this file"),
+        ("--json /nowhere/r.json", 2, "--json /nowhere/r.json: cannot write this file"),
         ("--dataset nowhere", 1, "nowhere"),
         ("--dataset nowhere.npz", 1, "no such file"),
         ("--dataset synthetic:50x7 --model conv", 1, "needs images"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.errors import MpicollError
+from mpicoll.help_text import without_markup
 from mpicoll.quantities import (
     format_seconds,
     parse_rate,
@@ -40,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll predict --training",
         usage="%(prog)s [options] [options of python -m mpicoll.train]",
-        description=__doc__,
+        description=without_markup(__doc__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -148,7 +149,8 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
     if arguments.plot is not None:
         new_figure(arguments.plot, panels=2)
-    check_writable([str(path) for path in (arguments.json, arguments.plot) if path is not None])
+    files = {"--json": arguments.json, "--plot": arguments.plot}
+    check_writable({option: None if path is None else str(path) for option, path in files.items()})
 
 
 def _measured(case: TrainingCase) -> tuple[list[PredictedHosts], int]:
