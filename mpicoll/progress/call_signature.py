@@ -82,3 +82,15 @@ class Waiting(NamedTuple):
     peers: tuple[int, ...]
     only_peers: bool = False
     only_peers_missing: bool = False
+
+    def missing(self, silent: list[int], *, all_report: bool) -> list[int]:
+        """Return those of the `silent` ranks, which have not reported this call, that are known to be missing.
+
+        Parameters
+        ----------
+        all_report
+            Whether all ranks that wait report it to this one.
+        """
+        if all_report and not (self.only_peers or self.only_peers_missing):
+            return silent
+        return [rank for rank in silent if rank in self.peers]

@@ -324,9 +324,7 @@ class Watchdog:
         size, rank = self._comm.size, self._comm.rank
         others = [peer for peer in range(size) if peer != rank]
         here = [peer for peer in others if peer in self._reports and self._reports[peer].number >= waiting.number]
-        missing = [peer for peer in others if peer not in here]
-        if size > _EVERYBODY or waiting.only_peers or waiting.only_peers_missing:
-            missing = [peer for peer in missing if peer in waiting.peers]
+        missing = waiting.missing([peer for peer in others if peer not in here], all_report=size <= _EVERYBODY)
         if waiting.only_peers_missing:
             here = [peer for peer in others if peer not in missing]
         text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "

@@ -209,11 +209,6 @@ def _shown(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _shown(value: Any) -> Any:
-    """Return a value as a command line has it."""
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-
-
 def _plain(value: Any) -> Any:
     """Return a value as it is after a round trip through JSON."""
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
