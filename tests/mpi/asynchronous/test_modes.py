@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import shutil
@@ -184,13 +185,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_everywhere(comm: Intracomm, name
         run(configured(name, comm, lr=1e30, warmup=0, clip=None), comm)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(comm: Intracomm, shared_folder: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere(
+    comm: Intracomm, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(store: CheckpointStore, step: int) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     config = configured("ps", comm, checkpoint=str(shared_folder / "run"), checkpoint_every=5)
-    if comm.rank == 0:
-        (shared_folder / "run").mkdir()
-        (shared_folder / "run" / "step-00009999").mkdir()
-    wait_politely(comm)
-    with pytest.raises(CheckpointFailed, match="9999"):
+    monkeypatch.setattr(CheckpointStore, "_make_temporary", full)
+    with pytest.raises(CheckpointFailed, match="No space left on device"):
         run(config, comm)
 
 
