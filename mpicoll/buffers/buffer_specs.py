@@ -149,12 +149,16 @@ def is_unbounded(array: np.ndarray) -> bool:
 
 
 def is_pointer(parts: Spec) -> bool:
-    """Return whether a specification is a pointer: an ``MPI.buffer`` of length 0 with an address, and counts.
+    """Return whether a specification is a pointer: an ``MPI.buffer`` made from an address, and counts."""
+    return parts.counts is not None and is_address(parts.data)
 
-    mpi4py accepts it, since it does not compare counts with lengths.
+
+def is_address(data: Any) -> bool:
+    """Return whether `data` is an ``MPI.buffer`` that stands for an address.
+
+    Its length may be 0, or that of the elements without the gaps between them: mpi4py does not compare it with counts.
     """
-    data = parts.data
-    return parts.counts is not None and isinstance(data, MPI.buffer) and data.nbytes == 0 and data.address != 0
+    return isinstance(data, MPI.buffer) and data.address != 0 and (data.nbytes == 0 or data.obj is None)
 
 
 def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:

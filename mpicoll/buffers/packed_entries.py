@@ -100,13 +100,19 @@ def pack_entries(
     return PackedBuffer(array, typemap, entry, address, counts, displs)
 
 
+def _base_of(array: np.ndarray) -> Any:
+    """Return the object that `array` is a view of; of a memoryview, what that is a view of."""
+    base: Any = array.base
+    return base.obj if isinstance(base, memoryview) else base
+
+
 def bounds_of(array: np.ndarray) -> tuple[int, int]:
     """Return the addresses of the first byte, and of the first behind the last, of what `array` is a view of.
 
     An entry may begin in the middle of an array and go backwards.
     """
-    while isinstance(array.base, np.ndarray):
-        array = array.base
+    while isinstance(base := _base_of(array), np.ndarray):
+        array = base
     if not array.size:
         return 0, 0
     spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]

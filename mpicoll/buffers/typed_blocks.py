@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.buffer_specs import BOTTOM, datatype_of, index, is_unbounded, memory_of, unbounded
+from mpicoll.buffers.buffer_specs import BOTTOM, datatype_of, index, is_address, is_unbounded, memory_of, unbounded
 from mpicoll.buffers.datatypes import Entries
 from mpicoll.buffers.flat import check_flat
 from mpicoll.buffers.flat_buffer import Buffer, address_of
@@ -252,7 +252,7 @@ def _numbers(values: Any, argument: str, name: str, size: int) -> tuple[int, ...
 def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     if data is MPI.BOTTOM:
         return BOTTOM
-    if isinstance(data, MPI.buffer) and data.nbytes == 0 and data.address:
+    if is_address(data):
         return unbounded(data.address)
     if data is None:
         return np.empty(0, np.uint8)

@@ -140,6 +140,7 @@ COUNTED: dict[str, Callable[[np.ndarray, int], Any]] = {
     "pair of bytes, type": lambda a, n: [memoryview(a).cast("B"), (n, 2), "d"],
     "DLPack, count, type": lambda a, n: [Shown(a), n, "d"],
     "pointer, count, type": lambda a, n: [MPI.buffer.fromaddress(MPI.Get_address(a), 0), n, MPI.DOUBLE],
+    "pointer and length, count, type": lambda a, n: [MPI.buffer.fromaddress(MPI.Get_address(a), 8), n, MPI.DOUBLE],
     "pointer, count, code": lambda a, n: [MPI.buffer.fromaddress(MPI.Get_address(a), 0), n, "d"],
 }
 """A number of elements of each block."""
@@ -247,6 +248,7 @@ PARTS: dict[str, Callable[[Any, list[int], list[int]], Any]] = {
     "counts, no displacements, type": lambda a, n, d: [a, n, None, MPI.DOUBLE],
     "DLPack, pair, type": lambda a, n, d: [Shown(a), (n, d), "d"],
     "array.array": lambda a, n, d: [memoryview(a), (n, d), "d"],
+    "pointer and length, pair, type": lambda a, n, d: [MPI.buffer.fromaddress(MPI.Get_address(a), 8), (n, d), "d"],
     "pointer, pair, type": lambda a, n, d: [MPI.buffer.fromaddress(MPI.Get_address(a), 0), (n, d), "d"],
 }
 

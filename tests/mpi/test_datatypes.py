@@ -317,6 +317,26 @@ def test_a_datatype_may_be_freed_while_it_is_in_use(comm: Intracomm) -> None:
         kept.Free()
 
 
+SHORT: dict[str, Callable[[np.ndarray], Any]] = {
+    "address": lambda a: MPI.buffer.fromaddress(a.ctypes.data, 32),
+    "memoryview": lambda a: memoryview(a)[:4],
+    "array": lambda a: a[:4],
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_entries_may_reach_beyond_the_part_that_is_given(comm: Intracomm, name: str) -> None:
+    """Programs give the bytes of the elements without the gaps, or a part of a larger array."""
+    column = MPI.DOUBLE.Create_vector(4, 1, 4).Commit()
+    matrix, found = np.arange(16.0) + 100 * comm.rank, np.zeros(4 * comm.size)
+    comm.Allgather([SHORT[name](matrix), 1, column], found)
+    assert (found == [4 * i + 100 * rank for rank in range(comm.size) for i in range(4)]).all()
+    comm.Bcast([SHORT[name](matrix), 1, column], comm.size - 1)
+    assert (matrix[::4] == np.arange(0, 16, 4) + 100 * (comm.size - 1)).all()
+    assert (matrix[1::4] == np.arange(1, 16, 4) + 100 * comm.rank).all()
+    column.Free()
+
+
 WRONG: dict[str, tuple[Callable[[np.ndarray, MPI.Datatype], Any], type[Exception], str]] = {
     "beyond": (lambda a, t: [a, 4, t], ValueError, "4 entries of the datatype reach from byte 0 to byte 96"),
     "displacement": (
