@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.progress import progress_engine
-from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
+from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, let_library_progress, wait_until
 
 NAMES = tuple(
     way + which
@@ -99,7 +99,7 @@ class MixedRequests:
             self._raise_failure()
         ended = all(self.requests[place].has_ended for place in self.own)
         if not ended and not self._waits:
-            MPI.COMM_SELF.Iprobe()  # plain ones move on in calls of the MPI library only
+            let_library_progress()  # plain ones move on in calls of the MPI library only
             return None
         if self._messages is None and self.plain:
             result = self._test(self.plain, self._plain_statuses)

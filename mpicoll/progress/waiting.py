@@ -5,6 +5,7 @@ The number of polls before a rank yields depends on whether every rank of the no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ POLLS_BEFORE_YIELD = 200
 _MAX_CORES = 1024
 SECONDS_BEFORE_SLEEP = 0.02
 SLEEP_SECONDS = 100e-6
+_PROBE_AFTER_SECONDS = 100e-6
+"""Time after which a wait calls the MPI library again and again."""
 LOOK_AFTER_SECONDS = 0.2
 """Time after which the ranks report to each other what they wait for."""
 
@@ -86,6 +89,15 @@ def polls_before_yield(comm: MPI.Intracomm) -> int:
     return 1 if oversubscribed[0] else POLLS_BEFORE_YIELD
 
 
+def let_library_progress() -> None:
+    """Call the MPI library: other ranks may need this one for one-sided operations, and for long messages of theirs.
+
+    A probe on COMM_SELF makes no progress under MPICH.
+    """
+    with contextlib.suppress(MPI.Exception):  # of a rank that has died, which the watchdog reports
+        MPI.COMM_WORLD.Iprobe()
+
+
 def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], float]) -> None:
     """Call `done` until it returns True.
 
@@ -104,6 +116,8 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
     clock, look_at, is_patient = RunningClock(), LOOK_AFTER_SECONDS, _of_thread.is_patient
     while not done():
         waited = clock.read()
+        if waited > _PROBE_AFTER_SECONDS:
+            let_library_progress()
         if waited < SECONDS_BEFORE_SLEEP and not (is_patient and is_patient()):
             os.sched_yield()
             continue

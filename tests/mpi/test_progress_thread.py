@@ -140,3 +140,21 @@ def test_the_thread_sleeps_when_nothing_is_in_flight(comm: Intracomm) -> None:
         time.sleep(0.05)
     assert not thread.awake
     waits_for_others(comm, lambda: comm.Split(0, comm.rank).Free(), 1_000_000)
+
+
+@pytest.mark.parametrize("nodes", [False, True], ids=["shared", "messages"])
+def test_one_sided_operations_end_while_their_target_waits(comm: Intracomm, nodes: bool) -> None:
+    """They need calls of the MPI library on the target, which is in a collective on shared memory."""
+    plain, memory = MPI.COMM_WORLD.Dup(), np.zeros(1000)
+    made = Intracomm(plain, timeout=8.0, algorithm="dissemination" if nodes else "auto")
+    window = MPI.Win.Create(memory, 8, comm=plain)
+    made.Barrier()
+    if comm.rank:
+        for _ in range(100):
+            window.Lock(0)
+            window.Accumulate(np.ones(1000), 0)
+            window.Unlock(0)
+    made.Barrier()
+    window.Free()
+    assert comm.rank or (memory == 100 * (comm.size - 1)).all()
+    plain.Free()
