@@ -25,8 +25,8 @@ POLLS_BEFORE_YIELD = 200
 _MAX_CORES = 1024
 SECONDS_BEFORE_SLEEP = 0.02
 SLEEP_SECONDS = 100e-6
-_PROBE_AFTER_SECONDS = 100e-6
-"""Time after which a wait calls the MPI library again and again."""
+_PROBE_SECONDS = 500e-6
+"""Time after which a wait calls the MPI library, and then between two such calls."""
 LOOK_AFTER_SECONDS = 0.2
 """Time after which the ranks report to each other what they wait for."""
 
@@ -113,11 +113,13 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
     for _ in range(polls):
         if done():
             return
-    clock, look_at, is_patient = RunningClock(), LOOK_AFTER_SECONDS, _of_thread.is_patient
+    clock, look_at, probe_at = RunningClock(), LOOK_AFTER_SECONDS, _PROBE_SECONDS
+    is_patient = _of_thread.is_patient
     while not done():
         waited = clock.read()
-        if waited > _PROBE_AFTER_SECONDS:
+        if waited >= probe_at:
             let_library_progress()
+            probe_at = waited + _PROBE_SECONDS
         if waited < SECONDS_BEFORE_SLEEP and not (is_patient and is_patient()):
             os.sched_yield()
             continue
