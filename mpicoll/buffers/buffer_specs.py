@@ -137,9 +137,9 @@ class _Shown:
             return False
 
 
-def unbounded(address: int) -> np.ndarray:
-    """Return memory from `address` on, of unknown length."""
-    memory: Any = MPI.buffer.fromaddress(address, _UNBOUNDED_NBYTES)
+def unbounded(pointer: MPI.buffer) -> np.ndarray:
+    """Return memory from the address of `pointer` on, of unknown length, and as writable as it says."""
+    memory: Any = MPI.buffer.fromaddress(pointer.address, _UNBOUNDED_NBYTES, pointer.readonly)
     return np.frombuffer(memory, np.uint8)
 
 

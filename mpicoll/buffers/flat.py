@@ -117,7 +117,7 @@ def array_of(parts: Spec, argument: str, writable: bool) -> np.ndarray:
         return BOTTOM
     if parts.data is None and (parts.datatype is not None or parts.counts == 0):
         return np.empty(0)
-    return unbounded(parts.data.address) if is_pointer(parts) else memory_of(parts.data, argument, writable)
+    return unbounded(parts.data) if is_pointer(parts) else memory_of(parts.data, argument, writable)
 
 
 def check_flat(array: np.ndarray, argument: str, writable: bool) -> None:

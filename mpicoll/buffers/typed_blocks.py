@@ -253,7 +253,9 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
     if data is MPI.BOTTOM:
         return BOTTOM
     if is_address(data):
-        return unbounded(data.address)
+        pointer = unbounded(data)
+        check_flat(pointer, argument, writable)
+        return pointer
     if data is None:
         return np.empty(0, np.uint8)
     array = memory_of(data, argument, writable)

@@ -337,6 +337,21 @@ def test_entries_may_reach_beyond_the_part_that_is_given(comm: Intracomm, name: 
     column.Free()
 
 
+def test_an_address_of_memory_that_must_not_be_written_is_no_place_for_a_result(comm: Intracomm) -> None:
+    data = np.arange(4.0)
+    pointer = MPI.buffer.fromaddress(data.ctypes.data, data.nbytes, True)
+    found = np.zeros(4 * comm.size)
+    comm.Allgather([pointer, 4, MPI.DOUBLE], found)
+    assert (found == np.tile(data, comm.size)).all()
+    counts = [4] * comm.size, [0] * comm.size, [MPI.DOUBLE] * comm.size
+    for call in (
+        lambda: comm.Allreduce(np.zeros(4), [pointer, 4, MPI.DOUBLE]),
+        lambda: comm.Alltoallw([np.zeros(4), *counts], [pointer, *counts]),
+    ):
+        with pytest.raises((TypeError, ValueError, BufferError), match="read-only"):
+            call()
+
+
 WRONG: dict[str, tuple[Callable[[np.ndarray, MPI.Datatype], Any], type[Exception], str]] = {
     "beyond": (lambda a, t: [a, 4, t], ValueError, "4 entries of the datatype reach from byte 0 to byte 96"),
     "displacement": (
