@@ -21,9 +21,8 @@ from mpicoll.errors import DataError
 TABLES = (".csv", ".parquet")
 _ROW_NBYTES = 16
 """Bytes of a number in a table that is read, and once more as it is used."""
-
-
 _CELL = re.compile(r"row (\d+), column (\d+)")
+"""Place of a cell in NumPy's messages: it counts lines of numbers from 0, without empty ones, and columns from 1."""
 
 
 class Table(NamedTuple):
@@ -107,7 +106,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
         try:
             table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
         except ValueError as error:
-            raise ValueError(_CELL.sub(lambda found: _place_of_cell(found, has_names), str(error))) from None
+            raise ValueError(_with_line(str(error), path, has_names)) from None
     if not table.size:
         raise ValueError("has no rows")
     if has_names and len(names) != table.shape[1]:
@@ -115,9 +114,14 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
     return names if has_names else list(map(str, range(table.shape[1]))), [_narrowed(column) for column in table.T]
 
 
-def _place_of_cell(found: re.Match[str], has_names: bool) -> str:
-    """Return line and column, from 1, of a cell for which NumPy counts rows of numbers from 0 and columns from 1."""
-    return f"line {int(found[1]) + 1 + has_names}, column {found[2]}"
+def _with_line(message: str, path: Path, has_names: bool) -> str:
+    """Return a message of NumPy's with the line of the file, from 1, in place of its row."""
+    found = _CELL.search(message)
+    if found is None:
+        return message
+    with path.open(encoding="utf-8-sig") as stream:
+        lines = [number for number, line in enumerate(stream, 1) if line.strip()]
+    return _CELL.sub(f"line {lines[int(found[1]) + has_names]}, column {found[2]}", message)
 
 
 def _is_number(text: str) -> bool:
