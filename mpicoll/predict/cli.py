@@ -118,19 +118,21 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
         return predict(machine, case, name, wire=wire, segments=arguments.segments, split=arguments.name is not None)
 
     lines = [*_heading(machine, arguments, wire), ""]
-    if arguments.plot:
-        return [*lines, *_plot(machine, cases, price, arguments)]
     every = [case for row in cases for case in row]
-    if arguments.name is not None:
-        lines += _details(machine, [price(case, arguments.name) for case in every])
-    else:
-        lines += _winners(machine, cases, price)
-    _show("")
+    try:
+        if arguments.plot:
+            return [*lines, *_plot(machine, cases, price, arguments)]
+        if arguments.name is not None:
+            lines += _details(machine, [price(case, arguments.name) for case in every])
+        else:
+            lines += _winners(machine, cases, price)
+    finally:
+        _show("")
     return lines + _limits(machine, every)
 
 
 def _show(text: str) -> None:
-    """Rewrite the last line of a terminal; nothing happens where standard error is none."""
+    """Rewrite the last line of a terminal, as compiling does; without the kernels, which need Numba installed."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()
