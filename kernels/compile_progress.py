@@ -12,7 +12,7 @@ from .compile_lock import CompileLock
 
 _PATIENCE_SECONDS = 1.0
 """Compiling that takes less is not worth a word."""
-_PAUSE_SECONDS = 10.0
+PAUSE_SECONDS = 10.0
 """Between two lines where standard error is no terminal."""
 _FIRST = (
     "mpicoll: compiling kernels that this program needs and that are not on disk yet; "
@@ -71,7 +71,7 @@ class _Speaker:
             self._spoke = now
             sys.stderr.write(f"{_FIRST}\n")
             atexit.register(show, "")
-        elif not sys.stderr.isatty() and now - self._spoke >= _PAUSE_SECONDS:
+        elif not sys.stderr.isatty() and now - self._spoke >= PAUSE_SECONDS:
             self._spoke = now
             sys.stderr.write(f"{text}\n")
         show(f"{text} {what}")

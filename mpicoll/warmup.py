@@ -21,13 +21,11 @@ from mpicoll.environment import cores
 from mpicoll.help_text import without_markup
 from mpicoll.kernels import DTYPES, OPS
 from mpicoll.kernels import precompile as kernels
-from mpicoll.kernels.compile_progress import show
+from mpicoll.kernels.compile_progress import PAUSE_SECONDS, show
 from mpicoll.kernels.decorators import compile_beforehand
 
 _COUNT = 5000
 """Elements of the vector that is compressed: several whole blocks and a partial one."""
-_PAUSE_SECONDS = 10.0
-"""Between two lines of progress where standard error is no terminal."""
 _VALUES = {"error": "error:1e-3"}
 """Specifications of the compressors that need a setting."""
 Item = tuple[str, str]
@@ -66,7 +64,7 @@ def _all(futures: Iterable[Future[Item]], total: int) -> None:
         future.result()
         text = f"kernels: {ready} of {total} groups ready"
         show(text)
-        if not sys.stderr.isatty() and time.monotonic() - spoke > _PAUSE_SECONDS:
+        if not sys.stderr.isatty() and time.monotonic() - spoke > PAUSE_SECONDS:
             sys.stderr.write(f"{text}\n")
             spoke = time.monotonic()
     show("")

@@ -127,6 +127,8 @@ class Request(OwnRequest):
             fill_empty(status)
         return ended
 
+    get_status = Get_status
+
     def look_on(self) -> None:
         """Hear of failures of other ranks while the program tests; an exception is kept for its Wait or Test."""
         flight = self._flight
@@ -137,8 +139,6 @@ class Request(OwnRequest):
         except Exception as error:
             self.give_up(error)
             self._error, self.active = error, True
-
-    get_status = Get_status
 
     def wait(self, status: MPI.Status | None = None) -> None:
         """Wait as :meth:`Wait` does; return None, since a collective on buffers receives no object."""

@@ -73,7 +73,7 @@ def _sites(profile: dict[str, Any]) -> list[str]:
             ]
         )
     left = len(profile["sites"]) - _SHOWN
-    title = "By call site (seconds of a rank, on average over all ranks; calls of the rank that made most):"
+    title = "By call site (seconds of a rank, on average; calls of the rank that made most):"
     return [title, *_columns(rows), *([f"and {left} more"] if left > 0 else [])]
 
 
