@@ -70,7 +70,7 @@ def test_where_there_can_be_no_file_nobody_waits(tmp_path):
 
 def test_one_process_says_that_it_compiles(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compile_progress, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(compile_progress, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(compile_progress, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(compile_progress.machine_code, "folder_to_write", lambda: tmp_path)
     monkeypatch.setenv("MPICOLL_PROGRESS", "off")
     silent, first, second = (compile_progress._Speaker() for _ in range(3))
