@@ -139,9 +139,9 @@ class _Reporter(Observer):
         super().on_step(loop, done)
 
     def on_epoch(self, loop: Loop, record: EpochRecord) -> None:
-        """Report."""
+        """Report, unless the trial was given up before: a run may end with the epoch after."""
         value = getattr(record, self._metric)
-        if value is None:
+        if value is None or self._trial.gives_up:
             return
         self._trial.report(value, record.epoch + 1)
         if self._trial.gives_up and record.steps < loop.step_plan.total_steps:
