@@ -8,7 +8,7 @@ placement, whether the operation commutes) are equal on all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -294,15 +294,21 @@ def resolve(
     raise ValueError(f"algorithm: {wanted!r} is not possible for {collective} here; python -m mpicoll doctor says why")
 
 
-def check_default(name: str) -> str:
-    """Return `name` if it may be a communicator's default.
+def check_default(name: str, collectives: Iterable[str] | None = None) -> str:
+    """Return `name` if it may be the default of a communicator for some collectives, which are in lower case, or all.
 
     Raises
     ------
     UnknownAlgorithm
-        If no collective has such an algorithm.
+        If none of them has such an algorithm.
     """
-    known = {AUTO, NATIVE, *ON_NODE, HIERARCHY, *(name for table in ALGORITHMS.values() for name in table)}
+    known = {
+        AUTO,
+        NATIVE,
+        *ON_NODE,
+        HIERARCHY,
+        *(name for each in collectives or ALGORITHMS for name in ALGORITHMS[each]),
+    }
     if not isinstance(name, str) or name not in known:
         raise UnknownAlgorithm(f"algorithm: {name!r} is not one of {', '.join(sorted(known))}")
     return name

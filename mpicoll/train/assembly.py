@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.checkpoint import Checkpoint
+from mpicoll.collectives.select import check_default
 from mpicoll.data.datasets import Dataset
 from mpicoll.errors import CheckpointFailed, UnknownAlgorithm, UsageError
 from mpicoll.models.initial_parameters import InitialParameters, StoredParameters
@@ -47,8 +48,8 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "p2p": AllToAllExchange,
     "gossip": GossipExchange,
 }
-
-
+_OF_GRADIENTS = ("allreduce", "reduce_scatter", "allgather")
+"""Collectives whose algorithm ``--algorithm`` names."""
 Found = Checkpoint | ResumedState | None
 """What a run goes on from; None for a new run."""
 
@@ -206,10 +207,10 @@ def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
     Raises
     ------
     UsageError
-        If the algorithm is unknown.
+        If no collective of the gradients has such an algorithm.
     """
     try:
         algorithm = "auto" if config.algorithm == NOOP else config.algorithm
-        return Intracomm(world, algorithm=algorithm, timeout=config.timeout)
+        return Intracomm(world, algorithm=check_default(algorithm, _OF_GRADIENTS), timeout=config.timeout)
     except UnknownAlgorithm as error:
         raise UsageError(f"--{error}") from None

@@ -94,6 +94,7 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
     [
         ("--hidden 3 --model conv", 2, "--hidden is for --model mlp"),
         ("--algorithm nonsense", 2, "nonsense"),
+        ("--algorithm dissemination", 2, "'dissemination' is not one of"),
         ("--json /nowhere/r.json", 2, "--json /nowhere/r.json: cannot write this file"),
         ("--dataset nowhere", 1, "nowhere"),
         ("--dataset nowhere.npz", 1, "no such file"),
