@@ -8,6 +8,7 @@ number of them. All its ranks make the same collectives in the same order, and s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ def _make_later(made: Any, settings: Settings) -> Any:
 class LibraryFirst:
     """Mixin of communicators that make their first collectives by the MPI library."""
 
-    _left = 0
+    _left: float = 0
     """Number of calls that are left to the library; 0 in an object that the program has made by the class."""
     _settings: Settings
 
@@ -65,11 +66,20 @@ class LibraryFirst:
         select.row_of(collective)
         return select.NATIVE
 
-    def _become_ours(self: Any) -> None:
-        """Make this object one of mpicoll's communicators; collective."""
-        self.__class__ = type(self).__mro__[2]
+    def _become_ours(self: Any) -> bool:
+        """Make this object one of mpicoll's communicators; collective.
+
+        False where the MPI library can make no more communicators, which its ranks learn together: each has one of
+        mpicoll's own besides, and MPICH has about two thousand at a time. Then this one stays with the library.
+        """
+        plain, self.__class__ = type(self), type(self).__mro__[2]
         made = known_channel(MPI.Intracomm(self)) is not None  # by the program, which has made another object
-        self._set_up(self._settings, None if made else known_channel(MPI.Intracomm(MPI.COMM_WORLD)))
+        try:
+            self._set_up(self._settings, None if made else known_channel(MPI.Intracomm(MPI.COMM_WORLD)))
+        except MPI.Exception:
+            self.__class__, self._left = plain, math.inf
+            return False
+        return True
 
 
 def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,8 +93,9 @@ def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
         if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
             self._left -= 1
             return library(self, *arguments, **named)
-        self._become_ours()
-        return getattr(self, name)(*arguments, **named)
+        if self._become_ours():
+            return getattr(self, name)(*arguments, **named)
+        return library(self, *arguments, **named)
 
     call.__name__, call.__doc__ = name, library.__doc__
     return call

@@ -75,6 +75,22 @@ def test_requests_of_a_duplicate_that_is_still_made(comm):
     assert _is_ours(made)
 
 
+def test_it_stays_with_the_library_where_that_can_make_no_more(comm, monkeypatch):
+    def refuse(comm):
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+    monkeypatch.setattr("mpicoll.communicator.channel_cache.private_duplicate", refuse)
+    made = comm.Split(0, 0)
+    for _ in range(2 * CALLS):
+        _sum(made)
+    assert not _is_ours(made)
+    assert made.allgather(made.rank) == list(range(made.size))
+    monkeypatch.undo()
+    _sum(made)
+    assert not _is_ours(made)
+    made.Free()
+
+
 def test_nonblocking_calls_wait_for_nobody(comm):
     """Whatever their number: the last rank begins when all others have begun, and have sent it a message."""
     made, last = comm.Split(0, comm.rank), comm.size - 1
