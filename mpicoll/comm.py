@@ -42,7 +42,7 @@ class Intracomm(ObjectCollectives):
         algorithm, which is then used for the collectives that have it.
     timeout
         Seconds that a rank waits in a step of a collective before it raises
-        :class:`~mpicoll.errors.CollectiveTimeout`.
+        :class:`~mpicoll.errors.CollectiveTimeout`. In the first call for a communicator it waits at least a minute.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class Intracomm(ObjectCollectives):
 
     def _set_up(self, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> None:
         """Find or make what is private to the communicator; collective. See :func:`channel_of`."""
-        channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody)
+        channel = channel_of(MPI.Intracomm(self), parent, settings, everybody=everybody, timeout=settings.timeout)
         if channel.state.get("_settings") == settings:  # a communicator that was freed has left it
             self.__dict__.update(channel.state)
         else:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import weakref
-import zlib
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
@@ -16,21 +14,18 @@ from mpi4py import MPI
 
 from mpicoll.communicator import forked_children
 from mpicoll.communicator.channel import Ancestor, Channel
+from mpicoll.communicator.environment_agreement import DEFAULT_TIMEOUT, check_environments, what_is_wrong
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
 from mpicoll.communicator.spare_channels import Origin, retire
 from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
-from mpicoll.environment import core_limit
-from mpicoll.errors import RemoteError
 from mpicoll.kernels import dispatch, executor
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.progress import progress_engine
 from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.failed_ranks import revoked_after_failure
 from mpicoll.shared_memory.domain_memory import memory_for
-
-_TEXT_NBYTES = 512
 
 
 class Attached:
@@ -92,7 +87,12 @@ def note_freeing_of(communicator: Any) -> None:
 
 
 def channel_of(
-    comm: MPI.Intracomm, parent: Channel | None = None, settings: Hashable = None, *, everybody: bool = False
+    comm: MPI.Intracomm,
+    parent: Channel | None = None,
+    settings: Hashable = None,
+    *,
+    everybody: bool = False,
+    timeout: Any = DEFAULT_TIMEOUT,
 ) -> Channel:
     """Return the channel of a communicator; the first call for it makes the channel and is collective.
 
@@ -106,6 +106,15 @@ def channel_of(
     settings
         Settings of the new communicator: a spare channel of one with the same settings may serve it, if there is a
         `parent`, or one rank.
+    timeout
+        Seconds after which a rank no longer waits for the others to make this call, see :func:`check_environments`.
+
+    Raises
+    ------
+    CollectiveTimeout
+        If the others have not made it by then.
+    ValueError, RemoteError
+        If an environment variable is wrong, here or on another rank.
     """
     forked_children.refuse()
     channel = known_channel(comm) if parent is None else None
@@ -113,7 +122,7 @@ def channel_of(
         if comm.size == 1:
             channel = _of_one_rank(comm, settings)
         else:
-            channel = _make(comm) if parent is None else _derive(comm, parent, settings, everybody)
+            channel = _make(comm, timeout) if parent is None else _derive(comm, parent, settings, everybody)
         _attached(comm).channel = channel
     return channel
 
@@ -155,10 +164,10 @@ def _load_kernels() -> None:
             kernel.variant(kernel.signature)
 
 
-def _make(comm: MPI.Intracomm) -> Channel:
+def _make(comm: MPI.Intracomm, timeout: Any) -> Channel:
     if comm.size > 1:
         _load_kernels()
-    _check_environments(comm)
+    check_environments(comm, timeout)
     return _on_nodes(comm, node_ids(comm), None, None)
 
 
@@ -166,14 +175,14 @@ _of_one = ChannelsOfOneRank()
 
 
 def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
-    wrong = _what_is_wrong()
+    wrong = what_is_wrong()
     if wrong:
         raise ValueError(wrong)
     key = settings, _kind_of(comm), check_mode(), pretended_node()
     spare: Channel | None = _of_one.take(key)
     if spare is not None:
         return spare
-    channel = _make(comm)
+    channel = _make(comm, DEFAULT_TIMEOUT)
     _keep_at(_of_one, channel, key)
     return channel
 
@@ -185,7 +194,7 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     group.Free()
     known.Free()
     if parent.node_ids is None or min(ranks) < 0:
-        return _make(comm)
+        return _make(comm, DEFAULT_TIMEOUT)  # its ranks have just made it together
     key = tuple(ranks), settings, _kind_of(comm)
     in_segments = parent.node is not None and parent.node.segments
     make = partial(memory_for, comm) if everybody and in_segments else None
@@ -220,38 +229,3 @@ def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, ses
         if 1 < nodes < comm.size:
             channel.cluster = NodeTopology(channel, ids)
     return channel
-
-
-def _check_environments(comm: MPI.Intracomm) -> None:
-    """Raise on all ranks if an environment variable is wrong on any, or ``MPICOLL_NODES`` differs between ranks.
-
-    Other variables may differ: the ranks agree on common settings later.
-    """
-    wrong = _what_is_wrong()
-    nodes = os.environ.get("MPICOLL_NODES", "")
-    code = zlib.crc32(nodes.encode())
-    first, lowest, highest = -(comm.rank if wrong else comm.size), -code, code
-    agreed = np.array([first, lowest, highest], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
-    first, lowest, highest = agreed.tolist()
-    if -first < comm.size:
-        text = np.zeros(_TEXT_NBYTES, np.uint8)
-        own = wrong.encode()[:_TEXT_NBYTES]
-        text[: len(own)] = np.frombuffer(own, np.uint8)
-        comm.Bcast(text, -first)
-        if wrong:
-            raise ValueError(wrong)
-        raise RemoteError(f"rank {-first}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
-    if -lowest != highest:
-        raise ValueError(f"MPICOLL_NODES: {nodes!r} here, but another value on other ranks")
-
-
-def _what_is_wrong() -> str:
-    """Return an error text for this rank's environment, "" if it is right."""
-    try:
-        check_mode()
-        core_limit()
-        pretended_node()
-    except ValueError as error:
-        return str(error)
-    return ""
