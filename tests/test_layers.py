@@ -109,7 +109,8 @@ SET_UP = {
     ("mpicoll/progress/control_messages.py", "_count"),
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
-    ("mpicoll/communicator/channel_cache.py", "_check_environments"),
+    ("mpicoll/communicator/environment_agreement.py", "_meet"),
+    ("mpicoll/communicator/environment_agreement.py", "check_environments"),
     ("mpicoll/communicator/spare_agreement.py", "agree"),
     ("mpicoll/collectives/machine_tables.py", "told"),
 }

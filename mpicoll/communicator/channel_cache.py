@@ -27,6 +27,14 @@ from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.failed_ranks import revoked_after_failure
 from mpicoll.shared_memory.domain_memory import memory_for
 
+_live = 0
+"""Number of this process's communicators with channels that have not been freed."""
+
+
+def live_channels() -> int:
+    """Return the number of this process's communicators with channels that have not been freed; local."""
+    return _live
+
 
 class Attached:
     """Attribute of a communicator: what belongs to mpicoll and is freed with it.
@@ -56,8 +64,14 @@ class Attached:
         if communicator is not None:
             communicator.note_freed()
         if channel is not None:
+            _count_live(-1)
             progress_engine.complete_on(channel)
             retire(channel)
+
+
+def _count_live(change: int) -> None:
+    global _live
+    _live += change
 
 
 @functools.cache
@@ -124,6 +138,7 @@ def channel_of(
         else:
             channel = _make(comm, timeout) if parent is None else _derive(comm, parent, settings, everybody)
         _attached(comm).channel = channel
+        _count_live(1)
     return channel
 
 

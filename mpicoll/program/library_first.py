@@ -12,17 +12,24 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpicoll import comm as ours
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
-from mpicoll.communicator.channel_cache import known_channel
+from mpicoll.communicator.channel_cache import known_channel, live_channels
 from mpicoll.interface.derived_communicators import Settings
 from mpicoll.program.call_arguments import NAMES, OBJECTS
 
 _KEYWORDS = frozenset({"algorithm", "compression"})
 """Arguments that mpi4py does not know."""
+MOST_CHANNELS = 256
+"""Number of a rank's communicators from which on new ones stay with the MPI library.
+
+A program that never frees its communicators would meet the library's limit earlier than without mpicoll, which takes a
+second, private one for each: MPICH has about two thousand at a time.
+"""
 _calls = 0
 
 
@@ -69,9 +76,14 @@ class LibraryFirst:
     def _become_ours(self: Any) -> bool:
         """Make this object one of mpicoll's communicators; collective.
 
-        False where the MPI library can make no more communicators, which its ranks learn together: each has one of
-        mpicoll's own besides, and MPICH has about two thousand at a time. Then this one stays with the library.
+        False where one of its ranks has very many of them, or the MPI library can make no more, which all ranks learn
+        together. Then this one stays with the library.
         """
+        live = np.array([live_channels()])
+        MPI.Intracomm(self).Allreduce(MPI.IN_PLACE, live, MPI.MAX)
+        if live[0] >= MOST_CHANNELS:
+            self._left = math.inf
+            return False
         plain, self.__class__ = type(self), type(self).__mro__[2]
         made = known_channel(MPI.Intracomm(self)) is not None  # by the program, which has made another object
         try:

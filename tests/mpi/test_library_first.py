@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.errors import MismatchError, UnknownAlgorithm
+from mpicoll.program import library_first
 from mpicoll.program.library_first import LibraryFirst, begin_with_library
 
 pytestmark = pytest.mark.mpi
@@ -87,6 +88,16 @@ def test_it_stays_with_the_library_where_that_can_make_no_more(comm, monkeypatch
     assert made.allgather(made.rank) == list(range(made.size))
     monkeypatch.undo()
     _sum(made)
+    assert not _is_ours(made)
+    made.Free()
+
+
+def test_it_stays_with_the_library_where_a_rank_has_very_many(comm, monkeypatch):
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(library_first, "live_channels", lambda: library_first.MOST_CHANNELS << 10)
+    made = comm.Split(0, 0)
+    for _ in range(2 * CALLS):
+        _sum(made)
     assert not _is_ours(made)
     made.Free()
 
