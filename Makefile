@@ -55,7 +55,9 @@ test-all:  ## all tests under both libraries, on 8 and on 5 ranks, and mpi4py's 
 	$(MAKE) MPI=mpich check test-bounds test-serial test-8 test-system conformance
 	$(MAKE) MPI=openmpi test-5 test-system conformance
 
+# Bytecode too, which Python may be told not to keep: the tests start some thousand processes.
 warmup: $(VENV)/ready
+	$(BIN)/python -m compileall -q mpicoll kernels tests bench
 	$(BIN)/python -m mpicoll warmup
 
 test-serial: warmup  ## tests that need no launcher

@@ -5,7 +5,6 @@ process can be loaded by others.
 """
 
 import builtins
-import hashlib
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -27,6 +26,8 @@ def identity_of(function: Any) -> str:
         text = repr(list(_parts(function)))
     except (_Unknown, ValueError):  # ValueError: an empty cell
         return ""
+    import hashlib  # loads OpenSSL
+
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -24,6 +24,15 @@ UNLIMITED = (1 << 63) - 1
 """Number of bytes where there is no limit."""
 
 
+def random_number(bits: int) -> int:
+    """Return a random number of so many bits, 64 at most, from the operating system.
+
+    The same as ``secrets.randbits``; importing `secrets` loads OpenSSL, which takes as long as to import a tenth of
+    mpicoll.
+    """
+    return int.from_bytes(os.urandom(8), "little") >> (64 - bits)
+
+
 def warn_alone(text: str, stacklevel: int = 1) -> None:
     """Issue a RuntimeWarning on this rank only, while the others go on.
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-import traceback
 from types import TracebackType
 from typing import NoReturn
 
@@ -47,6 +46,8 @@ def leave_to_caller() -> None:
 
 def end_job(error: BaseException) -> NoReturn:
     """Print `error` and end all ranks; for an error inside a call of the MPI library, where it cannot be raised."""
+    import traceback
+
     rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
     end(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
     os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory

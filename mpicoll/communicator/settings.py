@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+from mpicoll.environment import random_number
 
 CHECK_MODES = ("off", "default", "full")
 
@@ -29,7 +30,7 @@ def agree_on_check_mode(comm: MPI.Intracomm) -> str:
 
 def agree_on_session(comm: MPI.Intracomm) -> int:
     """Return a random number that identifies the channel; collective."""
-    session = np.array([secrets.randbits(62) if comm.rank == 0 else 0], np.int64)
+    session = np.array([random_number(62) if comm.rank == 0 else 0], np.int64)
     comm.Bcast(session)
     return int(session[0])
 

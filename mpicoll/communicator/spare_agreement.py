@@ -8,13 +8,13 @@ communicator.
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.environment import random_number
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import raise_if_failed
@@ -23,7 +23,7 @@ from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 MEETING_SECONDS = 60.0
 """The longest time that a rank waits for those that make communicators in the same call."""
 _MASK = (1 << 61) - 1
-_numbers = itertools.count(1 + secrets.randbits(61))
+_numbers = itertools.count(1 + random_number(61))
 """Numbers for channels, other ones in each process."""
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +45,7 @@ def common_memory(comm: MPI.Intracomm, nbytes: int) -> np.ndarray:
     NoCommonMemory
         If a rank cannot make, open or map the file.
     """
-    token = np.frombuffer(bytearray(secrets.token_bytes(_TOKEN_NBYTES)), np.uint8)
+    token = np.frombuffer(bytearray(os.urandom(_TOKEN_NBYTES)), np.uint8)
     comm.Bcast(token)
     path = DIRECTORY / f"mpicoll-{token.tobytes().hex()}"
     memory = None

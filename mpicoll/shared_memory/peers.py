@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.environment import random_number
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import segment
@@ -41,7 +41,7 @@ class Peers(NamedTuple):
 def meet(comm: MPI.Intracomm, memory: SharedArrays) -> Peers:
     """Exchange processes and segments, and the places of this rank's `memory`, with the other ranks; collective."""
     own = segment.own()
-    probe = np.array([secrets.randbits(62), 0], np.int64)
+    probe = np.array([random_number(62), 0], np.int64)
     card = [process_namespace(), os.getpid(), own.address, own.fd, own.nbytes, own.nonce, probe.ctypes.data, probe[0]]
     cards = _exchanged(comm, [*card, *memory.places()])
     table, room = np.zeros((comm.size, words.PEER_WORDS), np.int64), np.zeros(5, np.int64)

@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import resource
-import secrets
 import sys
 import threading
 from functools import lru_cache
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpicoll.environment import local_ranks
+from mpicoll.environment import local_ranks, random_number
 
 _MAP_NORESERVE = 0x4000
 _ADDRESS_SPACE = 32 << 40
@@ -56,7 +55,7 @@ class MemorySegment:
             self._memory = _map(fd, nbytes)
         except OSError:
             return
-        self.nonce = secrets.randbits(62)
+        self.nonce = random_number(62)
         self._memory[:8].view(np.int64)[0] = self.nonce
         self.address, self.nbytes, self.fd = self._memory.ctypes.data, nbytes, fd
 
