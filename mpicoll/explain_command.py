@@ -20,6 +20,8 @@ from mpicoll.schedules.verify_schedule import verify
 from mpicoll.unused_options import refuse
 
 _MAX_COLUMNS = 8
+_MOST_RANKS = 1024
+"""The steps of a ring on so many ranks take a minute to make; ``predict`` reaches further."""
 _SLOT_NBYTES = 16 << 10
 """About the longest vector, in bytes, that passes through slots where every rank has a core."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -133,6 +135,11 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
 
 
 def _explain(arguments: argparse.Namespace) -> list[str]:
+    if (arguments.size or 0) > _MOST_RANKS:
+        raise MpicollError(
+            f"--size: {arguments.size} ranks are more than {_MOST_RANKS}, the most whose steps are shown; "
+            "python -m mpicoll predict tells the time of more"
+        )
     if arguments.name in ALGORITHMS:
         refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
         if arguments.algorithm is None:

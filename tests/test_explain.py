@@ -119,6 +119,7 @@ def test_collectives_over_several_nodes_are_drawn_and_proved(capsys: pytest.Capt
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
         (["ring", "--values", VALUES, "--size", "5"], "4 vectors were given for --size 5"),
         (["ring", "--rank", "9"], "--rank: 9"),
+        (["ring", "--size", "100000"], "--size: 100000 ranks are more than 1024"),
         (["tree", "--root", "7"], "root: 7 is not in 0..3"),
         (["dissemination", "--values", VALUES], "a barrier moves no data"),
     ],
