@@ -195,12 +195,12 @@ class _Undisturbed:
     """Check that other programs have left this process its core since the object was made."""
 
     def __init__(self, ranks: int) -> None:
-        self._take_turns = ranks > cores()
+        self._ranks = ranks
         self._before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def __call__(self) -> bool:
-        if self._take_turns:  # and take the cores from each other
-            return os.getloadavg()[0] <= cores()
+        if self._ranks > cores():  # they take the cores from each other, and were those of the program before, perhaps
+            return os.getloadavg()[0] <= self._ranks
         return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._before <= _PREEMPTED
 
 

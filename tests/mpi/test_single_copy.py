@@ -370,8 +370,8 @@ def test_only_the_first_runs_on_a_quiet_machine_measure(unmeasured: Intracomm, m
 def test_a_busy_machine_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(method_times, "cores", lambda: 2)
     for preempted, load, quiet, quiet_in_turns in (
-        (1 << 30, 2.0, True, True),
-        (-1, 2.1, False, False),
+        (1 << 30, 3.0, True, True),
+        (-1, 3.1, False, False),
         (-1, 0.0, False, True),
     ):
         monkeypatch.setattr(method_times, "_PREEMPTED", preempted)
