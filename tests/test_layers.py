@@ -109,9 +109,8 @@ SET_UP = {
     ("mpicoll/progress/control_messages.py", "_count"),
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
-    ("mpicoll/communicator/environment_agreement.py", "_meet"),
     ("mpicoll/communicator/environment_agreement.py", "check_environments"),
-    ("mpicoll/communicator/spare_agreement.py", "agree"),
+    ("mpicoll/communicator/timed_agreement.py", "largest_of_all"),
     ("mpicoll/collectives/machine_tables.py", "told"),
 }
 """Where the MPI library's collectives carry settings, addresses and counts of ours, not data of the caller's."""

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator import forked_children
 from mpicoll.communicator.channel import Ancestor, Channel
-from mpicoll.communicator.environment_agreement import DEFAULT_TIMEOUT, check_environments, what_is_wrong
+from mpicoll.communicator.environment_agreement import check_environments, what_is_wrong
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
@@ -26,14 +26,6 @@ from mpicoll.progress import progress_engine
 from mpicoll.progress.communicator_creation import private_duplicate
 from mpicoll.progress.failed_ranks import revoked_after_failure
 from mpicoll.shared_memory.domain_memory import memory_for
-
-_live = 0
-"""Number of this process's communicators with channels that have not been freed."""
-
-
-def live_channels() -> int:
-    """Return the number of this process's communicators with channels that have not been freed; local."""
-    return _live
 
 
 class Attached:
@@ -64,14 +56,18 @@ class Attached:
         if communicator is not None:
             communicator.note_freed()
         if channel is not None:
-            _count_live(-1)
+            _live.discard(self)
             progress_engine.complete_on(channel)
             retire(channel)
 
 
-def _count_live(change: int) -> None:
-    global _live
-    _live += change
+_live: set[Attached] = set()
+"""Attributes with channels: those of this process's communicators that have not been freed."""
+
+
+def live_channels() -> int:
+    """Return the number of this process's communicators that have channels, and have not been freed; local."""
+    return len(_live)
 
 
 @functools.cache
@@ -106,7 +102,7 @@ def channel_of(
     settings: Hashable = None,
     *,
     everybody: bool = False,
-    timeout: Any = DEFAULT_TIMEOUT,
+    timeout: Any = 0.0,
 ) -> Channel:
     """Return the channel of a communicator; the first call for it makes the channel and is collective.
 
@@ -121,7 +117,7 @@ def channel_of(
         Settings of the new communicator: a spare channel of one with the same settings may serve it, if there is a
         `parent`, or one rank.
     timeout
-        Seconds after which a rank no longer waits for the others to make this call, see :func:`check_environments`.
+        Seconds after which a rank no longer waits for the others to make this call, see :func:`largest_of_all`.
 
     Raises
     ------
@@ -137,8 +133,9 @@ def channel_of(
             channel = _of_one_rank(comm, settings)
         else:
             channel = _make(comm, timeout) if parent is None else _derive(comm, parent, settings, everybody)
-        _attached(comm).channel = channel
-        _count_live(1)
+        attached = _attached(comm)
+        attached.channel = channel
+        _live.add(attached)
     return channel
 
 
@@ -179,7 +176,7 @@ def _load_kernels() -> None:
             kernel.variant(kernel.signature)
 
 
-def _make(comm: MPI.Intracomm, timeout: Any) -> Channel:
+def _make(comm: MPI.Intracomm, timeout: Any = 0.0) -> Channel:
     if comm.size > 1:
         _load_kernels()
     check_environments(comm, timeout)
@@ -197,7 +194,7 @@ def _of_one_rank(comm: MPI.Intracomm, settings: Hashable) -> Channel:
     spare: Channel | None = _of_one.take(key)
     if spare is not None:
         return spare
-    channel = _make(comm, DEFAULT_TIMEOUT)
+    channel = _make(comm)
     _keep_at(_of_one, channel, key)
     return channel
 
@@ -209,7 +206,7 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     group.Free()
     known.Free()
     if parent.node_ids is None or min(ranks) < 0:
-        return _make(comm, DEFAULT_TIMEOUT)  # its ranks have just made it together
+        return _make(comm)
     key = tuple(ranks), settings, _kind_of(comm)
     in_segments = parent.node is not None and parent.node.segments
     make = partial(memory_for, comm) if everybody and in_segments else None

@@ -10,18 +10,15 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.settings import check_mode
+from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.communicator.topology import pretended_node
 from mpicoll.environment import core_limit
-from mpicoll.errors import CollectiveTimeout, RemoteError
-from mpicoll.progress.waiting import POLLS_BEFORE_YIELD, wait_until
+from mpicoll.errors import RemoteError
 
-DEFAULT_TIMEOUT = 60.0
 _TEXT_NBYTES = 512
-_abandoned: list[tuple[MPI.Request, np.ndarray]] = []
-"""Meetings to which not all ranks came in time, and their memory, which the MPI library still writes."""
 
 
-def check_environments(comm: MPI.Intracomm, timeout: Any) -> None:
+def check_environments(comm: MPI.Intracomm, timeout: Any = 0.0) -> None:
     """Raise on all ranks if an environment variable is wrong on any, or ``MPICOLL_NODES`` differs between ranks.
 
     Other variables may differ: the ranks agree on common settings later.
@@ -29,15 +26,14 @@ def check_environments(comm: MPI.Intracomm, timeout: Any) -> None:
     Raises
     ------
     CollectiveTimeout
-        If some rank does not make this call within `timeout` seconds, or a minute if that is longer, since processes
-        start at different times. A `timeout` that is no number, which is refused later, is a minute.
+        If some rank does not make this call in time, see :func:`largest_of_all`.
     """
     wrong = what_is_wrong()
     nodes = os.environ.get("MPICOLL_NODES", "")
     code = zlib.crc32(nodes.encode())
     first, lowest, highest = -(comm.rank if wrong else comm.size), -code, code
     agreed = np.array([first, lowest, highest], np.int64)
-    _meet(comm, agreed, max(timeout, DEFAULT_TIMEOUT) if isinstance(timeout, (int, float)) else DEFAULT_TIMEOUT)
+    largest_of_all(comm, agreed, timeout)
     first, lowest, highest = agreed.tolist()
     if -first < comm.size:
         text = np.zeros(_TEXT_NBYTES, np.uint8)
@@ -49,22 +45,6 @@ def check_environments(comm: MPI.Intracomm, timeout: Any) -> None:
         raise RemoteError(f"rank {-first}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
     if -lowest != highest:
         raise ValueError(f"MPICOLL_NODES: {nodes!r} here, but another value on other ranks")
-
-
-def _meet(comm: MPI.Intracomm, agreed: np.ndarray, timeout: float) -> None:
-    """Replace numbers by the largest ones of all ranks; collective, with a deadline."""
-    request = comm.Iallreduce(MPI.IN_PLACE, agreed, MPI.MAX)
-
-    def look(waited: float) -> float:
-        if waited < timeout:
-            return timeout
-        _abandoned.append((request, agreed))
-        raise CollectiveTimeout(
-            f"rank {comm.rank} of {comm.size} waited {timeout:g} s for the others to make their first call of mpicoll"
-            " for this communicator; did one of them fail before, or use another communicator?"
-        )
-
-    wait_until(request.Test, POLLS_BEFORE_YIELD, look)
 
 
 def what_is_wrong() -> str:

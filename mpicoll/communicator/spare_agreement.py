@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator import timed_agreement
+from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.environment import random_number
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.progress import progress_engine
 from mpicoll.progress.failed_ranks import raise_if_failed
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 
-MEETING_SECONDS = 60.0
-"""The longest time that a rank waits for those that make communicators in the same call."""
 _MASK = (1 << 61) - 1
 _numbers = itertools.count(1 + random_number(61))
 """Numbers for channels, other ones in each process."""
@@ -92,7 +92,7 @@ def agree(comm: MPI.Intracomm, family: Family, offer: int, places: Sequence[int]
         offers, is_common = told[:, 0], bool((told[:, 0] == offer).all())
         return Agreement(is_common, int(told[0, 1]), told[:, 2:] if places and not offers.any() else None)
     agreed = np.array([offer, -offer, next(_numbers) if comm.rank == 0 else 0], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+    largest_of_all(comm, agreed)
     highest, lowest, fresh = agreed.tolist()
     return Agreement(highest == -lowest, fresh)
 
@@ -109,8 +109,8 @@ def meet(parent: Any, *numbers: int) -> None:
 def _look(parent: Any, waited: float) -> float:
     """Raise if the wait has to end; return at how many seconds to look again."""
     raise_if_failed(parent.comm)
-    if waited >= MEETING_SECONDS:
+    if waited >= timed_agreement.MEETING_SECONDS:
         missing = parent.node.announcements.missing()
         text = f"the communicator is made by all ranks of another one, and {missing} did not come"
-        raise CollectiveTimeout(f"{text} within {MEETING_SECONDS:g} s", missing)
+        raise CollectiveTimeout(f"{text} within {timed_agreement.MEETING_SECONDS:g} s", missing)
     return waited + LOOK_AFTER_SECONDS

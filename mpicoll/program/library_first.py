@@ -19,6 +19,7 @@ from mpicoll import comm as ours
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
 from mpicoll.communicator.channel_cache import known_channel, live_channels
+from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.interface.derived_communicators import Settings
 from mpicoll.program.call_arguments import NAMES, OBJECTS
 
@@ -73,15 +74,15 @@ class LibraryFirst:
         select.row_of(collective)
         return select.NATIVE
 
-    def _become_ours(self: Any) -> bool:
+    def _become_ours(self: Any, must: bool) -> bool:
         """Make this object one of mpicoll's communicators; collective.
 
         False where one of its ranks has very many of them, or the MPI library can make no more, which all ranks learn
-        together. Then this one stays with the library.
+        together. Then this one stays with the library, unless it `must` not.
         """
-        live = np.array([live_channels()])
-        MPI.Intracomm(self).Allreduce(MPI.IN_PLACE, live, MPI.MAX)
-        if live[0] >= MOST_CHANNELS:
+        live = np.array([live_channels()], np.int64)
+        largest_of_all(MPI.Intracomm(self), live, self._settings.timeout)
+        if live[0] >= MOST_CHANNELS and not must:
             self._left = math.inf
             return False
         plain, self.__class__ = type(self), type(self).__mro__[2]
@@ -90,6 +91,8 @@ class LibraryFirst:
             self._set_up(self._settings, None if made else known_channel(MPI.Intracomm(MPI.COMM_WORLD)))
         except MPI.Exception:
             self.__class__, self._left = plain, math.inf
+            if must:
+                raise
             return False
         return True
 
@@ -105,7 +108,7 @@ def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
         if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
             self._left -= 1
             return library(self, *arguments, **named)
-        if self._become_ours():
+        if self._become_ours(must=has_ours):
             return getattr(self, name)(*arguments, **named)
         return library(self, *arguments, **named)
 

@@ -199,7 +199,7 @@ class _Undisturbed:
         self._before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def __call__(self) -> bool:
-        if self._ranks > cores():  # they take the cores from each other, and were those of the program before, perhaps
+        if self._ranks > cores():  # they take the cores from each other; as many of an earlier run may be in the load
             return os.getloadavg()[0] <= self._ranks
         return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._before <= _PREEMPTED
 

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.communicator import channel as channels
-from mpicoll.communicator import environment_agreement
+from mpicoll.communicator import environment_agreement, timed_agreement
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.progress import control_messages, progress_engine
@@ -328,7 +328,7 @@ def test_a_communicator_is_freed_after_a_call_that_all_ranks_refused(monkeypatch
 def test_a_rank_that_does_not_come_to_the_first_call(monkeypatch):
     if MPI.COMM_WORLD.size == 1:
         pytest.skip("one rank waits for nobody")
-    monkeypatch.setattr(environment_agreement, "DEFAULT_TIMEOUT", 0.2)
+    monkeypatch.setattr(timed_agreement, "MEETING_SECONDS", 0.2)
     plain = MPI.COMM_WORLD.Dup()
     if plain.rank:
         with pytest.raises(CollectiveTimeout, match=r"waited 0\.2 s for the others to make their first call"):
@@ -336,6 +336,6 @@ def test_a_rank_that_does_not_come_to_the_first_call(monkeypatch):
     MPI.COMM_WORLD.Barrier()
     if plain.rank == 0:
         environment_agreement.check_environments(plain, 60.0)  # what the others wait for
-    while environment_agreement._abandoned:
-        environment_agreement._abandoned.pop()[0].Wait()
+    while timed_agreement._abandoned:
+        timed_agreement._abandoned.pop()[0].Wait()
     plain.Free()

@@ -7,7 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.errors import MismatchError, UnknownAlgorithm
+from mpicoll.communicator import timed_agreement
+from mpicoll.errors import CollectiveTimeout, MismatchError, UnknownAlgorithm
 from mpicoll.program import library_first
 from mpicoll.program.library_first import LibraryFirst, begin_with_library
 
@@ -99,6 +100,25 @@ def test_it_stays_with_the_library_where_a_rank_has_very_many(comm, monkeypatch)
     for _ in range(2 * CALLS):
         _sum(made)
     assert not _is_ours(made)
+    made.Allreduce(MPI.IN_PLACE, np.zeros(4), algorithm="ring")
+    assert _is_ours(made)  # the library does not know that argument
+    made.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_does_not_come_where_it_would_become_ours(comm, monkeypatch):
+    monkeypatch.setattr(timed_agreement, "MEETING_SECONDS", 0.2)
+    made = mpicoll.Intracomm(comm, timeout=0.1).Split(0, comm.rank)
+    for _ in range(CALLS):
+        _sum(made)
+    if comm.rank:
+        with pytest.raises(CollectiveTimeout, match="waited"):
+            _sum(made)
+    MPI.COMM_WORLD.Barrier()
+    if comm.rank == 0:
+        timed_agreement.largest_of_all(MPI.Intracomm(made), np.zeros(1, np.int64))  # what the others wait for
+    while timed_agreement._abandoned:
+        timed_agreement._abandoned.pop()[0].Wait()
     made.Free()
 
 

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.communicator import channel_cache, spare_agreement, spare_channels
+from mpicoll.communicator import channel_cache, spare_agreement, spare_channels, timed_agreement
 from mpicoll.communicator.one_rank_channels import MAX_KEPT
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken
 from mpicoll.progress import control_messages
@@ -376,7 +376,7 @@ def test_ranks_without_a_communicator_take_part(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_does_not_come_is_named(comm, monkeypatch):
-    monkeypatch.setattr(spare_agreement, "MEETING_SECONDS", 0.3)
+    monkeypatch.setattr(timed_agreement, "MEETING_SECONDS", 0.3)
     channel, last = _channel(comm), comm.size - 1
     if channel.node is None:
         pytest.skip("the ranks share no memory")
