@@ -92,7 +92,7 @@ def agree(comm: MPI.Intracomm, family: Family, offer: int, places: Sequence[int]
         offers, is_common = told[:, 0], bool((told[:, 0] == offer).all())
         return Agreement(is_common, int(told[0, 1]), told[:, 2:] if places and not offers.any() else None)
     agreed = np.array([offer, -offer, next(_numbers) if comm.rank == 0 else 0], np.int64)
-    largest_of_all(comm, agreed)
+    largest_of_all(comm, agreed, polls=family.parent.polls)
     highest, lowest, fresh = agreed.tolist()
     return Agreement(highest == -lowest, fresh)
 

@@ -18,7 +18,9 @@ _abandoned: list[tuple[MPI.Request, np.ndarray]] = []
 """Agreements that this rank has given up, and their memory, which the MPI library may still write."""
 
 
-def largest_of_all(comm: MPI.Intracomm, numbers: np.ndarray, timeout: Any = 0.0) -> None:
+def largest_of_all(
+    comm: MPI.Intracomm, numbers: np.ndarray, timeout: Any = 0.0, *, polls: int = POLLS_BEFORE_YIELD
+) -> None:
     """Replace numbers by the largest ones of all ranks; collective.
 
     Parameters
@@ -28,6 +30,8 @@ def largest_of_all(comm: MPI.Intracomm, numbers: np.ndarray, timeout: Any = 0.0)
     timeout
         Seconds that this rank waits, if more than :data:`MEETING_SECONDS`. What is no number counts as 0: it is refused
         later, on all ranks.
+    polls
+        Number of polls before the core is yielded.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def largest_of_all(comm: MPI.Intracomm, numbers: np.ndarray, timeout: Any = 0.0)
         )
 
     try:
-        wait_until(progress_engine.with_progress(request.Test), POLLS_BEFORE_YIELD, look)
+        wait_until(progress_engine.with_progress(request.Test), polls, look)
     except BaseException:  # an interrupt, too
         _abandoned.append((request, numbers))
         raise

@@ -22,6 +22,7 @@ from mpicoll.communicator.channel_cache import known_channel, live_channels
 from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.interface.derived_communicators import Settings
 from mpicoll.program.call_arguments import NAMES, OBJECTS
+from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 
 _KEYWORDS = frozenset({"algorithm", "compression"})
 """Arguments that mpi4py does not know."""
@@ -80,15 +81,16 @@ class LibraryFirst:
         False where one of its ranks has very many of them, or the MPI library can make no more, which all ranks learn
         together. Then this one stays with the library, unless it `must` not.
         """
-        live = np.array([live_channels()], np.int64)
-        largest_of_all(MPI.Intracomm(self), live, self._settings.timeout)
+        live, world = np.array([live_channels()], np.int64), known_channel(MPI.Intracomm(MPI.COMM_WORLD))
+        polls = POLLS_BEFORE_YIELD if world is None else world.polls
+        largest_of_all(MPI.Intracomm(self), live, self._settings.timeout, polls=polls)
         if live[0] >= MOST_CHANNELS and not must:
             self._left = math.inf
             return False
         plain, self.__class__ = type(self), type(self).__mro__[2]
         made = known_channel(MPI.Intracomm(self)) is not None  # by the program, which has made another object
         try:
-            self._set_up(self._settings, None if made else known_channel(MPI.Intracomm(MPI.COMM_WORLD)))
+            self._set_up(self._settings, None if made else world)
         except MPI.Exception:
             self.__class__, self._left = plain, math.inf
             if must:
