@@ -71,7 +71,7 @@ def read(channel: Channel, words: np.ndarray, root: int) -> ToldCounts:
     if code < ATTACHED or node is None:
         return told
     memory, itemsize = np.empty(node.slot_nbytes, np.uint8), told.dtype.itemsize
-    if not take_part.run(node.blocking.ctypes.data, words.ctypes.data, root, itemsize, memory.ctypes.data):
+    if not take_part.run(node.blocking_address, words.ctypes.data, root, itemsize, memory.ctypes.data):
         raise CorruptPayload(f"collective {channel.dispatch.number}: rank {root} has told counts {list(told.counts)}")
     return told._replace(part=memory[: told.counts[channel.rank] * itemsize].view(told.dtype))
 

@@ -74,7 +74,9 @@ def go_on(
         With which it was called; 0 if it was not.
     """
     if status == WAITING and not scope.channel.dispatch.running:
-        complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+        status = on_shared_memory.go_on(scope.channel)
+        if status != DONE:
+            complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
         return
     plain = None
     if table and type(root) is int and 0 <= root < scope.channel.size:

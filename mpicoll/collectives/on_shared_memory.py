@@ -21,11 +21,12 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import dispatch_table as table_words
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
-from mpicoll.kernels.executor import begin
+from mpicoll.kernels.executor import advance, begin
 from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
+from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.domain_memory import PLAN_LANES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
@@ -94,6 +95,21 @@ def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
         known = operation.words[words.CALL], operation.words[words.COUNT]
         operation.words[words.CAREFUL] = channel.dispatch.is_new(*known)
     return number
+
+
+def go_on(channel: Channel) -> int:
+    """Go on with a blocking call that :func:`mpicoll.kernels.dispatch.call` started, and return its status.
+
+    Other threads can run meanwhile. A signal handler's exception abandons the call. Most calls of long vectors end
+    here, without the objects by which :func:`end` waits: where ranks share cores, making them may take longer.
+    """
+    node = channel.node
+    assert node is not None
+    try:
+        return int(advance.run(node.blocking_address))
+    except BaseException as error:
+        abandon_start(channel, node.blocking, channel.dispatch.number, error)
+        raise
 
 
 def end(channel: Channel, status: int, timeout: float) -> bool:
@@ -171,7 +187,7 @@ def fill(job: np.ndarray, task: CheckedOperation, operation: OperationWords) -> 
     assert node is not None
     for word, value in operation.words.items():
         job[word] = value
-    long = task.nbytes > job[words.SLOT_NBYTES]
+    long = slot_lengths.is_long(job, task.collective, task.nbytes)
     job[words.PLAN] = node.plan(task.collective, task.root, long)
     task.channel.dispatch.learn_plan(operation.words[words.COLLECTIVE], long, task.root, int(job[words.PLAN]))
 

@@ -114,6 +114,7 @@ class SharedMemoryDomain:
         self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
         self._base = lines + lines_nbytes(self.size)
         self.blocking = self._job(0, self.slot_nbytes)
+        self.blocking_address = self.blocking.ctypes.data
         self.copies = self._ratios(comm, known)
         self._sequences = [0] * PLAN_LANES
         self._nonblocking: dict[int, np.ndarray] = {}
