@@ -27,7 +27,8 @@ all calls up to k - 2 A, so that nobody reads the record for k - 2 A, which is o
     its record              0  1  2  3  0  1  ...    written for 8 when all ranks have started 6
 
 Pieces of slots, of which each slot has A, are used in the same way. Of whole slots and of stages for input every rank
-has two: it uses one for number k when all ranks have started k - 1, so that all have ended k - 2. (Reuse of slots in
+has two: it uses one for number k when all ranks have started k - 1, so that all have ended k - 2. A rank whose own
+buffers nobody uses ends without waiting for those that still read its slot or stage. (Reuse of slots in
 shared-memory collectives: Jain et al., "Framework for scalable intra-node collective operations using shared memory",
 SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and stores for messages.)
 
@@ -39,7 +40,7 @@ proves them free of races.
 
 from .atomics import load
 from .call_records import enter, go_to_work, meet, publish, wait_done
-from .decorators import helper, kernel_for, linked, short_kernel
+from .decorators import helper, inline_helper, kernel_for, linked, short_kernel
 from .instructions import (
     AGAIN,
     AT_WORK,
@@ -138,11 +139,16 @@ def start(job):
     put(job, ROW, get(job, PLAN) + ROW_NBYTES)
 
 
+@inline_helper
+def _input_is_staged(job):
+    return get(job, STAGED) == 1 and not in_arena(job, get(job, RANK), get(job, SEND))
+
+
 @helper
 def _holds(job, condition, rank):
     """Return True if a condition of an IF holds."""
     if condition == INPUT_IS_STAGED:
-        return get(job, STAGED) == 1 and not in_arena(job, get(job, RANK), get(job, SEND))
+        return _input_is_staged(job)
     if condition == OUTPUT_IS_STAGED:
         return get(job, STAGED) == 1 and not in_arena(job, get(job, RANK), get(job, RECV))
     if condition == OTHERS_ARE_STAGED:
@@ -153,7 +159,9 @@ def _holds(job, condition, rank):
         return is_pushed(job, rank)
     if condition == IS_PULLED:
         return not is_pushed(job, rank)
-    return not header(job, TURNS) or is_last_segment(job)
+    if not header(job, TURNS):
+        return True
+    return is_last_segment(job) and not _input_is_staged(job)
 
 
 @helper

@@ -24,7 +24,7 @@ ROW_NBYTES = 8 * ROW_WORDS
     BY_PARTS,  # 1: a segment has a range of every part, 0: it is a range of the vector
     SEND_PART,  # 1: sendbuf holds only the rank's own part
     RECV_PART,  # 1: recvbuf holds only the rank's own part
-    TURNS,  # 1: no result passes through stages, so that segments use both input stages, one after the other
+    TURNS,  # 1: no result passes through stages: who has copied its input to one waits for nobody who reads it
     SPLIT,  # parts of which an input stage holds a segment
     EARLY,  # 1: segments are short, so that a rank fills one while another empties the one before
 ) = range(ROW_WORDS)
@@ -116,7 +116,7 @@ SEGMENT, CHUNK, PART, TILE = range(4)
     OUTPUT_IS_STAGED,  # this rank has to copy its result from the others' stages
     OTHERS_ARE_STAGED,  # another rank does
     OUTPUT_IS_REMOTE,  # the recvbuf of rank ROWS_RANK is reached by the system only
-    NOT_AHEAD,  # the next segment may not be started before all are done with this one
+    IN_USE,  # others use this rank's buffers in the operation, or its only output stage in this segment
     IS_PUSHED,  # all ranks write to the recvbuf of rank ROWS_RANK themselves, and nothing passes through stages
     IS_PULLED,  # they do not
 ) = range(7)

@@ -275,8 +275,7 @@ def _staged_place(job, space, rank, index, start):
         return 0
     if space == OUTPUT:
         return _stage(job, get(job, RANK), INPUT_STAGES, index, start)
-    turn = get(job, SEQUENCE) & 1 if header(job, TURNS) else 0
-    return _stage(job, rank, turn, index, start)
+    return _stage(job, rank, get(job, SEQUENCE) & 1, index, start)
 
 
 @helper

@@ -14,10 +14,10 @@ from mpicoll.kernels.instructions import (
     END,
     ENTER,
     IF,
+    IN_USE,
     INPUT_IS_STAGED,
     MEET,
     NONE,
-    NOT_AHEAD,
     OUTPUT_IS_STAGED,
     REDUCE,
     RESOLVE,
@@ -139,7 +139,7 @@ def long_plan(header: PlanHeader, work: Work) -> list[Row]:
     if work.uses != NONE:
         rows.append(row(AT_WORK, work.uses))
     rows += [*work.rows, row(DONE)]
-    rows += when(NOT_AHEAD, work.waits)
+    rows += when(IN_USE, work.waits)
     rows += when(OUTPUT_IS_STAGED, work.collects)
     return [*rows, row(SEGMENTS)]
 

@@ -36,7 +36,7 @@ _CONDITIONS = {
     words.OUTPUT_IS_STAGED: "the own recvbuf is private",
     words.OTHERS_ARE_STAGED: "the recvbuf of another rank is private",
     words.OUTPUT_IS_REMOTE: "only the system can access the recvbuf of rank {rank}",
-    words.NOT_AHEAD: "this is the last segment, or results pass through stages",
+    words.IN_USE: "other ranks use own buffers, or results pass through stages",
     words.IS_PUSHED: "every rank can write to the recvbuf of rank {rank}, and nothing passes through stages",
     words.IS_PULLED: "otherwise",
 }
@@ -54,7 +54,7 @@ _KINDS = {words.SEGMENT: "", words.CHUNK: "chunk {index}", words.PART: "part {in
 
 
 _STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED, words.IS_PULLED)
-_UNSTAGED = (words.NOT_AHEAD, words.IS_PUSHED)
+_UNSTAGED = (words.IN_USE, words.IS_PUSHED)
 
 
 def draw(

@@ -118,7 +118,7 @@ def _reduce_to_root(ranks: Ranks, long: bool) -> list[Row]:
 
 
 def _reduce_scatter(ranks: Ranks, long: bool) -> list[Row]:
-    header = PlanHeader(by_parts=True, recv_part=True, split=ranks.size)
+    header = PlanHeader(by_parts=True, recv_part=True, turns=True, split=ranks.size)
     if not long:
         return short_plan(header, _fill(ranks), ALL, _reduced_slots(ranks, PART))
     body = [reduce(Operand(RECV, 0, ranks.rank), INPUT, ranks.everybody, TILE)]

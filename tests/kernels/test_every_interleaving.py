@@ -6,6 +6,7 @@ what the last operation but one left in a record, a slot or a stage is overwritt
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,6 +106,17 @@ def test_sequences_of_three_through_stages(size: int) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sequences_on_memory_that_differs_between_ranks(size: int, method: str) -> None:
+    """A rank whose buffers are private leaves others at work; one whose buffers they use does not."""
+    numbers, operations = random.Random(size), [one for one in every_operation(size) if one.count > SLOT]
+    places = [place for one in operations for place in one.places[:1]]
+    for _ in range(1000 if extent.ALL else 60):
+        three = numbers.choices(operations, k=3)
+        prove(size, [dataclasses.replace(one, places=numbers.choices(places, k=size)) for one in three], method)
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("size", "lanes"), [(2, 2), (3, 2), (2, 3)])
 def test_operations_in_several_lanes(size: int, lanes: int, method: str) -> None:
     numbers, operations = random.Random(size + lanes), list(every_operation(size))
@@ -180,6 +192,8 @@ PLANTED = {
         "if not all_have_come(job, started, 0):",
         "if False:",
     ),
+    "one stage for input": ("operands", "get(job, SEQUENCE) & 1, index", "0, index"),
+    "no wait for those that use a buffer": ("executor", "is_last_segment(job) and not _input_is_staged(job)", "False"),
     "one record": ("operation_words", "sequence & (records - 1)", "0"),
     "one slot": ("operation_words", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
     "parts at a wrong place": ("attached_parts", "offset = total", "offset = 0"),
