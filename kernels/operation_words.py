@@ -52,7 +52,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 45
+JOB_WORDS = 46
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -62,6 +62,7 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     PEERS,  # address of PEER_WORDS words a rank
     SLOTS,  # address of the ranks' slots
     SLOT_NBYTES,  # the longest vector that is short
+    ALLREDUCE_SLOT_NBYTES,  # the same for allreduce
     SCRATCH,  # address of two tiles and four words of private memory
     METHOD,
     STAGE_NBYTES,  # length of a stage
@@ -195,7 +196,8 @@ def vector_nbytes(job):
 @helper
 def is_short(job):
     """Say whether the vector travels through slots."""
-    return vector_nbytes(job) <= get(job, SLOT_NBYTES)
+    longest = get(job, ALLREDUCE_SLOT_NBYTES) if get(job, COLLECTIVE) == ALLREDUCE else get(job, SLOT_NBYTES)
+    return vector_nbytes(job) <= longest
 
 
 @helper

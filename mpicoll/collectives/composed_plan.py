@@ -23,6 +23,7 @@ from mpicoll.messages.bound_plan import Part, Table
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature, Waiting
+from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.shared_operation import (
     calls_of,
     progress_of,
@@ -233,7 +234,7 @@ class SharedPart:
         self._plan, self._job, self._operation, self._node, self.title = plan, job, operation, node, title
         made = operation_of(operation, allocate)
         self._aside = made.aside
-        long = operation.nbytes > job[words.SLOT_NBYTES]
+        long = slot_lengths.is_long(job, operation.collective, operation.nbytes)
         made.words[words.PLAN] = node.plan(operation.collective, operation.root, long)
         # The caller's communicator compares calls, where a rank of this node need not hear of all others.
         self._words = np.array([made.words[words.METHOD], *(made.words[word] for word in words.OPERATION_WORDS)])

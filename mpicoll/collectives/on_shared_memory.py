@@ -68,7 +68,7 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     operation = _operation_or_refusal(task, timeout)
     number = _number(channel, operation, timeout)
     fill(node.blocking, task, operation)
-    status = begin.run(node.blocking.ctypes.data)
+    status = begin.run(node.blocking_address)
     flight = SharedOperation(channel, node.blocking, number, status, task.op_name, patient=True)
     flight.may_fall_back = True
     flight.finish(timeout)

@@ -151,7 +151,7 @@ class Ranks:
                 words.SLOT_NBYTES: self._slot_nbytes, words.SCRATCH: own[process], words.LANE: lane,
                 words.METHOD: getattr(words, self.processes.method), words.STAGE_NBYTES: STAGE_NBYTES,
                 words.SPINS: 1, words.YIELDS: 1, words.START_SPINS: 1, words.ITEMSIZE: 8,
-                words.AHEAD: ahead,
+                words.AHEAD: ahead, words.ALLREDUCE_SLOT_NBYTES: self._slot_nbytes,
             }.items():  # fmt: skip
                 self.put(rank, word, value)
 

@@ -139,6 +139,9 @@ class SharedMemoryDomain:
         if lane not in self._scratch:  # one for each lane, since several threads may be at work on different lanes
             self._scratch[lane] = np.empty(words.SCRATCH_NBYTES + 64, np.uint8)
         scratch = self._scratch[lane].ctypes.data
+        reduced = slot_nbytes
+        if self.method != words.NOTHING:  # there is another way for longer ones
+            reduced = slot_lengths.for_allreduce(self.size, slot_nbytes)
         for word, value in (
             (words.RECORDS, records),
             (words.SIZE, self.size),
@@ -146,6 +149,7 @@ class SharedMemoryDomain:
             (words.PEERS, self.peers_address),
             (words.SLOTS, slots),
             (words.SLOT_NBYTES, slot_nbytes),
+            (words.ALLREDUCE_SLOT_NBYTES, reduced),
             (words.SCRATCH, scratch + -scratch % 64),
             (words.METHOD, self.method),
             (words.STAGE_NBYTES, STAGE_NBYTES),

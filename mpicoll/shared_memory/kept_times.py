@@ -21,7 +21,7 @@ from mpicoll.environment import cache_folder, cores, processor, write_measuremen
 
 ENOUGH = 3
 """Number of runs that measure."""
-_FORMAT = 1
+_FORMAT = 2
 _MAX_NBYTES = 1 << 16
 
 

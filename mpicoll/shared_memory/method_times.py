@@ -39,6 +39,9 @@ pages is measured in place of one that consists of them but for its ends."""
 _LONGEST = 2 << 20
 _REPEATS = (5, 5, 4, 3, 3)
 """Repetitions for each length, of which the median counts: where ranks outnumber cores, the fastest is a rare one."""
+_CALLS_IN_TURN = 4
+"""Calls in a repetition where ranks take turns on the cores: most of the time of a single one passes until each rank
+has had its turn, however long they are at work."""
 _DEADLINE = 60.0
 _PREEMPTED = 20
 """Times that a rank with a core of its own may lose it during a measurement of 40 ms that is kept."""
@@ -125,6 +128,7 @@ class _Collectives:
         self._offsets = np.zeros(comm.size + 1, np.int64)
         self._vectors = tuple(_private(_LONGEST) for _ in range(2))
         self._works = True
+        self._calls = 1
         self.is_quiet = False
         job[words.ITEMSIZE], job[words.ROOT], job[words.CAREFUL] = _DTYPE.itemsize, 0, 0
         job[words.BOUNDS] = self._offsets.ctypes.data
@@ -133,6 +137,9 @@ class _Collectives:
     def measure(self) -> np.ndarray:
         """Return the ratios, a row for each collective."""
         undisturbed = _Undisturbed(self._comm.size)
+        in_turn = np.array([self._comm.size > cores()])
+        self._comm.Allreduce(MPI.IN_PLACE, in_turn, MPI.LOR)
+        self._calls = _CALLS_IN_TURN if in_turn[0] else 1
         seconds = np.full((len(Ratios._fields), len(LENGTHS), len(_WAYS), max(_REPEATS)), math.nan)
         for case in self._cases():
             collective, length, way, _ = case
@@ -174,13 +181,19 @@ class _Collectives:
         job[words.COLLECTIVE], job[words.COUNT], job[words.SEND], job[words.RECV] = number, count, source, target
         job[words.METHOD] = way
         job[words.CALL] = pack_call(number, int(way == words.TRANSFER), 0, 0, 0)
-        job[words.PLAN] = self._plan_of(collective, 0, bool(nbytes > job[words.SLOT_NBYTES]))
+        # The plan of long vectors, also where the slots are as long: the ways differ in no other.
+        job[words.PLAN] = self._plan_of(collective, 0, True)
 
     def _run(self) -> float:
-        """Execute the call of the job, and return its seconds on this rank."""
+        """Execute the call of the job, as often as one repetition has it, and return the seconds on this rank."""
         self._vectors[0][: self._job[words.COUNT]] = 1  # written lately, as the results of a computation
         self._comm.Barrier()
         began = time.perf_counter()
+        for _ in range(self._calls):
+            self._call(began)
+        return time.perf_counter() - began
+
+    def _call(self, began: float) -> None:
         status = executor.begin.run(self._job.ctypes.data)
         while status == words.WAITING and time.perf_counter() - began < _DEADLINE:
             status = executor.advance.run(self._job.ctypes.data)
@@ -188,7 +201,6 @@ class _Collectives:
             withdrawal.withdraw(self._job.ctypes.data)
             raise RemoteError(f"another rank did not take part in the measurement of copies within {_DEADLINE:.0f} s")
         self._works &= status == words.DONE
-        return time.perf_counter() - began
 
 
 class _Undisturbed:
