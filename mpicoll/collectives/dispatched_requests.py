@@ -10,26 +10,24 @@ from mpicoll.collectives.requests import JobRequest
 from mpicoll.kernels import dispatch
 from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.progress import progress_engine
-from mpicoll.shared_memory.domain import NonblockingSlot
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 
 class DispatchedRequest(JobRequest):
     """The request of a nonblocking call that one compiled function has started."""
 
+    __slots__ = ("_kept",)
     _tries = 20  # short ones: see `SharedMemoryDomain._turn`
 
-    def __init__(self, scope: CallContext, turn: NonblockingSlot, status: int, kept: Any) -> None:
-        super().__init__(scope.timeout)
-        self._kept, self._address = kept, turn.address
-        if status != DONE:
-            self._flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+    def __init__(self, timeout: float, address: int) -> None:  # not super's: many calls take a microsecond
+        self.active, self._timeout, self._address = True, timeout, address
+        self._flight = self._error = self._kept = None
 
-    def go_on_later(self) -> None:
-        """Let the operation progress in calls of the program, or beside it."""
-        if self._flight is not None:
-            progress_engine.add(self)
-            self._let_drive()
+    def go_on_later(self, flight: SharedOperation, kept: Any) -> None:
+        """Let the operation progress in calls of the program, or beside it; objects in `kept` live until its end."""
+        self._flight, self._kept = flight, kept
+        progress_engine.add(self)
+        self._let_drive()
 
     def _complete(self) -> None:
         self._kept = None
@@ -66,8 +64,10 @@ def start_quickly(
         if status == OTHER:
             node.undo_turn(turn)
             return None
-        request = DispatchedRequest(scope, turn, status, (sendbuf, recvbuf, kept))
-        request.go_on_later()
+        request = DispatchedRequest(scope.timeout, turn.address)
+        if status != DONE:
+            flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            request.go_on_later(flight, (sendbuf, recvbuf, kept))
         node.end_turn(turn, request)
     except BaseException as error:  # of a signal handler
         if request is not None:

@@ -127,7 +127,11 @@ class VectorCalls:
             quick = start_quickly(
                 self._scope, table, ALLGATHER, sendbuf, recvbuf, kept=(*recvbuf,), kernel=call_uneven_in
             )
-        return quick or self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
+        return (
+            quick
+            if quick is not None
+            else self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
+        )
 
     def start_reduce_scatter(
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
@@ -135,7 +139,9 @@ class VectorCalls:
         """Start a plain Reduce_scatter whose counts every rank gives; see :meth:`start_allgatherv`."""
         counts = id(recvcounts)
         quick = start_quickly(self._scope, table, REDUCE_SCATTER, sendbuf, recvbuf, op, counts, kernel=call_uneven_in)
-        return quick or self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
+        if quick is not None:
+            return quick
+        return self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
 
     def _start(self, table: int, number: int, plain: _Plain | None, op: Any) -> Request | None:
         if plain is None:

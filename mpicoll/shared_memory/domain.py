@@ -57,12 +57,14 @@ class Ending(Protocol):
         """Wait until it has ended."""
 
 
-class NonblockingSlot(NamedTuple):
+class NonblockingSlot:
     """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
 
-    job: np.ndarray
-    address: int
-    last: Ending | None
+    __slots__ = ("address", "job", "last")
+
+    def __init__(self, job: np.ndarray) -> None:
+        self.job, self.address = job, int(job.ctypes.data)
+        self.last: Ending | None = None
 
 
 class SharedMemoryDomain:
@@ -209,7 +211,7 @@ class SharedMemoryDomain:
         """Take the next nonblocking lane; :meth:`end_turn` or :meth:`undo_turn` returns it."""
         if not self._turns:
             jobs = map(self.nonblocking_job, range(NONBLOCKING_LANES))
-            self._turns = [NonblockingSlot(job, job.ctypes.data, None) for job in jobs]
+            self._turns = [NonblockingSlot(job) for job in jobs]
         return self._turns.pop(0)
 
     def nonblocking_job(self, number: int) -> np.ndarray:
@@ -223,7 +225,8 @@ class SharedMemoryDomain:
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
         """Return a nonblocking lane with the operation that uses it now."""
-        self._turns.append(turn._replace(last=operation))
+        turn.last = operation
+        self._turns.append(turn)
 
     def undo_turn(self, turn: NonblockingSlot) -> None:
         """Return a nonblocking lane unused."""
