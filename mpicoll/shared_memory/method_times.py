@@ -32,7 +32,7 @@ from mpicoll.shared_memory import kept_times
 from mpicoll.shared_memory.cache_sharing import sharing
 
 LENGTHS = (32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20)
-"""Lengths in bytes from which on a measurement counts."""
+"""Lengths in bytes that are measured."""
 _HUGE_PAGES_FROM = 8 << 20
 """NumPy asks for huge pages from 4 MB on, and copies between processes take less time there. A vector of 2 MB in huge
 pages is measured in place of one that consists of them but for its ends."""
@@ -62,9 +62,19 @@ class Ratios(NamedTuple):
     alltoall: tuple[float, ...] = (1.0,) * len(LENGTHS)
 
     def at(self, collective: str, nbytes: int) -> float:
-        """Return the ratio for a vector of `nbytes` bytes; infinity where it was not measured."""
-        place = bisect.bisect_right(LENGTHS, nbytes) - 1
-        return getattr(self, collective)[place] if place >= 0 and collective in _FIELDS else math.inf
+        """Return the ratio for a vector of `nbytes` bytes; infinity where it was not measured.
+
+        It is interpolated on logarithmic scales, and the same from each power of two up to the next one.
+        """
+        if nbytes < LENGTHS[0] or collective not in _FIELDS:
+            return math.inf
+        measured = getattr(self, collective)
+        place = min(bisect.bisect_right(LENGTHS, nbytes), len(LENGTHS) - 1)
+        below, above = math.log2(LENGTHS[place - 1]), math.log2(LENGTHS[place])
+        share = min(1.0, (nbytes.bit_length() - 0.5 - below) / (above - below))
+        if math.inf in measured:
+            return math.inf
+        return float(measured[place - 1] ** (1 - share) * measured[place] ** share)
 
     @property
     def is_possible(self) -> bool:
@@ -127,7 +137,7 @@ class _Collectives:
         self._comm, self._job, self._plan_of = comm, job, plan_of
         self._offsets = np.zeros(comm.size + 1, np.int64)
         self._vectors = tuple(_private(_LONGEST) for _ in range(2))
-        self._works = True
+        self._works = self._gives = True
         self._calls = 1
         self.is_quiet = False
         job[words.ITEMSIZE], job[words.ROOT], job[words.CAREFUL] = _DTYPE.itemsize, 0, 0
@@ -165,6 +175,7 @@ class _Collectives:
         """Write a call to the job, all but its sequence number."""
         job, rank, count = self._job, self._comm.rank, nbytes // _DTYPE.itemsize
         number, is_root = words.COLLECTIVES.index(collective), self._comm.rank == 0
+        self._gives = is_root or collective not in ("bcast", "scatter")
         self._offsets[:] = np.arange(self._comm.size + 1) * count // self._comm.size
         source, target = (vector.ctypes.data for vector in self._vectors)
         own = int(self._offsets[rank]) * _DTYPE.itemsize
@@ -186,10 +197,13 @@ class _Collectives:
 
     def _run(self) -> float:
         """Execute the call of the job, as often as one repetition has it, and return the seconds on this rank."""
-        self._vectors[0][: self._job[words.COUNT]] = 1  # written lately, as the results of a computation
+        given = self._vectors[0][: self._job[words.COUNT] if self._gives else 0]
+        given[:] = 1  # written lately, as the results of a computation
         self._comm.Barrier()
         began = time.perf_counter()
-        for _ in range(self._calls):
+        self._call(began)
+        for _ in range(1, self._calls):
+            given[:] = 1
             self._call(began)
         return time.perf_counter() - began
 

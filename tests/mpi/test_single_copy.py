@@ -296,11 +296,20 @@ def test_all_ranks_have_the_same_measurement(single: Intracomm) -> None:
 
 
 def test_a_collective_is_judged_by_its_own_times_at_its_length() -> None:
-    measured = Ratios()._replace(bcast=(5.0, 5.0, 5.0, 0.9, 5.0))
+    measured = Ratios()._replace(bcast=(5.0, 5.0, 5.0, 0.5, 5.0))
     means = Capabilities(8, math.inf, in_memory=COLLECTIVES, copies=measured)
-    chosen = [select.choose("bcast", nbytes, means) for nbytes in (LENGTHS[3] - 1, LENGTHS[3], LENGTHS[4])]
+    chosen = [select.choose("bcast", nbytes, means) for nbytes in (LENGTHS[2], LENGTHS[3], LENGTHS[4])]
     assert chosen == ["shared", "single_copy", "shared"]
     assert select.choose("allreduce", LENGTHS[3], means) == "shared"
+
+
+def test_ratios_between_measured_lengths_are_means_of_both() -> None:
+    """Equal ones up to the next power of two, since compiled code knows lengths by their highest bit."""
+    measured = Ratios()._replace(gather=(8.0, 2.0, 2.0, 0.5, 0.125))
+    found = [measured.at("gather", nbytes) for nbytes in (32 << 10, 64 << 10, 1 << 20, (2 << 20) - 1, 8 << 20, 1 << 40)]
+    assert found == pytest.approx([8 * 2**-0.5, 8 * 2**-1.5, 2 * 2**-1.5, 2 * 2**-1.5, 0.125, 0.125])
+    assert measured.at("gather", (32 << 10) - 1) == math.inf
+    assert measured._replace(gather=(math.inf,) * 5).at("gather", 1 << 20) == math.inf
 
 
 @pytest.mark.parametrize(
