@@ -16,6 +16,7 @@ from mpicoll import Intracomm, Request
 from mpicoll.collectives.requests import PersistentRequest
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.progress import progress_engine
+from tests import extent
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -283,8 +284,12 @@ def keep_testing(how: str, request: Request, receive: MPI.Request) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-@pytest.mark.parametrize("how", ["Test", "Testall", "Get_status"])
+TESTING = [("Test", "auto"), ("Testall", "ring"), ("Get_status", "auto")]
+
+
+@pytest.mark.parametrize(
+    ("how", "algorithm"), extent.first(3, [*TESTING, ("Test", "ring"), ("Testall", "auto"), ("Get_status", "ring")])
+)
 def test_who_tests_hears_of_another_rank_s_deadline(comm: Intracomm, how: str, algorithm: str) -> None:
     """The last rank never comes; the first one waits and gives up, the others test, and count as arrived."""
     plain, quiet, last = WORLD.Dup(), WORLD.Dup(), comm.size - 1

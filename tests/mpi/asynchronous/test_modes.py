@@ -294,6 +294,6 @@ def test_a_checkpoint_of_another_model_is_refused(comm: Intracomm, shared_folder
             run(replace(config, hidden=(13,), resume="yes"), comm)
 
 
-def test_thousands_of_epochs(comm: Intracomm) -> None:
-    result = run(configured("gossip", comm, epochs=2000, dataset="synthetic:8x2x2", batch=8, evaluate_every=2000), comm)
-    assert len(result["epochs"]) == 2000
+def test_more_than_a_thousand_epochs(comm: Intracomm) -> None:
+    result = run(configured("gossip", comm, epochs=1100, dataset="synthetic:8x2x2", batch=8, evaluate_every=1100), comm)
+    assert len(result["epochs"]) == 1100
