@@ -10,6 +10,7 @@ from mpicoll.collectives.requests import JobRequest
 from mpicoll.kernels import dispatch
 from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.progress import progress_engine
+from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 
@@ -27,11 +28,11 @@ class DispatchedRequest(JobRequest):
         """Let the operation progress in calls of the program, or beside it; objects in `kept` live until its end."""
         self._flight, self._kept = flight, kept
         progress_engine.add(self)
-        self._let_drive()
+        if driver() is not None:
+            self._let_drive()
 
     def _complete(self) -> None:
-        self._kept = None
-        super()._complete()
+        self._kept = self._flight = None
 
 
 def start_quickly(

@@ -26,6 +26,7 @@ from mpicoll.kernels.operation_words import DONE, OTHER
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
+from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.domain_memory import PLAN_LANES
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
@@ -251,17 +252,20 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         operation = _operation_or_refusal(task, timeout)
         self._job = node.take_lane(lane.number, node.near_slot_nbytes(task.collective) if lane.near else None)
         self._address = self._job.ctypes.data
-        self._aside, self._call = operation.aside, operation.words[words.CALL]
+        self._aside = operation.aside
         self._plain = self._aside is None and all(
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )
         self._short = self._address if self._plain else 0
         self._number = _number(task.channel, operation, timeout)
         fill(self._job, task, operation)
+        call, name = operation.words[words.CALL], task.op_name
+        self._operation = SharedOperation(task.channel, self._job, self._number, OTHER, name, call=call)
 
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""
-        self._refuse_second_start()
+        if self.active:
+            self._refuse_second_start()
         status = OTHER
         try:
             if self._channel.broken is None:
@@ -299,15 +303,15 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         if status == DONE:
             _unload(task, self._aside)
         else:
-            number, name = self._number, task.op_name
-            self._flight = SharedOperation(task.channel, self._job, number, status, name, call=self._call)
+            self._flight = self._operation.restart(status)
             progress_engine.add(self)
-            self._let_drive()
+            if driver() is not None:
+                self._let_drive()
 
     def _complete(self) -> None:
-        if self._task is not None and not self._plain:
+        if not self._plain and self._task is not None:
             _unload(self._task, self._aside)
-        super()._complete()  # last: it is what a thread in Wait looks at while another one is here
+        self._flight = None  # last: it is what a thread in Wait looks at while another one is here
 
     def Free(self) -> None:
         """Free the request; local."""

@@ -13,7 +13,6 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, WAITING
 from mpicoll.progress import progress_engine
-from mpicoll.progress.driver_thread import driver
 from mpicoll.progress.in_flight import InFlight
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 from mpicoll.shared_memory.shared_operation import SharedOperation
@@ -207,8 +206,6 @@ class JobRequest(Request):
             if self._error is not None:
                 self._end()
             return True if status is None else super().Wait(status)
-        if progress_engine.pending() == 1:
-            flight.be_patient()
         for _ in range(self._tries if flight.driven_by is None else 0):
             if progress_engine.advance_alone(self, self._go_on):
                 self.active = False
@@ -231,13 +228,17 @@ class JobRequest(Request):
         return super().Test(status)
 
     def _let_drive(self) -> None:
-        """Let a thread advance the operation, which is known to the progress engine, if a core is free for that."""
+        """Let the driver thread, which there is, advance the operation, which is known to the progress engine."""
         flight = self._flight
-        if driver() is not None and isinstance(flight, SharedOperation):
+        if isinstance(flight, SharedOperation):
             progress_engine.advance_alone(self, lambda: flight.let_drive(self._address))
 
     def _go_on(self) -> bool:
-        return self._note(executor.advance.run(self._address))
+        status = executor.advance.run(self._address)
+        if status == DONE:
+            self._complete()  # before the progress engine drops it: an interrupt in between would lose it
+            return True
+        return self._note(status)
 
     def _look(self) -> bool:
         return self._note(executor.look.run(self._address))
@@ -246,7 +247,7 @@ class JobRequest(Request):
         """Keep a status that the general path has to deal with; return whether the operation has ended."""
         self._last_status = status
         if status == DONE:
-            self._complete()  # before the progress engine drops it: an interrupt in between would lose it
+            self._complete()  # see `_go_on`
         elif status != WAITING and self._flight is not None:
             self._flight.resume(status)
         return status == DONE

@@ -41,8 +41,7 @@ _thread: ProgressThread | None = None
 
 def add(operation: Advancing) -> None:
     """Advance `operation` in every wait from now on."""
-    with _lock:
-        _active.append(operation)
+    _active.append(operation)  # one step; who goes through the list has a copy of it
     if _thread is None or not _thread.awake:
         _wake_thread()
 

@@ -189,6 +189,11 @@ class SharedOperation(InFlight):
             raise_inaccessible(self.number)
         return status in (words.DONE, words.FALLBACK)
 
+    def restart(self, status: int) -> SharedOperation:
+        """Return the operation as it is when its job has been started again with `status`."""
+        self._status, self._is_patient, self._tested, self.driven_by = status, False, None, None
+        return self
+
     def resume(self, status: int) -> None:
         """Go on with the `status` that compiled code has returned elsewhere."""
         self._status = status
