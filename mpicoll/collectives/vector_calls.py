@@ -127,11 +127,9 @@ class VectorCalls:
             quick = start_quickly(
                 self._scope, table, ALLGATHER, sendbuf, recvbuf, kept=(*recvbuf,), kernel=call_uneven_in
             )
-        return (
-            quick
-            if quick is not None
-            else self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
-        )
+        if quick is not None:
+            return quick
+        return self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
 
     def start_reduce_scatter(
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp

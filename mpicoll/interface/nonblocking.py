@@ -59,17 +59,23 @@ class NonblockingCollectives(BlockingCollectives):
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Barrier`; return its request."""
         quick = self._quick(BARRIER, None, None, algorithm)
-        return quick if quick is not None else start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`; return its request."""
         quick = self._quick(BCAST, None, buf, algorithm, root=root)
-        return quick if quick is not None else start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gather`; return its request."""
         quick = self._quick(GATHER, sendbuf, recvbuf, algorithm, root=root)
-        return quick if quick is not None else start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -78,7 +84,9 @@ class NonblockingCollectives(BlockingCollectives):
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatter`; return its request."""
         quick = self._quick(SCATTER, sendbuf, recvbuf, algorithm, root=root)
-        return quick if quick is not None else start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -87,19 +95,25 @@ class NonblockingCollectives(BlockingCollectives):
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`; return its request."""
         quick = self._quick(ALLGATHER, sendbuf, recvbuf, algorithm)
-        return quick if quick is not None else start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgatherv`; return its request."""
         quick = None
         if self._nonblocking_table and algorithm is None:
             quick = self._vector_calls.start_allgatherv(self._nonblocking_table, sendbuf, recvbuf)
-        return quick if quick is not None else start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoall`; return its request."""
         quick = self._quick(ALLTOALL, sendbuf, recvbuf, algorithm)
-        return quick if quick is not None else start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -114,7 +128,9 @@ class NonblockingCollectives(BlockingCollectives):
     ) -> Request:
         """Start :meth:`Reduce`; return its request."""
         quick = self._quick(REDUCE, sendbuf, recvbuf, algorithm, op, root=root)
-        return quick if quick is not None else start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
 
     def Iallreduce(
         self,
@@ -127,11 +143,9 @@ class NonblockingCollectives(BlockingCollectives):
     ) -> Request:
         """Start :meth:`Allreduce`; return its :class:`~mpicoll.Request`, which says when it progresses."""
         quick = self._quick(ALLREDUCE, sendbuf, recvbuf, algorithm, op) if compression is None else None
-        return (
-            quick
-            if quick is not None
-            else start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
-        )
+        if quick is not None:
+            return quick
+        return start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Ireduce_scatter(
         self,
@@ -146,29 +160,29 @@ class NonblockingCollectives(BlockingCollectives):
         quick, table = None, self._nonblocking_table
         if table and algorithm is None and recvcounts is not None:
             quick = self._vector_calls.start_reduce_scatter(table, sendbuf, recvbuf, recvcounts, op)
-        return (
-            quick
-            if quick is not None
-            else start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
-        )
+        if quick is not None:
+            return quick
+        return start(self._scope, "reduce_scatter", sendbuf, recvbuf, op, 0, algorithm, recvcounts)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`; return its request."""
         quick = self._quick(REDUCE_SCATTER, sendbuf, recvbuf, algorithm, op)
-        return (
-            quick
-            if quick is not None
-            else start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
-        )
+        if quick is not None:
+            return quick
+        return start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scan`; return its request."""
         quick = self._quick(SCAN, sendbuf, recvbuf, algorithm, op)
-        return quick if quick is not None else start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Exscan`; return its request."""
         quick = self._quick(EXSCAN, sendbuf, recvbuf, algorithm, op)
-        return quick if quick is not None else start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)
+        if quick is not None:
+            return quick
+        return start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)
