@@ -18,7 +18,7 @@ class DispatchedRequest(JobRequest):
     """The request of a nonblocking call that one compiled function has started."""
 
     __slots__ = ("_kept",)
-    _tries = 20  # short ones: see `SharedMemoryDomain._turn`
+    _tries = 20  # short ones: see `SharedMemoryDomain.nonblocking_job`
 
     def __init__(self, timeout: float, address: int) -> None:  # not super's: many calls take a microsecond
         self.active, self._timeout, self._address = True, timeout, address

@@ -22,7 +22,7 @@ from mpicoll.kernels import dispatch_table as table_words
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.executor import advance, begin
-from mpicoll.kernels.operation_words import DONE, OTHER
+from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
@@ -108,8 +108,8 @@ def go_on(channel: Channel) -> int:
     assert node is not None
     try:
         return int(advance.run(node.blocking_address))
-    except BaseException as error:
-        abandon_start(channel, node.blocking, channel.dispatch.number, error)
+    except BaseException as error:  # even if the job is idle: the others may be making the call in another way
+        SharedOperation(channel, node.blocking, channel.dispatch.number, WAITING).fail(error)
         raise
 
 
