@@ -56,8 +56,13 @@ def persistent(comm: Intracomm) -> Callable[[], None]:
     return call
 
 
+def blocking_call(comm: Intracomm) -> Callable[[], None]:
+    given, result = np.ones(COUNT), np.zeros(COUNT)  # a call by messages is known by its memory
+    return lambda: comm.Allreduce(given, result)
+
+
 CALLS: dict[str, Callable[[Intracomm], Callable[[], Any]]] = {
-    "blocking": lambda comm: lambda: comm.Allreduce(np.ones(COUNT), np.zeros(COUNT)),
+    "blocking": blocking_call,
     "nonblocking": lambda comm: lambda: comm.Iallreduce(np.ones(COUNT), np.zeros(COUNT)).Wait(),
     "persistent": persistent,
 }
