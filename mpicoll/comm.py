@@ -18,7 +18,7 @@ from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
 from mpicoll.compression import Compressor
-from mpicoll.interface.communicator_state import SET_UP, state_of
+from mpicoll.interface.communicator_state import SET_UP, TABLES, SetUpAttribute, state_of
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
@@ -102,10 +102,8 @@ class Intracomm(ObjectCollectives):
                 return _wrap_again, (predefined, *self._settings)
         raise ValueError(f"cannot serialize {type(self).__name__!r}: it wraps neither COMM_WORLD nor COMM_SELF")
 
-    def __getattr__(self, name: str) -> Any:
+    def _set_up_late(self, name: str) -> Any:
         """Set up what is private to a communicator that mpi4py has made, at its first collective call; collective."""
-        if name not in SET_UP:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._is_freed:
             raise FreedCommunicator
         if self == MPI.COMM_NULL:
@@ -219,6 +217,10 @@ class Intracomm(ObjectCollectives):
     def _own_channel(self) -> Channel | None:
         """Return the channel, None on all ranks if no object of this communicator has made it yet; not collective."""
         return self._scope.channel if "_scope" in self.__dict__ else known_channel(MPI.Intracomm(self))
+
+
+for _name in SET_UP:
+    setattr(Intracomm, _name, 0 if _name in TABLES else SetUpAttribute(_name))
 
 
 class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):

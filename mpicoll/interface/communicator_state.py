@@ -54,3 +54,19 @@ SET_UP = (
     "_nonblocking_table", "_nonblocking_vector_calls",
 )  # fmt: skip
 """Names of these attributes, besides `_settings`."""
+TABLES = ("_auto_table", "_table", "_nonblocking_table")
+"""Those that are 0 before the communicator is set up, so that calls take the general way, which sets it up."""
+
+
+class SetUpAttribute:
+    """Attribute of a communicator that has not been set up: to ask for it sets the communicator up.
+
+    Afterwards the object's own attribute is found instead. A method ``__getattr__`` would do the same, but then CPython
+    takes several times as long to find any attribute. It takes twice as long to find this one, so `TABLES` have none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, comm: Any, owner: type | None = None) -> Any:
+        return self if comm is None else comm._set_up_late(self._name)
