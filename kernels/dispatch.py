@@ -42,6 +42,7 @@ from .dispatch_table import (
 )
 from .dispatch_table import METHOD as SHARED_METHOD
 from .executor import progress, start
+from .object_kernels import forget_error, int_at, int_object, object_at, object_kernel
 from .operation_words import (
     BARRIER,
     BOUNDS,
@@ -262,8 +263,8 @@ def make_call(table, collective, send, recv, op, root):
     return progress(job, 0)
 
 
-@short_kernel(*["int64"] * 6)
-def call(table, collective, send, recv, op, root):
+@object_kernel
+def call(module, arguments, count):
     """Make a blocking call, or begin it; return a status.
 
     DONE: the result is there. OTHER: nothing has happened. Others: the call has begun and has its number; see
@@ -275,13 +276,21 @@ def call(table, collective, send, recv, op, root):
         Address of `table_words` words; plus FOR_SHARED or FOR_SINGLE_COPY to disregard what they say is chosen.
     collective : int
         Its number; plus UNEVEN if ranks own parts of lengths that are given; then it is never made by messages.
-    send, recv, op : int
-        What `id` says of the caller's objects, which stay alive; 0 for what the collective does not have.
-    root : int
-        The root; with UNEVEN the address of words that stay there until the call has ended: the root, a number that
-        stands for the lengths in the comparison of calls, and size + 1 offsets of the parts.
+    send, recv, op : object
+        The caller's objects, which stay alive; any object for what the collective does not have.
+    root : object
+        The root, anything that the caller has given; with UNEVEN the address of words that stay there until the call
+        has ended: the root, a number that stands for the lengths in the comparison of calls, and size + 1 offsets of
+        the parts.
     """
-    return make_call(table, collective, send, recv, op, root)
+    if count != 6:
+        return 0
+    root = int_at(arguments, 5)
+    if root < 0:
+        forget_error()
+        return int_object(OTHER)
+    send, recv, op = object_at(arguments, 2), object_at(arguments, 3), object_at(arguments, 4)
+    return int_object(make_call(int_at(arguments, 0), int_at(arguments, 1), send, recv, op, root))
 
 
 @linked(*["int64"] * 8)
@@ -293,13 +302,21 @@ def make_call_in(table, job, collective, send, recv, op, root):
     return progress(job, int(not is_brief(job)))
 
 
-@short_kernel(*["int64"] * 7)
-def call_in(table, job, collective, send, recv, op, root):
+@object_kernel
+def call_in(module, arguments, count):
     """Begin a nonblocking call in a job of its own; end it too if it is short and the others make it at the same time.
 
-    Return a status, and take arguments, as `call` does.
+    Return a status, and take arguments, as `call` does; the address of the job is the second.
     """
-    return make_call_in(table, job, collective, send, recv, op, root)
+    if count != 7:
+        return 0
+    root = int_at(arguments, 6)
+    if root < 0:
+        forget_error()
+        return int_object(OTHER)
+    table, job, collective = int_at(arguments, 0), int_at(arguments, 1), int_at(arguments, 2)
+    send, recv, op = object_at(arguments, 3), object_at(arguments, 4), object_at(arguments, 5)
+    return int_object(make_call_in(table, job, collective, send, recv, op, root))
 
 
 @short_kernel("int64")

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, type_callable
 
-from . import allocator, atomics, messages
+from . import allocator, atomics, messages, object_kernels
 
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8)
@@ -308,6 +308,9 @@ def _testall(typingctx, function, count, requests, flag, statuses):
 external(atomics.yield_core, "sched_yield", types.int32)
 external(atomics.sleep, "usleep", types.int32, types.int32)
 external(atomics.release_interpreter, "PyEval_SaveThread", types.int64)
+external(object_kernels.int_of, "PyLong_AsLongLong", types.int64, types.int64)
+external(object_kernels.int_object, "PyLong_FromLongLong", types.int64, types.int64)
+external(object_kernels.forget_error, "PyErr_Clear", types.void)
 external(atomics.take_interpreter, "PyEval_RestoreThread", types.void, types.int64)
 _TRANSFER = (types.int64, types.int32, *[types.int64] * 5)
 if sys.platform.startswith("linux"):

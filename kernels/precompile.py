@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from . import allocator, atomics, dispatch_table, network_layers, optimizer_updates, quantized_layers
+from . import allocator, atomics, dispatch_table, network_layers, object_kernels, optimizer_updates, quantized_layers
 from .codecs import cast_codec, integer_codec, sign_codec
 from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
@@ -73,6 +73,8 @@ def compile_shared() -> None:
         compile_beforehand(importlib.import_module(f"{__package__}.{name}").__name__)
     for function in (allocator.allocate, allocator.allocate_zeros, allocator.resize, allocator.release):
         function.address  # noqa: B018, compiles it
+    for kernel in object_kernels.made:
+        kernel.load()
     atomics.self_test()
     dispatch_table.layout_error()
 

@@ -39,6 +39,7 @@ _PLAN_FILES = (
     "instructions.py",
     "messages.py",
     "movement.py",
+    "object_kernels.py",
     "operands.py",
     "operation_words.py",
     "reduce.py",

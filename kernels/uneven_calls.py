@@ -1,8 +1,9 @@
 """Allgatherv and Reduce_scatter on shared memory, from the caller's specifications to the result in one call."""
 
-from .decorators import helper, short_kernel
+from .decorators import helper, linked
 from .dispatch import UNEVEN, is_open, make_call, make_call_in
-from .dispatch_table import JOB
+from .dispatch_table import JOB, NONE
+from .object_kernels import int_at, int_object, object_at, object_kernel
 from .operation_words import OTHER, SIZE, get, read_word, uneven_word
 from .told_counts import lay_out_counts
 from .vector_specs import read_numbers, read_packed
@@ -23,17 +24,14 @@ def _read(table, job, recv, counts):
     return array
 
 
-@short_kernel(*["int64"] * 6)
-def call_uneven(table, collective, send, recv, op, counts):
-    """Make a blocking call whose counts every rank gives, or begin it; return a status as `dispatch.call` does.
+@helper
+def _given(table, counts):
+    """Return the address of counts that are an argument of their own; 0 for None."""
+    return 0 if counts == get(table, NONE) else counts
 
-    Parameters
-    ----------
-    table, collective, send, recv, op : int
-        As `dispatch.call` takes them, without UNEVEN; `recv` is a specification with counts.
-    counts : int
-        What `id` says of the counts where the collective has them as an argument of their own; then `recv` is an array.
-    """
+
+@linked(*["int64"] * 7)
+def _make(table, collective, send, recv, op, counts):
     job = get(table, JOB)
     if not is_open(table, job):
         return OTHER
@@ -43,12 +41,40 @@ def call_uneven(table, collective, send, recv, op, counts):
     return make_call(table, collective + UNEVEN, send, array, op, job + 8 * uneven_word(get(job, SIZE)))
 
 
-@short_kernel(*["int64"] * 7)
-def call_uneven_in(table, job, collective, send, recv, op, counts):
-    """Begin a nonblocking call in a job of its own, as `dispatch.call_in` does; see `call_uneven`."""
+@object_kernel
+def call_uneven(module, arguments, count):
+    """Make a blocking call whose counts every rank gives, or begin it; return a status as `dispatch.call` does.
+
+    Parameters
+    ----------
+    table, collective : int
+    send, recv, op : object
+        As `dispatch.call` takes them, without UNEVEN; `recv` is a specification with counts.
+    counts : object
+        The counts where the collective has them as an argument of their own, then `recv` is an array; else None.
+    """
+    if count != 6:
+        return 0
+    table, counts = int_at(arguments, 0), object_at(arguments, 5)
+    send, recv, op = object_at(arguments, 2), object_at(arguments, 3), object_at(arguments, 4)
+    return int_object(_make(table, int_at(arguments, 1), send, recv, op, _given(table, counts)))
+
+
+@linked(*["int64"] * 8)
+def _make_in(table, job, collective, send, recv, op, counts):
     if not is_open(table, job):
         return OTHER
     array = _read(table, job, recv, counts)
     if array == 0:
         return OTHER
     return make_call_in(table, job, collective + UNEVEN, send, array, op, job + 8 * uneven_word(get(job, SIZE)))
+
+
+@object_kernel
+def call_uneven_in(module, arguments, count):
+    """Begin a nonblocking call in a job of its own, as `dispatch.call_in` does; see `call_uneven`."""
+    if count != 7:
+        return 0
+    table, job, collective = int_at(arguments, 0), int_at(arguments, 1), int_at(arguments, 2)
+    send, recv, op = object_at(arguments, 3), object_at(arguments, 4), object_at(arguments, 5)
+    return int_object(_make_in(table, job, collective, send, recv, op, _given(table, object_at(arguments, 6))))

@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
+from operator import index
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,10 +89,11 @@ class Communicator(BlockingCollectives):
                     assert op_number(name, dtype, function) == number
                     self.dispatch.learn(number, place, native_address(function, dtype))
 
-    def call(self, table: int, *what: int) -> int:
+    def call(self, table: int, collective: int, send: Any, recv: Any, op: Any, root: Any) -> int:
         """Stand for `kernels.dispatch.call`."""
         self.job[[words.SEND, words.RECV, words.COUNT]] = -1
-        self.taken = recognize(table, self.job.ctypes.data, *what)
+        with contextlib.suppress(TypeError, OverflowError):
+            self.taken = recognize(table, self.job.ctypes.data, collective, id(send), id(recv), id(op), index(root))
         raise Told
 
 

@@ -239,7 +239,7 @@ class BlockExchange:
         if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
             return self._taken(exchange.run(address, self._table, id(offers), id(arrived)))
         kernels.offer.run(address)
-        status = call.run(self._table, ALLTOALL, id(offers), id(arrived), 0, 0) if self._table else OTHER
+        status = call.run(self._table, ALLTOALL, offers, arrived, None, 0) if self._table else OTHER
         return self._taken(status)
 
     def _taken(self, status: int) -> int:
@@ -289,7 +289,7 @@ class BlockExchange:
         """Make a collective on whole arrays, in one compiled call if it can."""
         status = OTHER
         if self._table:
-            status = call.run(self._table, number, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(self._table, number, sendbuf, recvbuf, op, 0)
         if status != DONE:
             go_on(self._scope, self._table, status, None, collective, sendbuf, recvbuf, op)
 

@@ -42,7 +42,7 @@ def start_quickly(
     sendbuf: Any,
     recvbuf: Any,
     op: Any = None,
-    root: int = 0,
+    root: Any = 0,
     *,
     kept: Any = None,
     kernel: Any = dispatch.call_in,
@@ -61,7 +61,7 @@ def start_quickly(
     turn, request, status = node.take_turn(), None, OTHER
     try:
         if turn.last is None or turn.last.has_ended:
-            status = kernel.run(table, turn.address, collective, id(sendbuf), id(recvbuf), id(op), root)
+            status = kernel.run(table, turn.address, collective, sendbuf, recvbuf, op, root)
         if status == OTHER:
             node.undo_turn(turn)
             return None

@@ -83,7 +83,7 @@ def go_on(
         plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
     if status == OTHER:
         if plain is not None:
-            status = call.run(table, _NUMBERS[collective], id(plain[0]), id(plain[1]), id(op), root)
+            status = call.run(table, _NUMBERS[collective], *plain, op, root)
         if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return

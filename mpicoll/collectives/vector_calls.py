@@ -88,7 +88,7 @@ class VectorCalls:
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
-        status = call_uneven.run(self.table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+        status = call_uneven.run(self.table, ALLGATHER, sendbuf, recvbuf, None, None)
         plain = None  # of which a part may be a temporary array: it has to live until the call has ended
         if status == OTHER:
             plain = self._plain_allgatherv(sendbuf, recvbuf)
@@ -98,7 +98,7 @@ class VectorCalls:
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
         """Make a Reduce_scatter, whose counts every rank gives."""
-        status = call_uneven.run(self.table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), id(recvcounts))
+        status = call_uneven.run(self.table, REDUCE_SCATTER, sendbuf, recvbuf, op, recvcounts)
         plain = None  # see above
         if status == OTHER:
             plain = self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts)
@@ -125,7 +125,7 @@ class VectorCalls:
         quick = None
         if type(recvbuf) in (list, tuple):
             quick = start_quickly(
-                self._scope, table, ALLGATHER, sendbuf, recvbuf, kept=(*recvbuf,), kernel=call_uneven_in
+                self._scope, table, ALLGATHER, sendbuf, recvbuf, None, None, kept=(*recvbuf,), kernel=call_uneven_in
             )
         if quick is not None:
             return quick
@@ -135,8 +135,9 @@ class VectorCalls:
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
     ) -> Request | None:
         """Start a plain Reduce_scatter whose counts every rank gives; see :meth:`start_allgatherv`."""
-        counts = id(recvcounts)
-        quick = start_quickly(self._scope, table, REDUCE_SCATTER, sendbuf, recvbuf, op, counts, kernel=call_uneven_in)
+        quick = start_quickly(
+            self._scope, table, REDUCE_SCATTER, sendbuf, recvbuf, op, recvcounts, kernel=call_uneven_in
+        )
         if quick is not None:
             return quick
         return self._start(table, REDUCE_SCATTER, self._plain_reduce_scatter(sendbuf, recvbuf, recvcounts), op)
@@ -206,7 +207,7 @@ class VectorCalls:
             return OTHER
         send, recv, counts = plain
         parts = self._in_use = self._parts_of(counts, 0)
-        return call.run(self.table, number + UNEVEN, id(send), id(recv), id(op), parts.address)
+        return call.run(self.table, number + UNEVEN, send, recv, op, parts.address)
 
     def _parts_of(self, counts: Sequence[int], root: int) -> _Parts:
         """Return the words for counts; they are kept, since a call that is on its way uses them."""

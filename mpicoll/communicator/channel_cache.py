@@ -173,7 +173,7 @@ def _load_kernels() -> None:
     """
     if not DISABLED:
         for kernel in (dispatch.call, executor.begin, executor.advance, executor.look):
-            kernel.variant(kernel.signature)
+            kernel.load()
 
 
 def _make(comm: MPI.Intracomm, timeout: Any = 0.0) -> Channel:

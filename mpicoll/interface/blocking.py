@@ -97,7 +97,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, ALLREDUCE, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, ALLREDUCE, sendbuf, recvbuf, op, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "allreduce", sendbuf, recvbuf, op)
 
@@ -107,8 +107,8 @@ class BlockingCollectives(DerivedIntracomm):
         """Reduce over all ranks to `root`; `recvbuf` is ignored on the other ranks. See :meth:`Allreduce`."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call.run(table, REDUCE, id(sendbuf), id(recvbuf), id(op), root)
+        if table:
+            status = call.run(table, REDUCE, sendbuf, recvbuf, op, root)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "reduce", sendbuf, recvbuf, op, root)
 
@@ -116,8 +116,8 @@ class BlockingCollectives(DerivedIntracomm):
         """Broadcast: copy `buf` of the root to `buf` of all other ranks, of the same count and element type."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call.run(table, BCAST, 0, id(buf), 0, root)
+        if table:
+            status = call.run(table, BCAST, None, buf, None, root)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "bcast", None, buf, MPI.SUM, root)
 
@@ -147,7 +147,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, REDUCE_SCATTER, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, REDUCE_SCATTER, sendbuf, recvbuf, op, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "reduce_scatter_block", sendbuf, recvbuf, op)
 
@@ -156,7 +156,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, ALLGATHER, id(sendbuf), id(recvbuf), 0, 0)
+            status = call.run(table, ALLGATHER, sendbuf, recvbuf, None, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "allgather", sendbuf, recvbuf)
 
@@ -171,8 +171,8 @@ class BlockingCollectives(DerivedIntracomm):
         """Gather a part of equal length from every rank, in rank order, on `root`; others' `recvbuf` is ignored."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call.run(table, GATHER, id(sendbuf), id(recvbuf), 0, root)
+        if table:
+            status = call.run(table, GATHER, sendbuf, recvbuf, None, root)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "gather", sendbuf, recvbuf, MPI.SUM, root)
 
@@ -187,8 +187,8 @@ class BlockingCollectives(DerivedIntracomm):
         """Scatter: rank r gets the r-th of `size` equal parts of the root's `sendbuf`; others' `sendbuf` is ignored."""
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
-        if table and type(root) is int and 0 <= root < self._size:
-            status = call.run(table, SCATTER, id(sendbuf), id(recvbuf), 0, root)
+        if table:
+            status = call.run(table, SCATTER, sendbuf, recvbuf, None, root)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "scatter", sendbuf, recvbuf, MPI.SUM, root)
 
@@ -204,7 +204,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, ALLTOALL, id(sendbuf), id(recvbuf), 0, 0)
+            status = call.run(table, ALLTOALL, sendbuf, recvbuf, None, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "alltoall", sendbuf, recvbuf)
 
@@ -243,7 +243,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, SCAN, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, SCAN, sendbuf, recvbuf, op, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "scan", sendbuf, recvbuf, op)
 
@@ -252,7 +252,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, EXSCAN, id(sendbuf), id(recvbuf), id(op), 0)
+            status = call.run(table, EXSCAN, sendbuf, recvbuf, op, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "exscan", sendbuf, recvbuf, op)
 
@@ -261,7 +261,7 @@ class BlockingCollectives(DerivedIntracomm):
         table = self._table if algorithm is None else self._table_for(algorithm)
         status = OTHER
         if table:
-            status = call.run(table, BARRIER, 0, 0, 0, 0)
+            status = call.run(table, BARRIER, None, None, None, 0)
         if status != DONE:
             go_on(self._scope, table, status, algorithm, "barrier")
 

@@ -46,9 +46,7 @@ class NonblockingCollectives(BlockingCollectives):
         self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
     ) -> Request | None:
         """Start a plain call by one compiled function; None, having done nothing, if it is not plain."""
-        if not self._nonblocking_table or algorithm is not None or type(root) is not int:
-            return None
-        if not 0 <= root < self._size:  # it may be too large for compiled code
+        if not self._nonblocking_table or algorithm is not None:
             return None
         if type(sendbuf) is not np.ndarray or type(recvbuf) is not np.ndarray:
             plain = plain_arguments(COLLECTIVES[collective], sendbuf, recvbuf, self._size)

@@ -17,8 +17,8 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.operation_words import ALLGATHER, BCAST, COLLECTIVES, DONE, OTHER
-from mpicoll.objects import quick, records
+from mpicoll.kernels.operation_words import ALLGATHER, ALLTOALL, BCAST, COLLECTIVES, DONE, OTHER, SCATTER
+from mpicoll.objects import records
 from mpicoll.objects.encoding import ALIGNMENT, ERROR, LONG_SOMEWHERE, Payload, decode
 from mpicoll.objects.folding import OP_NAMES
 from mpicoll.objects.records import NBYTES, Description, Workspace
@@ -38,13 +38,18 @@ class Exchange:
     ----------
     table
         Address of the table for plain calls, 0 if they are made on the general path.
+
+    Attributes
+    ----------
+    unpack_heads
+        Returns the first two words of the records of all ranks.
     """
 
     def __init__(self, scope: CallContext, table: int) -> None:
         self.scope, self.table = scope, table
         self.rank, self.size = scope.channel.rank, scope.channel.size
         self.workspaces: list[Workspace] = []
-        self._heads = struct.Struct("<" + f"QQ{NBYTES - 16}x" * self.size)
+        self.unpack_heads = struct.Struct("<" + f"QQ{NBYTES - 16}x" * self.size).unpack
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""
@@ -56,7 +61,7 @@ class Exchange:
     def plain(self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
         """Make a collective on whole arrays, in one compiled call if it can."""
         number = _NUMBERS[collective]
-        status = call.run(self.table, number, id(sendbuf), id(recvbuf), id(op), root) if self.table else OTHER
+        status = call.run(self.table, number, sendbuf, recvbuf, op, root) if self.table else OTHER
         if status != DONE:
             go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, op, root)
 
@@ -68,39 +73,15 @@ class Exchange:
 
     def gather_records(self, work: Workspace) -> None:
         """Give every rank's record to all."""
-        status = call.run(self.table, ALLGATHER, work.own_id, work.all_id, 0, 0) if self.table else OTHER
+        status = call.run(self.table, ALLGATHER, work.own, work.all, None, 0) if self.table else OTHER
         if status != DONE:
             go_on(self.scope, self.table, status, None, "allgather", work.own, work.all)
 
-    def gather_quickly(self, call_word: int, found: quick.Found) -> tuple[tuple[int, ...], bytes]:
-        """Return the first two words of all ranks' records, and the records."""
-        work = self.workspace()
-        quick.write(work.memory, 0, call_word, found)
-        self.gather_records(work)
+    def given_back(self, work: Workspace) -> bytes:
+        """Return the records of all ranks, and keep the memory for another call."""
         data = work.all.tobytes()
         self.workspaces.append(work)
-        return self._heads.unpack(data), data
-
-    def swap_quickly(self, call_word: int, found: Sequence[quick.Found]) -> tuple[tuple[int, ...], bytes]:
-        """Do so where each rank has a record for each."""
-        work = self.workspace()
-        sent = self._filled(work, call_word, found)
-        self.plain("alltoall", sent, work.all)
-        data = work.all.tobytes()
-        self.workspaces.append(work)
-        return self._heads.unpack(data), data
-
-    def _filled(self, work: Workspace, call_word: int, found: Sequence[quick.Found]) -> np.ndarray:
-        sent = work.to_all()
-        memory, begin = sent.data, 0
-        for each in found:
-            quick.write(memory, begin, call_word, each)
-            begin += NBYTES
-        return sent
-
-    def scatter_quickly(self, work: Workspace, call_word: int, found: Sequence[quick.Found], root: int) -> None:
-        """Give each rank its record from this one, the root."""
-        self.plain("scatter", self._filled(work, call_word, found), work.own, root=root)
+        return data
 
     def all_records(self, call_word: int, payload: Payload) -> list[Description]:
         """Return the records of all ranks.
@@ -115,9 +96,7 @@ class Exchange:
         work = self.workspace()
         records.write(work.memory, 0, call_word, payload)
         self.gather_records(work)
-        data = work.all.tobytes()
-        self.workspaces.append(work)
-        return self.checked(data, call_word)
+        return self.checked(self.given_back(work), call_word)
 
     def checked(self, data: bytes, call_word: int) -> list[Description]:
         """Read the records of all ranks and compare their calls; see :meth:`all_records`."""
@@ -138,15 +117,16 @@ class Exchange:
 
     def bcast_record(self, work: Workspace, root: int) -> None:
         """Give the root's record to all."""
-        status = call.run(self.table, BCAST, 0, work.own_id, 0, root) if self.table else OTHER
+        status = call.run(self.table, BCAST, None, work.own, None, root) if self.table else OTHER
         if status != DONE:
             go_on(self.scope, self.table, status, None, "bcast", None, work.own, MPI.SUM, root)
 
-    def scatter_records(self, work: Workspace, call_word: int, payloads: Sequence[Payload], root: int) -> None:
-        """Give each rank its record from the root, which alone has `payloads`."""
-        if payloads:
-            self._write_all(work.to_all().data, call_word, payloads)
-        self.plain("scatter", work.to_all() if payloads else None, work.own, root=root)
+    def scatter_records(self, work: Workspace, root: int) -> None:
+        """Give each rank its record from those of the root for all."""
+        sent = work.to_all() if self.rank == root else None
+        status = call.run(self.table, SCATTER, sent, work.own, None, root) if self.table else OTHER
+        if status != DONE:
+            go_on(self.scope, self.table, status, None, "scatter", sent, work.own, MPI.SUM, root)
 
     def read_from_root(self, work: Workspace, call_word: int, root: int) -> Description:
         """Read the record that the root has sent."""
@@ -159,21 +139,27 @@ class Exchange:
             raise remote_error(root, call_word, found)
         return found
 
-    def swap_records(self, call_word: int, payloads: Sequence[Payload]) -> list[Description]:
+    def swap_all(self, work: Workspace) -> None:
         """Give each rank its record from every rank."""
-        work = self.workspace()
-        self._write_all(work.to_all().data, call_word, payloads)
-        self.plain("alltoall", work.to_all(), work.all)
-        data = work.all.tobytes()
-        self.workspaces.append(work)
-        return self.checked(data, call_word)
+        sent = work.to_all()
+        status = call.run(self.table, ALLTOALL, sent, work.all, None, 0) if self.table else OTHER
+        if status != DONE:
+            go_on(self.scope, self.table, status, None, "alltoall", sent, work.all)
 
-    def _write_all(self, memory: memoryview, call_word: int, payloads: Sequence[Payload]) -> None:
+    def swap_records(self, call_word: int, payloads: Sequence[Payload]) -> list[Description]:
+        """Return this rank's records from every rank; see :meth:`all_records`."""
+        work = self.workspace()
+        self.write_all(work, call_word, payloads)
+        self.swap_all(work)
+        return self.checked(self.given_back(work), call_word)
+
+    def write_all(self, work: Workspace, call_word: int, payloads: Sequence[Payload]) -> None:
+        """Write a record for each rank."""
         longest = max((each.nbytes for each in payloads if records.is_long(each)), default=0)
         flags = LONG_SOMEWHERE if longest else 0
         room = (longest - 1).bit_length() if 0 < longest <= _EQUAL_NBYTES else 0
         for rank, payload in enumerate(payloads):
-            records.write(memory, rank * NBYTES, call_word, payload, flags, room)
+            records.write(work.to_all().data, rank * NBYTES, call_word, payload, flags, room)
 
     @contextmanager
     def announced(self) -> Iterator[None]:

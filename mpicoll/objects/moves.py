@@ -14,7 +14,7 @@ from mpicoll.errors import RemoteError
 from mpicoll.objects import pickling, quick, records
 from mpicoll.objects.encoding import LONG_SOMEWHERE, PLAIN, Payload, copied, encode, failure
 from mpicoll.objects.exchange import Exchange, restored
-from mpicoll.objects.records import Description, Workspace, call_word
+from mpicoll.objects.records import HEADER, NBYTES, ROOM, Description, Workspace, call_word
 
 _BCAST, _ALLGATHER, _ALLTOALL = call_word("bcast"), call_word("allgather"), call_word("alltoall")
 
@@ -40,14 +40,6 @@ NOTHING = Given(None)
 """What a rank has for those that follow their records, if its own object was in its record."""
 
 
-def quick_or_none(obj: Any) -> quick.Found | None:
-    """Return a short object of a common type as bits and bytes; None for others, and where pickling fails."""
-    try:
-        return quick.found_in(obj)
-    except Exception:  # it fails again the other way, where the others hear of it
-        return None
-
-
 class Moves:
     """Collectives that move objects."""
 
@@ -57,8 +49,6 @@ class Moves:
 
     def root(self, root: Any) -> int:
         """Return the root as an int; the others are told if it is none."""
-        if type(root) is int and 0 <= root < self.size:
-            return root
         try:
             return check_root(root, self.size)
         except (TypeError, ValueError) as error:
@@ -67,31 +57,33 @@ class Moves:
 
     def bcast(self, obj: Any, root: Any) -> Any:
         """Return the root's object."""
-        root = self.root(root)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self.root(root)
         if self.size == 1:
             return copied(obj)
-        call = call_word("bcast", 0, root) if root else _BCAST
+        exchange, call = self.exchange, call_word("bcast", 0, root) if root else _BCAST
+        work = exchange.workspace()
         if self.rank != root:
-            return self.bcast_given(None, call, root)
-        found = quick_or_none(obj)
-        if found is None:
+            return self._from_root(work, call, root)
+        nbytes = quick.put(work.memory, 0, call, obj)
+        if nbytes < 0:
+            exchange.workspaces.append(work)
             return self.bcast_given(Given(obj), call, root)
-        exchange = self.exchange
-        work = exchange.workspace()
-        quick.write(work.memory, 0, call, found)
         exchange.bcast_record(work, root)
+        if type(obj) not in PLAIN:
+            obj = pickling.loads(work.memory[16 : 16 + nbytes])
         exchange.workspaces.append(work)
-        return obj if type(obj) in PLAIN else pickling.loads(found[1])
+        return obj
 
-    def bcast_given(self, given: Given | None, call: int, root: int) -> Any:
-        """Return what the root gives; raise its error on all ranks."""
-        exchange = self.exchange
-        work = exchange.workspace()
-        if given is not None:
-            records.write(work.memory, 0, call, given.payload)
+    def _from_root(self, work: Workspace, call: int, root: int, given: Given | None = None) -> Any:
+        """Return what the root gives by way of records in `work`; on the root that is `given`."""
+        exchange, memory = self.exchange, work.memory
         exchange.bcast_record(work, root)
-        known, result = self._read_quickly(work, call)
-        if known:
+        word, nbytes = HEADER.unpack_from(memory)
+        reader = quick.READERS.get(word ^ call)
+        if reader is not None and nbytes <= ROOM:
+            result = reader(memory, 16, nbytes)
+            exchange.workspaces.append(work)
             return result
         found = exchange.read_from_root(work, call, root)
         if given is not None and given.error is not None:
@@ -100,15 +92,22 @@ class Moves:
             return exchange.bcast_long(None if given is None else given.payload, found, root)
         return restored(found, None)
 
+    def bcast_given(self, given: Given | None, call: int, root: int) -> Any:
+        """Return what the root gives; raise its error on all ranks."""
+        work = self.exchange.workspace()
+        if given is not None:
+            records.write(work.memory, 0, call, given.payload)
+        return self._from_root(work, call, root, given)
+
     def _read_quickly(self, work: Workspace, call: int) -> tuple[bool, Any]:
         """Return whether the object of a record is short and of a common type, and the object."""
-        word, nbytes = records.HEADER.unpack_from(work.memory)
+        word, nbytes = HEADER.unpack_from(work.memory)
         reader = quick.READERS.get(word ^ call)
-        if reader is None or nbytes > records.ROOM:
+        if reader is None or nbytes > ROOM:
             return False, None
-        data = bytes(work.memory[16 : 16 + nbytes])
+        result = reader(work.memory, 16, nbytes)
         self.exchange.workspaces.append(work)
-        return True, reader(data)
+        return True, result
 
     def gather_records(self, call: int, given: Given) -> list[Description]:
         """Return the records of all ranks; raise this rank's own error after that."""
@@ -126,13 +125,26 @@ class Moves:
         """Return the objects of all ranks."""
         if self.size == 1:
             return [copied(obj)]
-        found = quick_or_none(obj)
-        if found is None:
+        work = self.gather_quickly(_ALLGATHER, obj)
+        if work is None:
             given = Given(obj)
             return self.objects(given, self.gather_records(_ALLGATHER, given))
-        heads, data = self.exchange.gather_quickly(_ALLGATHER, found)
-        objects = quick.read(_ALLGATHER, heads, data)
-        return self.objects(NOTHING, self.exchange.checked(data, _ALLGATHER)) if objects is None else objects
+        exchange, memory = self.exchange, work.memory_of_all
+        objects = quick.read(_ALLGATHER, exchange.unpack_heads(memory), memory)
+        if objects is None:
+            return self.objects(NOTHING, exchange.checked(exchange.given_back(work), _ALLGATHER))
+        exchange.workspaces.append(work)
+        return objects
+
+    def gather_quickly(self, call: int, obj: Any) -> Workspace | None:
+        """Return memory with the records of all ranks; None, and nothing was done, if the object has no quick way."""
+        exchange = self.exchange
+        work = exchange.workspace()
+        if quick.put(work.memory, 0, call, obj) < 0:
+            exchange.workspaces.append(work)
+            return None
+        exchange.gather_records(work)
+        return work
 
     def objects(self, given: Given, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks' records, on all ranks or on `root`."""
@@ -144,34 +156,38 @@ class Moves:
 
     def gather(self, obj: Any, root: Any) -> list[Any] | None:
         """Return the objects of all ranks on the root, None elsewhere."""
-        root = self.root(root)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self.root(root)
         if self.size == 1:
             return [copied(obj)]
-        call, found = call_word("gather", 0, root), quick_or_none(obj)
-        if found is None:
+        call, exchange = call_word("gather", 0, root), self.exchange
+        work = self.gather_quickly(call, obj)
+        if work is None:
             given = Given(obj)
             objects = self.objects(given, self.gather_records(call, given), root)
             return objects if self.rank == root else None
-        heads, data = self.exchange.gather_quickly(call, found)
+        memory = work.memory_of_all
+        heads = exchange.unpack_heads(memory)
         if quick.are_all(call, heads):
-            return quick.read(call, heads, data) if self.rank == root else None
-        objects = self.objects(NOTHING, self.exchange.checked(data, call), root)
+            found = quick.read(call, heads, memory) if self.rank == root else None
+            exchange.workspaces.append(work)
+            return found
+        objects = self.objects(NOTHING, exchange.checked(exchange.given_back(work), call), root)
         return objects if self.rank == root else None
 
     def scatter(self, objects: Any, root: Any) -> Any:
         """Return this rank's object from the root's sequence."""
-        root = self.root(root)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self.root(root)
         if self.size == 1:
             return copied(as_many(objects, 1, "sendobj")[0])
         exchange, call = self.exchange, call_word("scatter", 0, root)
         work, error = exchange.workspace(), None
         given: list[Payload] = []
-        quickly = self._quick_parts(objects) if self.rank == root else None
-        if quickly is not None:
-            exchange.scatter_quickly(work, call, quickly, root)
-        else:
-            given, error = self._parts(objects) if self.rank == root else ([], None)
-            exchange.scatter_records(work, call, given, root)
+        if self.rank == root and not self._put_parts(work, call, objects):
+            given, error = self._parts(objects)
+            exchange.write_all(work, call, given)
+        exchange.scatter_records(work, root)
         known, result = self._read_quickly(work, call)
         if known:
             return result
@@ -182,17 +198,16 @@ class Moves:
             return exchange.scatter_long(given, found, root)
         return restored(found, None)
 
-    def _quick_parts(self, objects: Any) -> list[quick.Found] | None:
-        """Return one short object a rank; None if that is not what these are."""
+    def _put_parts(self, work: Workspace, call: int, objects: Any) -> bool:
+        """Write one short object a rank into records; return False if that is not what these are."""
         if type(objects) not in (list, tuple) or len(objects) != self.size:
-            return None
-        parts = []
+            return False
+        memory, begin = work.to_all().data, 0
         for each in objects:
-            found = quick_or_none(each)
-            if found is None:
-                return None
-            parts.append(found)
-        return parts
+            if quick.put(memory, begin, call, each) < 0:
+                return False
+            begin += NBYTES
+        return True
 
     def _parts(self, objects: Any) -> tuple[list[Payload], Exception | None]:
         """Return one payload a rank, and the error if there is none."""
@@ -205,17 +220,21 @@ class Moves:
         """Return this rank's object from each rank's sequence."""
         if self.size == 1:
             return [copied(each) for each in as_many(objects, 1, "sendobj")]
-        quickly = self._quick_parts(objects)
-        if quickly is not None:
-            heads, data = self.exchange.swap_quickly(_ALLTOALL, quickly)
-            arrived = quick.read(_ALLTOALL, heads, data)
-            if arrived is not None:
-                return arrived
-            found = self.exchange.checked(data, _ALLTOALL)
-            return self._swapped([NOTHING.payload] * self.size, found)
+        exchange = self.exchange
+        work = exchange.workspace()
+        if self._put_parts(work, _ALLTOALL, objects):
+            exchange.swap_all(work)
+            memory = work.memory_of_all
+            arrived = quick.read(_ALLTOALL, exchange.unpack_heads(memory), memory)
+            if arrived is None:
+                found = exchange.checked(exchange.given_back(work), _ALLTOALL)
+                return self._swapped([NOTHING.payload] * self.size, found)
+            exchange.workspaces.append(work)
+            return arrived
+        exchange.workspaces.append(work)
         given, error = self._parts(objects)
         try:
-            found = self.exchange.swap_records(_ALLTOALL, given)
+            found = exchange.swap_records(_ALLTOALL, given)
         except RemoteError:
             if error is not None:
                 raise error from None

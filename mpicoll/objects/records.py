@@ -132,7 +132,6 @@ class Workspace:
 
     def __init__(self, size: int) -> None:
         self.own, self.all = np.zeros(NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
-        self.own_id, self.all_id = id(self.own), id(self.all)
         self.memory, self.memory_of_all = self.own.data, self.all.data
         self._sent: np.ndarray | None = None
 

@@ -20,7 +20,7 @@ from mpicoll.errors import MpicollError
 from mpicoll.objects import folding, quick
 from mpicoll.objects.encoding import ARRAY, FLOAT, INT, PICKLE, TRUSTED, copied, dtype_at
 from mpicoll.objects.exchange import Exchange
-from mpicoll.objects.moves import NOTHING, Given, Moves, quick_or_none
+from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import NBYTES, Description, call_word
 
 _OUTCOME = call_word("outcome")
@@ -68,7 +68,9 @@ class Reductions(Moves):
 
     def reduce(self, obj: Any, op: Any, root: Any) -> Any:
         """Return the reduction of all objects on the root, None elsewhere."""
-        root, number = self.root(root), folding.number_of(op)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self.root(root)
+        number = folding.number_of(op)
         values = self._exchange_numbers("reduce", obj, number, root)
         if not isinstance(values, tuple):
             return self._reduce("reduce", obj, op, root, values)
@@ -117,9 +119,7 @@ class Reductions(Moves):
         if fields[::3] == known.words:
             exchange.workspaces.append(work)
             return fields[2::3]
-        data = work.all.tobytes()
-        exchange.workspaces.append(work)
-        return exchange.checked(data, call_word(name, number, root))
+        return exchange.checked(exchange.given_back(work), call_word(name, number, root))
 
     def _reduce(self, name: str, obj: Any, op: Any, root: int, found: list[Description] | None) -> Any:
         """Reduce any objects; `found` are the records if they have been exchanged."""
@@ -145,17 +145,19 @@ class Reductions(Moves):
         self, name: str, obj: Any, op: Any, number: int, root: int
     ) -> _Result | list[Description] | None:
         """Reduce short objects of common types by a predefined operation; else return records, if they have come."""
-        own = quick_or_none(obj)
-        if own is None:
+        call, exchange = call_word(name, number, root), self.exchange
+        work = self.gather_quickly(call, obj)
+        if work is None:
             return None
-        call = call_word(name, number, root)
-        heads, data = self.exchange.gather_quickly(call, own)
+        memory = work.memory_of_all
+        heads = exchange.unpack_heads(memory)
         if all(word ^ call in quick.PREDICTABLE for word in heads[::2]):
-            objects = quick.read(call, heads, data)
+            objects = quick.read(call, heads, memory)
             if objects is not None:
+                exchange.workspaces.append(work)
                 result = self._fold(name, folding.function_of(op, number), objects)
                 return _Result(result if name != "reduce" or self.rank == root else None)
-        return self.exchange.checked(data, call)
+        return exchange.checked(exchange.given_back(work), call)
 
     def _reduce_records(
         self, name: str, given: Given, op: Any, number: int, root: int, found: list[Description]

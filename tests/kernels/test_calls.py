@@ -46,7 +46,7 @@ def test_lists_are_laid_out_as_expected(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _status(comm: Any, sendbuf: Any, recvbuf: Any) -> int:
-    status: int = dispatch.call.run(comm._table, ALLREDUCE, id(sendbuf), id(recvbuf), id(MPI.SUM), 0)
+    status: int = dispatch.call.run(comm._table, ALLREDUCE, sendbuf, recvbuf, MPI.SUM, 0)
     return status
 
 

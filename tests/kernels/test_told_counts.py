@@ -53,14 +53,14 @@ def test_functions_of_several_kernels_are_compiled_once() -> None:
     if machine_code.obstacle():
         return
     for kernel in (dispatch.call, executor.advance, told_counts.call_told, short_exchange.exchange):
-        kernel.variant(kernel.signature)
-    called = {dispatch.call: "dispatch.make_call", executor.advance: "executor.progress"}
+        kernel.load()
+    called = {dispatch.call.native: "dispatch.make_call", executor.advance: "executor.progress"}
     from mpicoll.kernels import decorators
     from mpicoll.kernels.source_stamps import stamp_of
 
     for kernel, symbol in called.items():
         text = decorators.signature_text(kernel, kernel.signature)
-        entry = machine_code.read(kernel.name, text, stamp_of(kernel.function.__module__))
+        entry = machine_code.read(decorators.entry_name(kernel.function), text, stamp_of(kernel.function.__module__))
         assert entry is not None
         assert f"mpicoll.{symbol}" in entry.image.imports
         assert len(entry.image.code) < 20_000
