@@ -28,6 +28,11 @@ def load_int32(address):
 
 
 @primitive
+def load_float64(address):
+    """Return the float64 at `address`."""
+
+
+@primitive
 def store(address, value):
     """Write a word at `address`."""
 

@@ -42,7 +42,7 @@ from .dispatch_table import (
 )
 from .dispatch_table import METHOD as SHARED_METHOD
 from .executor import progress, start
-from .object_kernels import forget_error, int_at, int_object, object_at, object_kernel
+from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import (
     BARRIER,
     BOUNDS,
@@ -75,6 +75,7 @@ from .operation_words import (
     offsets_word,
     put,
 )
+from .python_interface import forget_error, int_object
 
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
 """Added to the address of a table, which is a multiple of 8: the algorithm that is asked for."""

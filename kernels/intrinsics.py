@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, type_callable
 
-from . import allocator, atomics, messages, object_kernels
+from . import allocator, atomics, messages, python_interface
 
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8)
@@ -90,6 +90,14 @@ def _load_int32(typingctx, address):
         return builder.sext(builder.load(pointer), _WORD)
 
     return types.int64(types.int64), generate
+
+
+@implement(atomics.load_float64)
+def _load_float64(typingctx, address):
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()))
+
+    return types.float64(types.int64), generate
 
 
 @implement(atomics.store)
@@ -308,9 +316,6 @@ def _testall(typingctx, function, count, requests, flag, statuses):
 external(atomics.yield_core, "sched_yield", types.int32)
 external(atomics.sleep, "usleep", types.int32, types.int32)
 external(atomics.release_interpreter, "PyEval_SaveThread", types.int64)
-external(object_kernels.int_of, "PyLong_AsLongLong", types.int64, types.int64)
-external(object_kernels.int_object, "PyLong_FromLongLong", types.int64, types.int64)
-external(object_kernels.forget_error, "PyErr_Clear", types.void)
 external(atomics.take_interpreter, "PyEval_RestoreThread", types.void, types.int64)
 _TRANSFER = (types.int64, types.int32, *[types.int64] * 5)
 if sys.platform.startswith("linux"):
@@ -322,3 +327,6 @@ external(allocator.calloc, "calloc", types.intp, types.intp, types.intp)
 external(allocator.realloc, "realloc", types.intp, types.intp, types.intp)
 external(allocator.free, "free", types.void, types.intp)
 external(allocator.memset, "memset", types.intp, types.intp, types.int32, types.intp)
+
+for _primitive, _name, _kinds in python_interface.functions:
+    external(_primitive, _name, *(getattr(types, kind) for kind in _kinds))

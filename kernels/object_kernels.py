@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .atomics import load
-from .decorators import DISABLED, Native, helper, primitive
+from .decorators import DISABLED, Native, helper
+from .python_interface import int_of
 
 _FASTCALL = 0x0080
 _making = threading.Lock()
@@ -19,21 +20,6 @@ made: list["ObjectKernel"] = []
 """All of them, for `precompile`."""
 _definitions: list[Any] = []
 """Structures and texts that built-in functions point to; kept for as long as the process lives."""
-
-
-@primitive
-def int_of(thing):
-    """Return the value of an int, or of what has ``__index__``; -1 and an exception is set for anything else."""
-
-
-@primitive
-def int_object(number):
-    """Return a new reference to an int."""
-
-
-@primitive
-def forget_error():
-    """Clear the exception that `int_of` has set, if it has."""
 
 
 @helper

@@ -28,6 +28,7 @@ _COLLECTIVES = (
     "dispatch_table",
     "driven_jobs",
     "executor",
+    "object_calls",
     "short_exchange",
     "told_counts",
     "typed_specs",

@@ -3,8 +3,9 @@
 from .decorators import helper, linked
 from .dispatch import UNEVEN, is_open, make_call, make_call_in
 from .dispatch_table import JOB, NONE
-from .object_kernels import int_at, int_object, object_at, object_kernel
+from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import OTHER, SIZE, get, read_word, uneven_word
+from .python_interface import int_object
 from .told_counts import lay_out_counts
 from .vector_specs import read_numbers, read_packed
 

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from mpi4py import MPI
 
 from mpicoll.errors import CorruptPayload
-from mpicoll.objects import encoding, folding, quick, records
+from mpicoll.objects import encoding, folding, records
 from mpicoll.objects.encoding import Payload
 from tests.objects import differ, samples
 
@@ -52,26 +52,6 @@ def test_objects_come_back_as_from_mpi4py(number: int) -> None:
 @given(OBJECTS)
 def test_any_objects_come_back_as_from_mpi4py(obj: Any) -> None:
     assert differ(travelled(obj), MPI.pickle.loads(MPI.pickle.dumps(obj))) == ""
-
-
-@given(OBJECTS)
-def test_the_quick_way_writes_records_of_the_same_objects(obj: Any) -> None:
-    found = quick.found_in(obj)
-    if found is not None:
-        memory = bytearray(records.NBYTES)
-        quick.write(memoryview(memory), 0, CALL, found)
-        each = records.read(bytes(memory), 0)
-        read = encoding.decode(each.kind, each.dtype, each.flags, each.shape, each.data)
-        assert differ(read, MPI.pickle.loads(MPI.pickle.dumps(obj))) == ""
-
-
-def test_the_quick_way_knows_containers_in_containers() -> None:
-    cycle: list[Any] = [1]
-    cycle.append(cycle)
-    for obj in ({"a": [1, 2.5], "b": {"c": None}}, [(1, 2), (3, "x")]):
-        assert quick.found_in(obj) is not None
-    for obj in ([[[[1]]]], {"a": np.zeros(3)}, cycle, [list(range(100))]):
-        assert quick.found_in(obj) is None
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.errors import CorruptPayload
+from mpicoll.kernels.object_records import (
+    APART,
+    ARRAY,
+    BYTES,
+    COMPLEX,
+    ERROR,
+    FALSE,
+    FEW,
+    FLOAT,
+    INT,
+    NONE,
+    PICKLE,
+    READ_ONLY,
+    SCALAR,
+    STR,
+    TRUE,
+    TRUSTED,
+)
 from mpicoll.objects import pickling
 
-NONE, FALSE, TRUE, INT, FLOAT, COMPLEX, BYTES, STR, SCALAR, ARRAY, PICKLE, APART, ERROR = range(13)
-"""Kinds of payload: APART is a pickle with buffers out of band, ERROR a text in place of an object."""
-READ_ONLY, TRUSTED, LONG_SOMEWHERE = 1, 2, 4
-"""Flags: of an array; of a pickle whose parts are all exact built-in scalars; of a call with long payloads."""
 MAX_NDIM = 32
 """Arrays with more axes are pickled."""
 ALIGNMENT = 16
@@ -30,8 +44,6 @@ _DTYPE_NUMBERS = {dtype.char: number for number, dtype in enumerate(_DTYPES)}
 _INT64, _FLOAT64, _COMPLEX128 = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<dd")
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Exact types whose objects need no copy, and run no code of the program."""
-FEW = 32
-"""Longer containers are not looked through."""
 _BUFFER_ALIGNMENT = 64
 _COUNT = struct.Struct("<q")
 

@@ -5,7 +5,7 @@ Every rank reads in the records who has a long object, so that all take the same
 
 from __future__ import annotations
 
-import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,14 +17,17 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.operation_words import ALLGATHER, ALLTOALL, BCAST, COLLECTIVES, DONE, OTHER, SCATTER
+from mpicoll.kernels.object_records import ERROR, LONG_SOMEWHERE
+from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
 from mpicoll.objects import records
-from mpicoll.objects.encoding import ALIGNMENT, ERROR, LONG_SOMEWHERE, Payload, decode
+from mpicoll.objects.compiled_records import ASIDE, CompiledRecords, known_layout
+from mpicoll.objects.encoding import ALIGNMENT, Payload, decode
 from mpicoll.objects.folding import OP_NAMES
 from mpicoll.objects.records import NBYTES, Description, Workspace
 from mpicoll.shared_memory import numpy_allocator
 
 _EMPTY = np.empty(0, np.uint8)
+_making = threading.Lock()
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
 _IN_PLACE_NBYTES = 64 << 10
 """Shorter parts are sent from memory of their own, which a compiled call does in one step."""
@@ -41,15 +44,39 @@ class Exchange:
 
     Attributes
     ----------
-    unpack_heads
-        Returns the first two words of the records of all ranks.
+    words
+        Address of the words of the compiled collectives, 0 before the first call, and where there are none.
     """
 
     def __init__(self, scope: CallContext, table: int) -> None:
         self.scope, self.table = scope, table
         self.rank, self.size = scope.channel.rank, scope.channel.size
         self.workspaces: list[Workspace] = []
-        self.unpack_heads = struct.Struct("<" + f"QQ{NBYTES - 16}x" * self.size).unpack
+        self.words = 0
+        self._compiled: CompiledRecords | None = None
+
+    @property
+    def compiled(self) -> CompiledRecords:
+        """Memory of the compiled collectives, after the first call of one."""
+        assert self._compiled is not None
+        return self._compiled
+
+    def begin(self, kernel: Any, *arguments: Any) -> Any:
+        """Make the first call of a compiled collective; return ASIDE where there is none."""
+        if self.size == 1 or not self.table or not known_layout():
+            return ASIDE
+        with _making:
+            if self._compiled is None:
+                self._compiled = CompiledRecords(self.rank, self.size, self.table)
+            self.words = self._compiled.address
+        return kernel.run(self.words, *arguments)
+
+    def complete(
+        self, kernel: Any, collective: str, sendbuf: Any, recvbuf: Any, root: int, arguments: tuple[Any, ...]
+    ) -> Any:
+        """Complete an exchange that a compiled collective has begun; return what it returns then."""
+        go_on(self.scope, self.table, self.compiled.status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
+        return kernel.run(self.words, *arguments, None)
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""
@@ -71,17 +98,13 @@ class Exchange:
         """Make a collective on arrays."""
         go_on(self.scope, 0, OTHER, None, collective, sendbuf, recvbuf, op, root)
 
-    def gather_records(self, work: Workspace) -> None:
-        """Give every rank's record to all."""
-        status = call.run(self.table, ALLGATHER, work.own, work.all, None, 0) if self.table else OTHER
-        if status != DONE:
-            go_on(self.scope, self.table, status, None, "allgather", work.own, work.all)
+    def own_record(self) -> bytes:
+        """Return the record that a compiled collective has left to be read."""
+        return self.compiled.taken(self.compiled.own)
 
-    def given_back(self, work: Workspace) -> bytes:
-        """Return the records of all ranks, and keep the memory for another call."""
-        data = work.all.tobytes()
-        self.workspaces.append(work)
-        return data
+    def record_of_each(self) -> bytes:
+        """Return the records of all ranks that a compiled collective has left to be read."""
+        return self.compiled.taken(self.compiled.all)
 
     def all_records(self, call_word: int, payload: Payload) -> list[Description]:
         """Return the records of all ranks.
@@ -95,8 +118,10 @@ class Exchange:
         """
         work = self.workspace()
         records.write(work.memory, 0, call_word, payload)
-        self.gather_records(work)
-        return self.checked(self.given_back(work), call_word)
+        self.plain("allgather", work.own, work.all)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self.checked(data, call_word)
 
     def checked(self, data: bytes, call_word: int) -> list[Description]:
         """Read the records of all ranks and compare their calls; see :meth:`all_records`."""
@@ -115,23 +140,23 @@ class Exchange:
         parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
         raise MismatchError(f"this call differs between ranks: {'; '.join(parts)}")
 
-    def bcast_record(self, work: Workspace, root: int) -> None:
-        """Give the root's record to all."""
-        status = call.run(self.table, BCAST, None, work.own, None, root) if self.table else OTHER
-        if status != DONE:
-            go_on(self.scope, self.table, status, None, "bcast", None, work.own, MPI.SUM, root)
-
-    def scatter_records(self, work: Workspace, root: int) -> None:
-        """Give each rank its record from those of the root for all."""
-        sent = work.to_all() if self.rank == root else None
-        status = call.run(self.table, SCATTER, sent, work.own, None, root) if self.table else OTHER
-        if status != DONE:
-            go_on(self.scope, self.table, status, None, "scatter", sent, work.own, MPI.SUM, root)
-
-    def read_from_root(self, work: Workspace, call_word: int, root: int) -> Description:
-        """Read the record that the root has sent."""
-        found = records.read(work.own.tobytes(), 0)
+    def from_root(self, collective: str, call_word: int, root: int, payloads: Sequence[Payload] | None) -> Description:
+        """Return the record that the root sends in a broadcast, or for this rank in a scatter; it has `payloads`."""
+        work = self.workspace()
+        sent = None
+        if collective == "scatter" and payloads is not None:
+            self._write_all(work.to_all().data, call_word, payloads)
+            sent = work.to_all()
+        elif payloads is not None:
+            records.write(work.memory, 0, call_word, payloads[0])
+        self.plain(collective, sent, work.own, root=root)
+        data = work.own.tobytes()
         self.workspaces.append(work)
+        return self.read_from_root(data, call_word, root)
+
+    def read_from_root(self, data: bytes, call_word: int, root: int) -> Description:
+        """Read the record that the root has sent."""
+        found = records.read(data, 0)
         if found.call != call_word:
             texts = [records.describe(each, OP_NAMES) for each in (call_word, found.call)]
             raise MismatchError(f"this call differs between ranks: {texts[0]} here, {texts[1]} on rank {root}")
@@ -139,27 +164,22 @@ class Exchange:
             raise remote_error(root, call_word, found)
         return found
 
-    def swap_all(self, work: Workspace) -> None:
-        """Give each rank its record from every rank."""
-        sent = work.to_all()
-        status = call.run(self.table, ALLTOALL, sent, work.all, None, 0) if self.table else OTHER
-        if status != DONE:
-            go_on(self.scope, self.table, status, None, "alltoall", sent, work.all)
-
     def swap_records(self, call_word: int, payloads: Sequence[Payload]) -> list[Description]:
-        """Return this rank's records from every rank; see :meth:`all_records`."""
+        """Return the records of all ranks for this one; see :meth:`all_records`."""
         work = self.workspace()
-        self.write_all(work, call_word, payloads)
-        self.swap_all(work)
-        return self.checked(self.given_back(work), call_word)
+        self._write_all(work.to_all().data, call_word, payloads)
+        self.plain("alltoall", work.to_all(), work.all)
+        data = work.all.tobytes()
+        self.workspaces.append(work)
+        return self.checked(data, call_word)
 
-    def write_all(self, work: Workspace, call_word: int, payloads: Sequence[Payload]) -> None:
+    def _write_all(self, memory: memoryview, call_word: int, payloads: Sequence[Payload]) -> None:
         """Write a record for each rank."""
         longest = max((each.nbytes for each in payloads if records.is_long(each)), default=0)
         flags = LONG_SOMEWHERE if longest else 0
         room = (longest - 1).bit_length() if 0 < longest <= _EQUAL_NBYTES else 0
         for rank, payload in enumerate(payloads):
-            records.write(work.to_all().data, rank * NBYTES, call_word, payload, flags, room)
+            records.write(memory, rank * NBYTES, call_word, payload, flags, room)
 
     @contextmanager
     def announced(self) -> Iterator[None]:

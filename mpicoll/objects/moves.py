@@ -11,12 +11,14 @@ from typing import Any
 
 from mpicoll.collectives.call_context import check_root
 from mpicoll.errors import RemoteError
-from mpicoll.objects import pickling, quick, records
-from mpicoll.objects.encoding import LONG_SOMEWHERE, PLAIN, Payload, copied, encode, failure
+from mpicoll.kernels.object_calls import bcast_object, gather_objects, scatter_objects, swap_objects
+from mpicoll.kernels.object_records import LONG_SOMEWHERE
+from mpicoll.objects.compiled_records import PENDING, UNREAD, Left
+from mpicoll.objects.encoding import Payload, copied, encode, failure
 from mpicoll.objects.exchange import Exchange, restored
-from mpicoll.objects.records import HEADER, NBYTES, ROOM, Description, Workspace, call_word
+from mpicoll.objects.records import Description, call_word
 
-_BCAST, _ALLGATHER, _ALLTOALL = call_word("bcast"), call_word("allgather"), call_word("alltoall")
+_ALLGATHER, _ALLTOALL = call_word("allgather"), call_word("alltoall")
 
 
 class Given:
@@ -57,57 +59,41 @@ class Moves:
 
     def bcast(self, obj: Any, root: Any) -> Any:
         """Return the root's object."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self.root(root)
+        exchange = self.exchange
+        found = (
+            bcast_object.run(exchange.words, obj, root) if exchange.words else exchange.begin(bcast_object, obj, root)
+        )
+        return self._rest_of_bcast(found, obj, root) if type(found) is Left else found
+
+    def _rest_of_bcast(self, left: Left, obj: Any, root: Any) -> Any:
+        """Do what compiled code has left to Python."""
+        root, exchange = self.root(root), self.exchange
         if self.size == 1:
             return copied(obj)
-        exchange, call = self.exchange, call_word("bcast", 0, root) if root else _BCAST
-        work = exchange.workspace()
-        if self.rank != root:
-            return self._from_root(work, call, root)
-        nbytes = quick.put(work.memory, 0, call, obj)
-        if nbytes < 0:
-            exchange.workspaces.append(work)
-            return self.bcast_given(Given(obj), call, root)
-        exchange.bcast_record(work, root)
-        if type(obj) not in PLAIN:
-            obj = pickling.loads(work.memory[16 : 16 + nbytes])
-        exchange.workspaces.append(work)
-        return obj
+        call, given = call_word("bcast", 0, root), NOTHING
+        if left is PENDING:
+            left = exchange.complete(bcast_object, "bcast", None, exchange.compiled.own, root, (obj, root))
+            if type(left) is not Left:
+                return left
+        if left is UNREAD:
+            return self._from_root(exchange.read_from_root(exchange.own_record(), call, root), given, root)
+        if self.rank == root:
+            given = Given(obj)
+        return self.bcast_given(given, call, root)
 
-    def _from_root(self, work: Workspace, call: int, root: int, given: Given | None = None) -> Any:
-        """Return what the root gives by way of records in `work`; on the root that is `given`."""
-        exchange, memory = self.exchange, work.memory
-        exchange.bcast_record(work, root)
-        word, nbytes = HEADER.unpack_from(memory)
-        reader = quick.READERS.get(word ^ call)
-        if reader is not None and nbytes <= ROOM:
-            result = reader(memory, 16, nbytes)
-            exchange.workspaces.append(work)
-            return result
-        found = exchange.read_from_root(work, call, root)
-        if given is not None and given.error is not None:
-            raise given.error
-        if found.data is None:
-            return exchange.bcast_long(None if given is None else given.payload, found, root)
-        return restored(found, None)
-
-    def bcast_given(self, given: Given | None, call: int, root: int) -> Any:
+    def bcast_given(self, given: Given, call: int, root: int) -> Any:
         """Return what the root gives; raise its error on all ranks."""
-        work = self.exchange.workspace()
-        if given is not None:
-            records.write(work.memory, 0, call, given.payload)
-        return self._from_root(work, call, root, given)
+        payloads = [given.payload] if self.rank == root else None
+        found = self.exchange.from_root("bcast", call, root, payloads)
+        if given.error is not None:
+            raise given.error
+        return self._from_root(found, given, root)
 
-    def _read_quickly(self, work: Workspace, call: int) -> tuple[bool, Any]:
-        """Return whether the object of a record is short and of a common type, and the object."""
-        word, nbytes = HEADER.unpack_from(work.memory)
-        reader = quick.READERS.get(word ^ call)
-        if reader is None or nbytes > ROOM:
-            return False, None
-        result = reader(work.memory, 16, nbytes)
-        self.exchange.workspaces.append(work)
-        return True, result
+    def _from_root(self, found: Description, given: Given, root: int) -> Any:
+        """Return the root's object, whose record has come; long ones follow."""
+        if found.data is None:
+            return self.exchange.bcast_long(given.payload if self.rank == root else None, found, root)
+        return restored(found, None)
 
     def gather_records(self, call: int, given: Given) -> list[Description]:
         """Return the records of all ranks; raise this rank's own error after that."""
@@ -123,28 +109,37 @@ class Moves:
 
     def allgather(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks."""
+        found = self.gathered(obj, _ALLGATHER, 0, None)
+        if type(found) is not Left:
+            return found  # type: ignore[no-any-return]
         if self.size == 1:
             return [copied(obj)]
-        work = self.gather_quickly(_ALLGATHER, obj)
-        if work is None:
-            given = Given(obj)
-            return self.objects(given, self.gather_records(_ALLGATHER, given))
-        exchange, memory = self.exchange, work.memory_of_all
-        objects = quick.read(_ALLGATHER, exchange.unpack_heads(memory), memory)
-        if objects is None:
-            return self.objects(NOTHING, exchange.checked(exchange.given_back(work), _ALLGATHER))
-        exchange.workspaces.append(work)
-        return objects
+        return self.objects(*self.described(found, obj, _ALLGATHER))
 
-    def gather_quickly(self, call: int, obj: Any) -> Workspace | None:
-        """Return memory with the records of all ranks; None, and nothing was done, if the object has no quick way."""
-        exchange = self.exchange
-        work = exchange.workspace()
-        if quick.put(work.memory, 0, call, obj) < 0:
-            exchange.workspaces.append(work)
-            return None
-        exchange.gather_records(work)
-        return work
+    def gathered(self, obj: Any, call: int, predictable: int, root: int | None) -> Any:
+        """Return the objects of all ranks, None where they are for another one, or what compiled code has left.
+
+        Parameters
+        ----------
+        predictable
+            1 to leave it to Python if there is an object with which an operation may run code of the program.
+        """
+        exchange, arguments = self.exchange, (obj, call, predictable, root)
+        if not exchange.words:
+            found = exchange.begin(gather_objects, *arguments)
+        else:
+            found = gather_objects.run(exchange.words, *arguments)
+        if found is PENDING:
+            compiled = exchange.compiled
+            return exchange.complete(gather_objects, "allgather", compiled.own, compiled.all, 0, arguments)
+        return found
+
+    def described(self, left: Left, obj: Any, call: int) -> tuple[Given, list[Description]]:
+        """Return this rank's object and the records of all, for what compiled code has left of :meth:`gathered`."""
+        if left is UNREAD:
+            return NOTHING, self.exchange.checked(self.exchange.record_of_each(), call)
+        given = Given(obj)
+        return given, self.gather_records(call, given)
 
     def objects(self, given: Given, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks' records, on all ranks or on `root`."""
@@ -158,56 +153,47 @@ class Moves:
         """Return the objects of all ranks on the root, None elsewhere."""
         if type(root) is not int or not 0 <= root < self.size:
             root = self.root(root)
+        call = call_word("gather", 0, root)
+        found = self.gathered(obj, call, 0, root)
+        if type(found) is not Left:
+            return found  # type: ignore[no-any-return]
         if self.size == 1:
             return [copied(obj)]
-        call, exchange = call_word("gather", 0, root), self.exchange
-        work = self.gather_quickly(call, obj)
-        if work is None:
-            given = Given(obj)
-            objects = self.objects(given, self.gather_records(call, given), root)
-            return objects if self.rank == root else None
-        memory = work.memory_of_all
-        heads = exchange.unpack_heads(memory)
-        if quick.are_all(call, heads):
-            found = quick.read(call, heads, memory) if self.rank == root else None
-            exchange.workspaces.append(work)
-            return found
-        objects = self.objects(NOTHING, exchange.checked(exchange.given_back(work), call), root)
+        objects = self.objects(*self.described(found, obj, call), root)
         return objects if self.rank == root else None
 
     def scatter(self, objects: Any, root: Any) -> Any:
         """Return this rank's object from the root's sequence."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self.root(root)
+        exchange, arguments = self.exchange, (objects, root)
+        if not exchange.words:
+            found = exchange.begin(scatter_objects, *arguments)
+        else:
+            found = scatter_objects.run(exchange.words, *arguments)
+        return self._rest_of_scatter(found, objects, root) if type(found) is Left else found
+
+    def _rest_of_scatter(self, left: Left, objects: Any, root: Any) -> Any:
+        """Do what compiled code has left to Python."""
+        root, exchange = self.root(root), self.exchange
         if self.size == 1:
             return copied(as_many(objects, 1, "sendobj")[0])
-        exchange, call = self.exchange, call_word("scatter", 0, root)
-        work, error = exchange.workspace(), None
-        given: list[Payload] = []
-        if self.rank == root and not self._put_parts(work, call, objects):
-            given, error = self._parts(objects)
-            exchange.write_all(work, call, given)
-        exchange.scatter_records(work, root)
-        known, result = self._read_quickly(work, call)
-        if known:
-            return result
-        found = exchange.read_from_root(work, call, root)
+        call = call_word("scatter", 0, root)
+        if left is PENDING:
+            sent = exchange.compiled.sent if self.rank == root else None
+            left = exchange.complete(scatter_objects, "scatter", sent, exchange.compiled.own, root, (objects, root))
+            if type(left) is not Left:
+                return left
+        given, error = None, None
+        if left is UNREAD:
+            found = exchange.read_from_root(exchange.own_record(), call, root)
+        else:
+            if self.rank == root:
+                given, error = self._parts(objects)
+            found = exchange.from_root("scatter", call, root, given)
         if error is not None:
             raise error
         if found.flags & LONG_SOMEWHERE:
-            return exchange.scatter_long(given, found, root)
+            return exchange.scatter_long(given or (), found, root)
         return restored(found, None)
-
-    def _put_parts(self, work: Workspace, call: int, objects: Any) -> bool:
-        """Write one short object a rank into records; return False if that is not what these are."""
-        if type(objects) not in (list, tuple) or len(objects) != self.size:
-            return False
-        memory, begin = work.to_all().data, 0
-        for each in objects:
-            if quick.put(memory, begin, call, each) < 0:
-                return False
-            begin += NBYTES
-        return True
 
     def _parts(self, objects: Any) -> tuple[list[Payload], Exception | None]:
         """Return one payload a rank, and the error if there is none."""
@@ -218,20 +204,26 @@ class Moves:
 
     def alltoall(self, objects: Any) -> list[Any]:
         """Return this rank's object from each rank's sequence."""
+        exchange = self.exchange
+        if not exchange.words:
+            found = exchange.begin(swap_objects, objects)
+        else:
+            found = swap_objects.run(exchange.words, objects)
+        return self._rest_of_alltoall(found, objects) if type(found) is Left else found
+
+    def _rest_of_alltoall(self, left: Left, objects: Any) -> list[Any]:
+        """Do what compiled code has left to Python."""
         if self.size == 1:
             return [copied(each) for each in as_many(objects, 1, "sendobj")]
         exchange = self.exchange
-        work = exchange.workspace()
-        if self._put_parts(work, _ALLTOALL, objects):
-            exchange.swap_all(work)
-            memory = work.memory_of_all
-            arrived = quick.read(_ALLTOALL, exchange.unpack_heads(memory), memory)
-            if arrived is None:
-                found = exchange.checked(exchange.given_back(work), _ALLTOALL)
-                return self._swapped([NOTHING.payload] * self.size, found)
-            exchange.workspaces.append(work)
-            return arrived
-        exchange.workspaces.append(work)
+        if left is PENDING:
+            compiled = exchange.compiled
+            left = exchange.complete(swap_objects, "alltoall", compiled.sent, compiled.all, 0, (objects,))
+            if type(left) is not Left:
+                return left
+        if left is UNREAD:
+            found = exchange.checked(exchange.record_of_each(), _ALLTOALL)
+            return self._swapped([NOTHING.payload] * self.size, found)
         given, error = self._parts(objects)
         try:
             found = exchange.swap_records(_ALLTOALL, given)

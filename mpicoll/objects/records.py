@@ -14,19 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mpicoll.errors import CorruptPayload
-from mpicoll.objects.encoding import ERROR, MAX_NDIM, Payload
+from mpicoll.kernels.object_records import COLLECTIVES, ERROR, FLAGS_BIT, KIND_BIT, MAX_ROOT, NBYTES, ROOM, pack_word
+from mpicoll.objects.encoding import MAX_NDIM, Payload
 
-NBYTES = 504
-"""Of a record; no round number, which a program may use in calls of its own."""
-ROOM = NBYTES - 16
 HEADER = struct.Struct("<QQ")
 _MAGIC, _ROOM_BIT = 0x6F, 56
 _CALL_MASK = (1 << 32) - 1 | 0xFF << 56
 _SHAPES = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
-COLLECTIVES = ("bcast", "reduce", "allreduce", "allgather", "gather", "scatter", "alltoall", "scan", "exscan",
-               "outcome")  # fmt: skip
-"""In the order of their numbers; `outcome` is the end of a reduction that may fail on a rank."""
-_MAX_ROOT = 1 << 20
 
 
 class Description(NamedTuple):
@@ -53,14 +47,13 @@ class Description(NamedTuple):
 @lru_cache(maxsize=4096)
 def call_word(collective: str, op: int = 0, root: int = 0) -> int:
     """Return the bits of the first word that are the same on all ranks in a correct program."""
-    return _MAGIC << 56 | (root % _MAX_ROOT) << 12 | op << 4 | COLLECTIVES.index(collective)
+    return int(pack_word(COLLECTIVES.index(collective), op, root))
 
 
 def first_word(call: int, payload: Payload, flags: int = 0) -> int:
     """Return the first word of a record; `flags` are added to those of the object."""
-    return (
-        call | payload.kind << 32 | payload.dtype << 36 | len(payload.shape) << 44 | (payload.flags | flags) << 50
-    )  # fmt: skip
+    of_object = payload.kind << KIND_BIT | payload.dtype << 36 | (payload.flags | flags) << FLAGS_BIT
+    return call | of_object | len(payload.shape) << 44
 
 
 def is_long(payload: Payload) -> bool:
@@ -117,7 +110,7 @@ def describe(call: int, op_names: tuple[str, ...]) -> str:
     name = COLLECTIVES[call & 0xF] if (call & 0xF) < len(COLLECTIVES) else "?"
     op = call >> 4 & 0xFF
     parts = [op_names[op]] if name in ("reduce", "allreduce", "scan", "exscan") and op < len(op_names) else []
-    parts += [f"root={call >> 12 & _MAX_ROOT - 1}"] if name in ("bcast", "reduce", "gather", "scatter") else []
+    parts += [f"root={call >> 12 & MAX_ROOT - 1}"] if name in ("bcast", "reduce", "gather", "scatter") else []
     return f"{name}({', '.join(parts)})"
 
 
@@ -132,7 +125,7 @@ class Workspace:
 
     def __init__(self, size: int) -> None:
         self.own, self.all = np.zeros(NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
-        self.memory, self.memory_of_all = self.own.data, self.all.data
+        self.memory = self.own.data
         self._sent: np.ndarray | None = None
 
     def to_all(self) -> np.ndarray:

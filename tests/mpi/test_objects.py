@@ -7,6 +7,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -474,3 +475,40 @@ def test_a_function_that_differs_between_ranks_gives_one_result(comm: mpicoll.In
     """As the order of sets of strings does."""
     result = comm.allreduce([0] * length, lambda a, b: [comm.rank + 1])
     assert comm.allgather(result) == [[1] if comm.size > 1 else [0] * length] * comm.size
+
+
+class Calling:
+    """A key of a dictionary that makes a collective call when it is pickled, and when it is unpickled."""
+
+    comm: Any = None
+
+    def __reduce__(self) -> Any:
+        return _called, (self.comm.allreduce(1),)
+
+
+def _called(size: int) -> int:
+    return int(Calling.comm.allreduce(size))
+
+
+def test_picklers_may_make_collective_calls(comm: mpicoll.Intracomm) -> None:
+    """The records of the call that is being made are in use then."""
+    Calling.comm, size = comm, comm.size
+    for _ in range(3):
+        assert comm.allgather({Calling(): comm.rank}) == [{size * size: rank} for rank in range(size)]
+        assert comm.alltoall([{Calling(): comm.rank}] * size) == [{size * size: rank} for rank in range(size)]
+    assert comm.allgather(comm.rank) == list(range(size))
+
+
+def test_objects_may_be_exchanged_from_several_threads(comm: mpicoll.Intracomm) -> None:
+    """One communicator each."""
+    others = [comm.Dup() for _ in range(3)]
+
+    def work(other: mpicoll.Intracomm) -> None:
+        for step in range(200):
+            assert other.allgather((step, other.rank)) == [(step, rank) for rank in range(other.size)]
+            assert other.bcast({"a": step}, step % other.size) == {"a": step}
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, others))
+    for other in others:
+        other.Free()

@@ -1,0 +1,100 @@
+"""Memory of the compiled collectives of short objects, and what they leave to Python."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from mpicoll.kernels import object_records as layout
+from mpicoll.kernels.object_records import NBYTES
+from mpicoll.objects import pickling
+
+
+class Left:
+    """Object that a compiled collective returns where something is left to Python."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+ASIDE, PENDING, UNREAD = Left("ASIDE"), Left("PENDING"), Left("UNREAD")
+"""Nothing has happened; the exchange has begun and goes on; the records have come, and are to be read.
+
+See :mod:`mpicoll.kernels.object_calls`.
+"""
+_ERRORS = ctypes.create_string_buffer(b"surrogatepass")
+_OBJECTS: dict[int, Any] = {
+    layout.ASIDE: ASIDE,
+    layout.PENDING: PENDING,
+    layout.UNREAD: UNREAD,
+    layout.DUMPS: pickling.dumps,
+    layout.LOADS: pickling.loads,
+    layout.ORDINARY: Exception,
+    layout.NOTHING: None,
+    layout.NO: False,
+    layout.YES: True,
+    layout.INT_TYPE: int,
+    layout.FLOAT_TYPE: float,
+    layout.COMPLEX_TYPE: complex,
+    layout.BYTES_TYPE: bytes,
+    layout.STR_TYPE: str,
+    layout.LIST_TYPE: list,
+    layout.TUPLE_TYPE: tuple,
+    layout.DICT_TYPE: dict,
+    layout.BOOL_TYPE: bool,
+    layout.NONE_TYPE: type(None),
+}
+"""Kept alive, since their addresses stand in the words."""
+
+
+class CompiledRecords:
+    """Words and records of one communicator; see :mod:`mpicoll.kernels.object_records`.
+
+    Parameters
+    ----------
+    table
+        Address of the dispatch table.
+
+    Attributes
+    ----------
+    address
+        Of the words.
+    own, all, sent
+        A record, and one from and to each rank.
+    """
+
+    def __init__(self, rank: int, size: int, table: int) -> None:
+        self.own = np.zeros(NBYTES, np.uint8)
+        self.all, self.sent = np.zeros(size * NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
+        self._scratch = np.zeros(layout.SCRATCH_WORDS, np.int64)
+        self._words = np.zeros(layout.WORDS, np.int64)
+        self.address = self._words.ctypes.data
+        for place, thing in _OBJECTS.items():
+            self._words[place] = id(thing)
+        for place, array in ((layout.OWN, self.own), (layout.ALL, self.all), (layout.SENT, self.sent)):
+            self._words[[place, place + 1]] = id(array), array.ctypes.data
+        self._words[[layout.TABLE, layout.RANK, layout.RANKS]] = table, rank, size
+        self._words[[layout.SCRATCH, layout.ERRORS]] = self._scratch.ctypes.data, ctypes.addressof(_ERRORS)
+
+    @property
+    def status(self) -> int:
+        """The status of the exchange that is left to Python."""
+        return int(self._words[layout.STATUS])
+
+    def taken(self, memory: np.ndarray) -> bytes:
+        """Return records that have come, and leave the memory to the next call."""
+        data = memory.tobytes()
+        self._words[layout.IN_USE] = 0
+        return data
+
+
+def known_layout() -> bool:
+    """Return whether this interpreter's floats and complex numbers are laid out as expected."""
+    behind = object.__basicsize__
+    found = [ctypes.c_double.from_address(id(number) + behind) for number in (1.5, 2.5 + 0j)]
+    return [each.value for each in found] == [1.5, 2.5]

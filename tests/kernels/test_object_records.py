@@ -1,0 +1,205 @@
+"""Records that compiled code writes and reads."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.kernels.atomics import load
+from mpicoll.kernels.decorators import DISABLED
+from mpicoll.kernels.object_kernels import int_at, object_at, object_kernel
+from mpicoll.kernels.object_records import ASIDE, FAILED, OWN_DATA, get_object, is_known, put_object
+from mpicoll.kernels.operation_words import get
+from mpicoll.kernels.python_interface import int_object, keep
+from mpicoll.objects import encoding, records
+from mpicoll.objects.compiled_records import ASIDE as LEFT
+from mpicoll.objects.compiled_records import CompiledRecords, known_layout
+from tests.objects import differ, samples
+
+pytestmark = pytest.mark.skipif(DISABLED, reason="nothing is compiled")
+CALL = records.call_word("allreduce", 3, 7)
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), st.binary(), st.text())
+OBJECTS = st.recursive(SCALARS, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each))
+
+
+@object_kernel
+def put(module, arguments, count):  # type: ignore[no-untyped-def]
+    """Write a record of an object; return its bytes or what stands in their place."""
+    words = int_at(arguments, 0)
+    nbytes = put_object(words, get(words, OWN_DATA), int_at(arguments, 1), object_at(arguments, 2))
+    return 0 if nbytes == FAILED else int_object(nbytes)
+
+
+@object_kernel
+def take(module, arguments, count):  # type: ignore[no-untyped-def]
+    """Read the record; return the object, or what stands for one that Python has to read."""
+    words = int_at(arguments, 0)
+    memory = get(words, OWN_DATA)
+    description = load(memory) ^ int_at(arguments, 1)
+    if is_known(description, load(memory + 8), int_at(arguments, 2) != 0):
+        return get_object(words, memory, description)
+    left = get(words, ASIDE)
+    keep(left)
+    return left
+
+
+@pytest.fixture(scope="module")
+def memory() -> CompiledRecords:
+    comm = Intracomm(MPI.COMM_SELF)
+    comm.Allreduce(np.ones(1), np.ones(1))
+    made = CompiledRecords(0, 1, comm._table)
+    made.comm = comm  # type: ignore[attr-defined]  # it has the table
+    return made
+
+
+def travelled(memory: CompiledRecords, obj: Any) -> Any:
+    """Return the object after its way through a record; LEFT if that is Python's task."""
+    nbytes = put.run(memory.address, CALL, obj)
+    if nbytes < 0:
+        return LEFT
+    found = records.read(memory.own.tobytes(), 0)
+    assert found.call == CALL
+    assert found.nbytes == nbytes
+    assert found.data is not None
+    in_python = encoding.decode(found.kind, found.dtype, found.flags, found.shape, found.data)
+    assert differ(in_python, pickle.loads(pickle.dumps(obj))) == ""
+    return take.run(memory.address, CALL, 0)
+
+
+@given(obj=OBJECTS)
+def test_objects_come_back_as_from_mpi4py(memory: CompiledRecords, obj: Any) -> None:
+    result = travelled(memory, obj)
+    if result is not LEFT:
+        assert differ(result, MPI.pickle.loads(MPI.pickle.dumps(obj))) == ""
+
+
+@pytest.mark.parametrize("number", range(len(samples())))
+def test_samples_come_back_as_from_mpi4py(memory: CompiledRecords, number: int) -> None:
+    obj = samples()[number]
+    result = travelled(memory, obj)
+    if result is not LEFT:
+        assert differ(result, MPI.pickle.loads(MPI.pickle.dumps(obj))) == ""
+
+
+@given(obj=OBJECTS)
+def test_records_of_the_general_way_are_read(memory: CompiledRecords, obj: Any) -> None:
+    payload = encoding.encode(obj)
+    records.write(memory.own.data, 0, CALL, payload)
+    result = take.run(memory.address, CALL, 0)
+    assert result is LEFT if records.is_long(payload) else differ(result, obj) == ""
+
+
+def test_which_objects_are_taken(memory: CompiledRecords) -> None:
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    taken = [
+        1,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        0.5,
+        float("nan"),
+        1j,
+        None,
+        True,
+        False,
+        b"",
+        "",
+        "é" * 200,
+        b"x" * 488,
+        (),
+        {},
+    ]
+    taken += [{"a": [1, 2.5], "b": {"c": None}}, [(1, 2), (3, "x")], list(range(32)), {1: "x", (2, 3): b"y"}]
+    for obj in taken:
+        assert travelled(memory, obj) is not LEFT, obj
+    left: list[Any] = [2**63, -(2**63) - 1, "\udc80", "x" * 489, "é" * 245, b"x" * 489, list(range(33)), [[[[1]]]]]
+    left += [{"a": np.zeros(3)}, cycle, [list(range(100))], np.float64(1), np.zeros(2), object, {1}, Ellipsis]
+    for obj in left:
+        assert travelled(memory, obj) is LEFT, obj
+
+
+class Key:
+    """A key of a dictionary that cannot be pickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+def test_a_pickler_that_fails_is_left_to_python_and_an_interrupt_is_raised(memory: CompiledRecords) -> None:
+    assert put.run(memory.address, CALL, {Key(ValueError("no")): 1}) < 0
+    assert sys.exc_info() == (None, None, None)
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            put.run(memory.address, CALL, {Key(error()): 1})
+    assert travelled(memory, {1: 2}) == {1: 2}
+
+
+def test_what_cannot_be_unpickled_raises_its_exception(memory: CompiledRecords) -> None:
+    assert put.run(memory.address, CALL, [1]) > 0
+    memory.own[16:20] = 0xFF
+    with pytest.raises(pickle.UnpicklingError):
+        take.run(memory.address, CALL, 0)
+
+
+def test_only_predictable_objects_if_wanted(memory: CompiledRecords) -> None:
+    for obj, known in ((1, True), ("x", True), ([1, 2], True), ([1, [2]], False), ({1: 2}, False)):
+        assert put.run(memory.address, CALL, obj) >= 0
+        assert (take.run(memory.address, CALL, 1) is not LEFT) == known, obj
+
+
+@pytest.mark.parametrize("place", [0, 3, 4, 5, 6, 7, 8, 9, 15])
+def test_damaged_heads_are_left_to_python(memory: CompiledRecords, place: int) -> None:
+    """Whatever they are, nothing outside of the record is read."""
+    for value in range(256):
+        assert put.run(memory.address, CALL, b"abc") == 3
+        before = memory.own[:16].copy()
+        memory.own[place] = value
+        result = take.run(memory.address, CALL, 0) if place >= 8 else LEFT
+        if place >= 8 and result is not LEFT:
+            assert len(result) <= records.ROOM
+            memory.own[:16] = before
+    assert travelled(memory, b"abc") == b"abc"
+
+
+def test_references_are_counted(memory: CompiledRecords) -> None:
+    watched: list[Any] = [
+        object(),
+        10**9,
+        1.5,
+        1j,
+        "text of some length",
+        b"bytes",
+        None,
+        True,
+        ["x"],
+        ("y", 1),
+        {"z": [1, {}]},
+    ]
+    watched += [(each,) for each in watched]
+    for each in watched:
+        travelled(memory, each)
+    gc.collect()
+    before, blocks = [sys.getrefcount(each) for each in watched], sys.getallocatedblocks()
+    for _ in range(500):
+        for each in watched:
+            travelled(memory, each)
+    gc.collect()
+    assert [abs(sys.getrefcount(each) - count) < 50 for each, count in zip(watched, before, strict=True)] == [True] * 22
+    assert sys.getallocatedblocks() < blocks + 200
+
+
+def test_the_layout_of_numbers_is_known() -> None:
+    assert known_layout()
