@@ -111,7 +111,7 @@ class Moves:
         """Return the objects of all ranks."""
         found = self.gathered(obj, _ALLGATHER, 0, None)
         if type(found) is not Left:
-            return found  # type: ignore[no-any-return]
+            return found
         if self.size == 1:
             return [copied(obj)]
         return self.objects(*self.described(found, obj, _ALLGATHER))
@@ -156,7 +156,7 @@ class Moves:
         call = call_word("gather", 0, root)
         found = self.gathered(obj, call, 0, root)
         if type(found) is not Left:
-            return found  # type: ignore[no-any-return]
+            return found
         if self.size == 1:
             return [copied(obj)]
         objects = self.objects(*self.described(found, obj, call), root)
@@ -218,9 +218,10 @@ class Moves:
         exchange = self.exchange
         if left is PENDING:
             compiled = exchange.compiled
-            left = exchange.complete(swap_objects, "alltoall", compiled.sent, compiled.all, 0, (objects,))
-            if type(left) is not Left:
-                return left
+            found = exchange.complete(swap_objects, "alltoall", compiled.sent, compiled.all, 0, (objects,))
+            if type(found) is not Left:
+                return found
+            left = found
         if left is UNREAD:
             found = exchange.checked(exchange.record_of_each(), _ALLTOALL)
             return self._swapped([NOTHING.payload] * self.size, found)
