@@ -38,6 +38,11 @@ def store(address, value):
 
 
 @primitive
+def store_float64(address, value):
+    """Write a float64 at `address`."""
+
+
+@primitive
 def load_acquire(address):
     """Return the word at `address`; nothing after this happens before it."""
 

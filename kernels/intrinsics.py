@@ -109,6 +109,15 @@ def _store(typingctx, address, value):
     return types.void(types.int64, types.int64), generate
 
 
+@implement(atomics.store_float64)
+def _store_float64(typingctx, address, value):
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), generate
+
+
 @implement(atomics.load_acquire)
 def _load_acquire(typingctx, address):
     def generate(context, builder, signature, arguments):

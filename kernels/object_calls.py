@@ -53,20 +53,22 @@ _BCAST, _SCATTER, _ALLTOALL = (COLLECTIVES.index(name) for name in ("bcast", "sc
 
 
 @helper
-def _left(words, what):
+def left(words, what):
+    """Return an object that stands for what is left to Python."""
     thing = get(words, what)
     keep(thing)
     return thing
 
 
 @helper
-def _begins(words, count, own_count):
+def begins(words, count, own_count):
     """Return whether a call begins, or goes on with one argument more, and may use the records."""
     return count == own_count + 1 or get(words, IN_USE) == 0
 
 
 @helper
-def _ended(words, result):
+def ended(words, result):
+    """Leave the records to the next call; return the result of this one."""
     put(words, IN_USE, 0)
     return result
 
@@ -75,7 +77,7 @@ def _ended(words, result):
 def _not_put(words, nbytes):
     """Return what a call returns whose object is in no record."""
     put(words, IN_USE, 0)
-    return 0 if nbytes == FAILED else _left(words, ASIDE)
+    return 0 if nbytes == FAILED else left(words, ASIDE)
 
 
 @helper
@@ -91,12 +93,13 @@ def _read_own(words, call):
     memory = get(words, OWN_DATA)
     description = load(memory) ^ call
     if not is_known(description, load(memory + 8), False):
-        return _left(words, UNREAD)
-    return _ended(words, get_object(words, memory, description))
+        return left(words, UNREAD)
+    return ended(words, get_object(words, memory, description))
 
 
 @helper
-def _all_known(words, call, predictable):
+def all_known(words, call, predictable):
+    """Return whether `read_all` can read all records; see `is_known`."""
     memory = get(words, ALL_DATA)
     for _rank in range(get(words, RANKS)):
         if not is_known(load(memory) ^ call, load(memory + 8), predictable):
@@ -148,10 +151,10 @@ def _bcast(words, thing, root, goes_on):
         if nbytes < 0:
             return _not_put(words, nbytes)
         if not _exchanged(words, make_call(get(words, TABLE), BCAST, 0, get(words, OWN), 0, root)):
-            return _left(words, PENDING)
+            return left(words, PENDING)
     if is_root and is_scalar(words, thing):
         keep(thing)
-        return _ended(words, thing)
+        return ended(words, thing)
     return _read_own(words, call)
 
 
@@ -159,14 +162,14 @@ def _bcast(words, thing, root, goes_on):
 def bcast_object(module, arguments, count):
     """Broadcast an object; arguments: the words, the object, the root."""
     words, root = int_at(arguments, 0), int_at(arguments, 2)
-    if not 0 <= root < get(words, RANKS) or not _begins(words, count, 3):
+    if not 0 <= root < get(words, RANKS) or not begins(words, count, 3):
         forget_error()
-        return _left(words, ASIDE)
+        return left(words, ASIDE)
     return _bcast(words, object_at(arguments, 1), root, count > 3)
 
 
 @linked("int64", "int64", "int64", "int64", "int64")
-def _gather_records(words, thing, call, goes_on):
+def gather_records(words, thing, call, goes_on):
     """Exchange records between all ranks; return 1, 0 with an exception set, or an object for what is left."""
     if goes_on:
         return 1
@@ -175,7 +178,7 @@ def _gather_records(words, thing, call, goes_on):
     if nbytes < 0:
         return _not_put(words, nbytes)
     if not _exchanged(words, make_call(get(words, TABLE), ALLGATHER, get(words, OWN), get(words, ALL), 0, 0)):
-        return _left(words, PENDING)
+        return left(words, PENDING)
     return 1
 
 
@@ -187,16 +190,16 @@ def gather_objects(module, arguments, count):
     and the rank that gets the list; None for all.
     """
     words, call, predictable = int_at(arguments, 0), int_at(arguments, 2), int_at(arguments, 3)
-    if not _begins(words, count, 5):
-        return _left(words, ASIDE)
-    gathered = _gather_records(words, object_at(arguments, 1), call, count > 5)
+    if not begins(words, count, 5):
+        return left(words, ASIDE)
+    gathered = gather_records(words, object_at(arguments, 1), call, count > 5)
     if gathered != 1:
         return gathered
-    if not _all_known(words, call, predictable != 0):
-        return _left(words, UNREAD)
+    if not all_known(words, call, predictable != 0):
+        return left(words, UNREAD)
     if object_at(arguments, 4) != get(words, NOTHING) and int_at(arguments, 4) != get(words, RANK):
-        return _ended(words, _left(words, NOTHING))
-    return _ended(words, read_all(words, call))
+        return ended(words, left(words, NOTHING))
+    return ended(words, read_all(words, call))
 
 
 @linked("int64", "int64", "int64", "int64", "int64")
@@ -209,7 +212,7 @@ def _scatter(words, things, root, goes_on):
             return _not_put(words, nbytes)
         sent = get(words, SENT if is_root else NOTHING)
         if not _exchanged(words, make_call(get(words, TABLE), SCATTER, sent, get(words, OWN), 0, root)):
-            return _left(words, PENDING)
+            return left(words, PENDING)
     return _read_own(words, call)
 
 
@@ -217,9 +220,9 @@ def _scatter(words, things, root, goes_on):
 def scatter_objects(module, arguments, count):
     """Scatter the objects of the root; arguments: the words, the root's list or tuple, the root."""
     words, root = int_at(arguments, 0), int_at(arguments, 2)
-    if not 0 <= root < get(words, RANKS) or not _begins(words, count, 3):
+    if not 0 <= root < get(words, RANKS) or not begins(words, count, 3):
         forget_error()
-        return _left(words, ASIDE)
+        return left(words, ASIDE)
     return _scatter(words, object_at(arguments, 1), root, count > 3)
 
 
@@ -227,15 +230,15 @@ def scatter_objects(module, arguments, count):
 def swap_objects(module, arguments, count):
     """Give each rank its object from every rank's list or tuple; arguments: the words, the list or tuple."""
     words, call = int_at(arguments, 0), pack_word(_ALLTOALL, 0, 0)
-    if not _begins(words, count, 2):
-        return _left(words, ASIDE)
+    if not begins(words, count, 2):
+        return left(words, ASIDE)
     if count == 2:
         put(words, IN_USE, 1)
         nbytes = put_all(words, call, object_at(arguments, 1))
         if nbytes < 0:
             return _not_put(words, nbytes)
         if not _exchanged(words, make_call(get(words, TABLE), ALLTOALL, get(words, SENT), get(words, ALL), 0, 0)):
-            return _left(words, PENDING)
-    if not _all_known(words, call, False):
-        return _left(words, UNREAD)
-    return _ended(words, read_all(words, call))
+            return left(words, PENDING)
+    if not all_known(words, call, False):
+        return left(words, UNREAD)
+    return ended(words, read_all(words, call))

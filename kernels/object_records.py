@@ -86,8 +86,10 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     BOOL_TYPE,
     NONE_TYPE,
     SCRATCH,  # address of SCRATCH_WORDS words
-) = range(32)
-WORDS, SCRATCH_WORDS = 32, 3
+    VALUES,  # of a word for each rank
+    OPS,  # of OP_COUNT addresses of operations, those that object_reductions knows
+) = range(34)
+WORDS, SCRATCH_WORDS, OP_COUNT = 34, 3, 4
 OTHER, FAILED = -1, -2
 """In place of a number of bytes: the object has no place in a record; an exception is set."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpicoll.kernels import object_records as layout
 from mpicoll.kernels.object_records import NBYTES
-from mpicoll.objects import pickling
+from mpicoll.objects import folding, pickling
 
 
 class Left:
@@ -50,6 +50,7 @@ _OBJECTS: dict[int, Any] = {
     layout.NONE_TYPE: type(None),
 }
 """Kept alive, since their addresses stand in the words."""
+_OPS = [folding.predefined(number) for number in range(1, layout.OP_COUNT + 1)]
 
 
 class CompiledRecords:
@@ -71,7 +72,8 @@ class CompiledRecords:
     def __init__(self, rank: int, size: int, table: int) -> None:
         self.own = np.zeros(NBYTES, np.uint8)
         self.all, self.sent = np.zeros(size * NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
-        self._scratch = np.zeros(layout.SCRATCH_WORDS, np.int64)
+        self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(size, np.int64)
+        self._ops = np.array([id(op) for op in _OPS], np.int64)
         self._words = np.zeros(layout.WORDS, np.int64)
         self.address = self._words.ctypes.data
         for place, thing in _OBJECTS.items():
@@ -80,6 +82,7 @@ class CompiledRecords:
             self._words[[place, place + 1]] = id(array), array.ctypes.data
         self._words[[layout.TABLE, layout.RANK, layout.RANKS]] = table, rank, size
         self._words[[layout.SCRATCH, layout.ERRORS]] = self._scratch.ctypes.data, ctypes.addressof(_ERRORS)
+        self._words[[layout.VALUES, layout.OPS]] = self._values.ctypes.data, self._ops.ctypes.data
 
     @property
     def status(self) -> int:

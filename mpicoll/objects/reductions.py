@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 
 from mpicoll.errors import MpicollError
-from mpicoll.kernels.object_records import ARRAY, PICKLE, TRUSTED
+from mpicoll.kernels.object_records import ARRAY, COLLECTIVES, PICKLE, TRUSTED
+from mpicoll.kernels.object_reductions import reduce_objects
 from mpicoll.objects import folding
-from mpicoll.objects.compiled_records import ASIDE, UNREAD, Left
+from mpicoll.objects.compiled_records import ASIDE, PENDING, UNREAD, Left
 from mpicoll.objects.encoding import copied, dtype_at
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description, call_word
 
 _OUTCOME = call_word("outcome")
+_ALLREDUCE, _REDUCE, _SCAN, _EXSCAN = (COLLECTIVES.index(name) for name in ("allreduce", "reduce", "scan", "exscan"))
+_LEFT = frozenset((list, Left))
+"""Types of what compiled code leaves to Python; a list has the objects of all ranks."""
 
 
 class Reductions(Moves):
@@ -31,36 +35,53 @@ class Reductions(Moves):
 
     def allreduce(self, obj: Any, op: Any) -> Any:
         """Return the reduction of all objects."""
-        return self._reduction("allreduce", obj, op, 0)
+        return self._reduction(_ALLREDUCE, obj, op, 0)
 
     def reduce(self, obj: Any, op: Any, root: Any) -> Any:
         """Return the reduction of all objects on the root, None elsewhere."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self.root(root)
-        result = self._reduction("reduce", obj, op, root)
-        return result if self.rank == root else None
+        return self._reduction(_REDUCE, obj, op, root)
 
     def scan(self, obj: Any, op: Any) -> Any:
         """Return the reduction of the objects up to this rank's."""
-        return self._reduction("scan", obj, op, 0)
+        return self._reduction(_SCAN, obj, op, 0)
 
     def exscan(self, obj: Any, op: Any) -> Any:
         """Return the reduction of the objects before this rank's, None on rank 0."""
-        return self._reduction("exscan", obj, op, 0)
+        return self._reduction(_EXSCAN, obj, op, 0)
 
-    def _reduction(self, name: str, obj: Any, op: Any, root: int) -> Any:
-        """Reduce any objects; for a reduce to one rank, all may get the result."""
-        number = folding.number_of(op)
-        call, left = call_word(name, number, root), ASIDE
-        if number:
-            left = self.gathered(obj, call, 1, None)
-            if type(left) is not Left:
-                return self._fold(name, folding.function_of(op, number), left)
-        if self.size == 1:
-            own = copied(obj)
-            return None if name == "exscan" else own
-        if left is UNREAD:
-            return self._reduce_records(name, op, number, root, *self.described(left, obj, call))
+    def _reduction(self, collective: int, obj: Any, op: Any, root: Any) -> Any:
+        exchange = self.exchange
+        if exchange.words:
+            found = reduce_objects.run(exchange.words, obj, op, collective, root)
+        else:
+            found = exchange.begin(reduce_objects, obj, op, collective, root)
+        return self._rest_of_reduction(found, collective, obj, op, root) if type(found) in _LEFT else found
+
+    def _rest_of_reduction(self, found: Any, collective: int, obj: Any, op: Any, root: Any) -> Any:
+        """Do what compiled code has left to Python."""
+        name, number = COLLECTIVES[collective], folding.number_of(op)
+        if name == "reduce":
+            root = self.root(root)
+        if found is PENDING:
+            compiled, arguments = self.exchange.compiled, (obj, op, collective, root)
+            found = self.exchange.complete(reduce_objects, "allgather", compiled.own, compiled.all, 0, arguments)
+        if type(found) not in _LEFT:
+            return found
+        call = call_word(name, number, root)
+        if found is ASIDE and number and self.size > 1:
+            found = self.gathered(obj, call, 1, None)
+        if type(found) is list:
+            result = self._fold(name, folding.function_of(op, number), found)
+        elif self.size == 1:
+            result = None if name == "exscan" else copied(obj)
+        elif found is UNREAD:
+            result = self._reduce_records(name, op, number, root, *self.described(found, obj, call))
+        else:
+            result = self._reduce_apart(name, obj, op, number, root, call)
+        return result if name != "reduce" or self.rank == root else None
+
+    def _reduce_apart(self, name: str, obj: Any, op: Any, number: int, root: int, call: int) -> Any:
+        """Reduce objects whose records compiled code does not exchange."""
         given = Given(obj)
         try:
             folding.function_of(op, number)

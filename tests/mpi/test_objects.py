@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import random
@@ -512,3 +513,23 @@ def test_objects_may_be_exchanged_from_several_threads(comm: mpicoll.Intracomm) 
         list(pool.map(work, others))
     for other in others:
         other.Free()
+
+
+NUMBERS: list[Any] = [0, 1, -3, 2**31, 2**33 + 1, -(2**62), 2**62, 2**63 - 1, -(2**63), 2**63, 0.0, -0.0, 0.1, -2.5]
+NUMBERS += [1e300, 1e-310, math.inf, -math.inf, math.nan, True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", REDUCING)
+def test_numbers_are_reduced_as_by_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str, seed: int) -> None:
+    """Of one type in compiled code, unless the result has more than 64 bits; of several types in Python."""
+    choice = random.Random(seed)
+    kinds = (int,), (float,), (int, float, bool)
+    for _ in range(40):
+        possible = [each for each in NUMBERS if type(each) in choice.choice(kinds)]
+        values = [choice.choice(possible) for _ in range(comm.size)]
+        for op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                results = [getattr(each, name)(values[comm.rank], op) for each in (comm, plain)]
+            assert differ(*results) == "", values
