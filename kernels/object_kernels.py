@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .atomics import load
-from .decorators import DISABLED, Native, helper
-from .python_interface import int_of
+from .decorators import DISABLED, Native, helper, linked
+from .python_interface import int_object, int_of
 
 _FASTCALL = 0x0080
 _making = threading.Lock()
@@ -32,6 +32,9 @@ def object_at(arguments, place):
 def int_at(arguments, place):
     """Return the value of an argument that is an int; see `int_of`."""
     return int_of(load(arguments + 8 * place))
+
+
+_NAMES = {"int_at": int_at, "object_at": object_at, "int_object": int_object}
 
 
 class _Definition(ctypes.Structure):
@@ -80,6 +83,34 @@ def object_kernel(function: Callable) -> Any:
         function.run = function  # type: ignore[attr-defined]
         return function
     return ObjectKernel(function)
+
+
+def takes_objects(*kinds: str) -> Callable[[Callable], Any]:
+    """Make a function of words a kernel that Python calls with ints and objects.
+
+    Parameters
+    ----------
+    kinds
+        "int64" or "object" for each argument; the function gets the address of an object.
+    """
+
+    def make(function: Callable) -> Any:
+        if DISABLED:
+            function.run = function  # type: ignore[attr-defined]
+            return function
+        name = f"{function.__name__}_with_objects"
+        given = ", ".join(
+            f"{'object_at' if kind == 'object' else 'int_at'}(arguments, {place})" for place, kind in enumerate(kinds)
+        )
+        text = f"def {name}(module, arguments, count):\n"
+        text += f"    return int_object(function({given})) if count == {len(kinds)} else 0\n"
+        made_here = {**_NAMES, "function": linked("int64", *["int64"] * len(kinds))(function)}
+        exec(compile(text, function.__code__.co_filename, "exec"), made_here)
+        wrapper = made_here[name]
+        wrapper.__module__, wrapper.__doc__ = function.__module__, function.__doc__
+        return ObjectKernel(wrapper)
+
+    return make
 
 
 def _built_in(name: str, address: int) -> Callable[..., Any]:

@@ -16,10 +16,11 @@ from .block_exchange import (
     offer_blocks,
     take_blocks,
 )
-from .decorators import helper, linked, short_kernel
+from .decorators import helper, linked
 from .dispatch import is_open, make_call
 from .dispatch_arguments import number_of_dtype
 from .dispatch_table import ITEMSIZES, JOB, data_of, dtype_of
+from .object_kernels import takes_objects
 from .operation_words import ALLTOALL, AT_ONCE_NBYTES, DONE, get, read_word
 from .strided_copy import ADDRESS, DIMENSIONS, LAYOUT_WORDS, NBYTES, RUN
 from .vector_specs import arrays_are_apart, read_fitting
@@ -38,7 +39,7 @@ def make_exchange(words, table, offers, arrived):
     return TAKEN + take_blocks(words) if status == DONE else status
 
 
-@short_kernel(*["int64"] * 4)
+@takes_objects("int64", "int64", "object", "object")
 def exchange(words, table, offers, arrived):
     """Offer blocks, exchange the records by an Alltoall, and take the blocks of the others.
 
@@ -50,8 +51,8 @@ def exchange(words, table, offers, arrived):
         Address of the words of an exchange.
     table : int
         Address of the communicator's table for plain calls.
-    offers, arrived : int
-        What `id` says of the arrays whose addresses are OFFERS and ARRIVED.
+    offers, arrived : object
+        The arrays whose addresses are OFFERS and ARRIVED.
 
     Returns
     -------
@@ -111,16 +112,16 @@ def _read_vectors(words, table, send, recv):
     return True
 
 
-@short_kernel(*["int64"] * 6)
+@takes_objects("int64", "int64", *["object"] * 4)
 def exchange_vectors(words, table, send, recv, offers, arrived):
     """Make an Alltoallv of short blocks; return what `exchange` does, NOT_READ if nothing has happened.
 
     Parameters
     ----------
-    words, table, offers, arrived : int
+    words, table, offers, arrived
         As `exchange` takes them; what the layouts, ROWS excepted, and the type of elements are is written here.
-    send, recv : int
-        What `id` says of the caller's specifications.
+    send, recv : object
+        The caller's specifications.
     """
     if not is_open(table, get(table, JOB)) or not _read_vectors(words, table, send, recv):
         return NOT_READ

@@ -71,6 +71,7 @@ _EXCHANGE_FILES = (
     "dispatch.py",
     "dispatch_arguments.py",
     "dispatch_table.py",
+    "object_kernels.py",
     "operation_words.py",
     "short_exchange.py",
     "strided_copy.py",

@@ -16,7 +16,7 @@ import numpy as np
 
 from .atomics import load, store
 from .attached_parts import ATTACHED, attach, bound_told, copy_part, has_room, scatter_words
-from .decorators import helper, kernel_for, linked, short_kernel
+from .decorators import helper, kernel_for, linked
 from .dispatch import UNEVEN, begin, chosen_for, is_agreed, is_open, make_call
 from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import (
@@ -35,6 +35,7 @@ from .dispatch_table import (
     plan_entry,
 )
 from .executor import progress
+from .object_kernels import takes_objects
 from .operation_words import (
     BCAST,
     CALL,
@@ -215,7 +216,7 @@ def make_told_call(table, collective, part, whole, words, root):
     return status if status != DONE else _end_told(table, job, collective, part, whole, words, root)
 
 
-@short_kernel(*["int64"] * 6)
+@takes_objects("int64", "int64", "object", "object", "int64", "object")
 def call_told(table, collective, send, recv, root, told):
     """Make a blocking Gatherv or Scatterv of ordinary arrays, or begin it; return a status.
 
@@ -225,11 +226,11 @@ def call_told(table, collective, send, recv, root, told):
 
     Parameters
     ----------
-    table, collective, send, recv, root : int
+    table, collective, send, recv
         As `call` takes them, without UNEVEN; the root's argument for all parts is a specification with counts.
-    told : int
-        What `id` says of an array of `told_words` words: the root's counts, the number of their element type, and
-        zeros.
+    root : int
+    told : object
+        An array of `told_words` words: the root's counts, the number of their element type, and zeros.
     """
     job = get(table, JOB)
     if not is_open(table, job):
@@ -246,15 +247,15 @@ def call_told(table, collective, send, recv, root, told):
     return make_told_call(table, collective, part, whole, words, root)
 
 
-@short_kernel(*["int64"] * 6)
-def call_read(table, collective, part, whole, told, root):
+@takes_objects("int64", "int64", "object", "object", "int64", "object")
+def call_read(table, collective, part, whole, root, told):
     """Make a blocking Gatherv or Scatterv whose specifications Python has read; return a status as `call_told` does.
 
     Parameters
     ----------
-    part, whole : int
-        What `id` says of the arrays of this rank's part and, at the root, of all parts.
-    told : int
+    part, whole : object
+        The arrays of this rank's part and, at the root, of all parts.
+    told : object
         As `call_told` takes it; at the root with counts and element type.
     """
     job = get(table, JOB)
@@ -263,7 +264,7 @@ def call_read(table, collective, part, whole, told, root):
     return make_told_call(table, collective, part, whole, data_of(table, told), root)
 
 
-@short_kernel(*["int64"] * 6)
-def end_told(table, collective, part, whole, told, root):
+@takes_objects("int64", "int64", "object", "object", "int64", "object")
+def end_told(table, collective, part, whole, root, told):
     """Make the collective after the counts have come, or begin it; return a status as `call_told` does from TOLD on."""
     return _end_told(table, get(table, JOB), collective, part, whole, data_of(table, told), root)

@@ -18,10 +18,11 @@ from .block_exchange import (
     SIZE,
     TYPE,
 )
-from .decorators import helper, short_kernel
+from .decorators import helper
 from .dispatch import is_open
 from .dispatch_arguments import number_of_dtype
 from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain
+from .object_kernels import takes_objects
 from .operation_words import get
 from .short_exchange import NOT_READ, make_exchange
 from .strided_copy import LAYOUT_WORDS, NBYTES
@@ -132,16 +133,16 @@ def _read(words, table, send, recv, specs):
     return True
 
 
-@short_kernel(*["int64"] * 7)
+@takes_objects("int64", "int64", "object", "object", "int64", "object", "object")
 def exchange_typed(words, table, send, recv, specs, offers, arrived):
     """Make an Alltoallw of short blocks with specifications that are known.
 
     Parameters
     ----------
-    words, table, offers, arrived : int
+    words, table, offers, arrived
         As `short_exchange.exchange` takes them; what the layouts and the type of elements are is written here.
-    send, recv : int
-        What `id` says of the caller's specifications.
+    send, recv : object
+        The caller's specifications.
     specs : int
         Address of a table of entries.
 

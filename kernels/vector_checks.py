@@ -5,6 +5,7 @@ from .decorators import helper, short_kernel
 from .dispatch import is_open, note
 from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import JOB, KNOWN_IN_HISTORY, NUMBER, READABLE, WRITABLE, count_of, dtype_of, is_plain
+from .object_kernels import takes_objects
 from .operation_words import ALLTOALL, GATHER, RANK, SIZE, get, read_word
 from .vector_specs import arrays_are_apart, read_fitting
 
@@ -42,7 +43,7 @@ def _check_alltoall(table, job, send, recv):
     return _code(table, array, total != 0)
 
 
-@short_kernel(*["int64"] * 5)
+@takes_objects("int64", "int64", "object", "object", "int64")
 def check_vectors(table, collective, send, recv, root):
     """Check arguments that the MPI library can be given as they are.
 
@@ -52,8 +53,9 @@ def check_vectors(table, collective, send, recv, root):
         Address of a table for plain calls.
     collective : int
         GATHER, SCATTER or ALLTOALL.
-    send, recv, root : int
-        What `id` says of the arguments; the root.
+    send, recv : object
+        The arguments.
+    root : int
 
     Returns
     -------

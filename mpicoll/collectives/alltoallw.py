@@ -180,22 +180,22 @@ class BlockExchange:
 
     def _exchange_quickly(self, sendbuf: Any, recvbuf: Any) -> bool:
         """Make an Alltoallv of short blocks whose specifications compiled code reads; False if nothing has happened."""
-        return self._in_one_call("Alltoallv", exchange_vectors.run, id(sendbuf), id(recvbuf))
+        return self._in_one_call("Alltoallv", exchange_vectors.run, sendbuf, recvbuf)
 
     def _exchange_known(self, sendbuf: Any, recvbuf: Any) -> bool:
         """Make an Alltoallw of short blocks whose specifications are known; False if nothing has happened."""
         specs = self._memory.specs
-        done = self._in_one_call("Alltoallw", exchange_typed.run, id(sendbuf), id(recvbuf), specs.address)
+        done = self._in_one_call("Alltoallw", exchange_typed.run, sendbuf, recvbuf, specs.address)
         if done:
             specs.used()
         return done
 
-    def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: int) -> bool:
+    def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: Any) -> bool:
         memory = self._memory
         if not memory.alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
-            status = kernel(memory.address, self._table, *specs, id(memory.offers), id(memory.arrived))
+            status = kernel(memory.address, self._table, *specs, memory.offers, memory.arrived)
             if status == NOT_READ:
                 return False
             if status != TAKEN:
@@ -237,7 +237,7 @@ class BlockExchange:
         memory = self._memory
         address, offers, arrived = memory.address, memory.offers, memory.arrived
         if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
-            return self._taken(exchange.run(address, self._table, id(offers), id(arrived)))
+            return self._taken(exchange.run(address, self._table, offers, arrived))
         kernels.offer.run(address)
         status = call.run(self._table, ALLTOALL, offers, arrived, None, 0) if self._table else OTHER
         return self._taken(status)

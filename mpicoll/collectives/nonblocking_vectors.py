@@ -127,7 +127,7 @@ class NonblockingVectorCalls:
 
     def _start_quickly(self, collective: str, sendbuf: Any, recvbuf: Any, root: int) -> Request | None:
         """Start a call whose arguments compiled code finds to be right; None, having done nothing, for others."""
-        code = check_vectors.run(self._table, _NUMBERS[collective], id(sendbuf), id(recvbuf), root)
+        code = check_vectors.run(self._table, _NUMBERS[collective], sendbuf, recvbuf, root)
         if code < 0:
             return None
         key = collective, root, code

@@ -108,14 +108,14 @@ class VectorCalls:
 
     def gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Gatherv, in which the root tells the counts."""
-        status = call_told.run(self.table, GATHER, id(sendbuf), id(recvbuf), root, id(self._told))
+        status = call_told.run(self.table, GATHER, sendbuf, recvbuf, root, self._told)
         if status != TOLD + DONE:
             made = CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root)
             self._go_on_rooted(GATHER, status, made, sendbuf, recvbuf)
 
     def scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
         """Make a Scatterv, in which the root tells the counts."""
-        status = call_told.run(self.table, SCATTER, id(sendbuf), id(recvbuf), root, id(self._told))
+        status = call_told.run(self.table, SCATTER, sendbuf, recvbuf, root, self._told)
         if status != TOLD + DONE:
             made = CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root)
             self._go_on_rooted(SCATTER, status, made, recvbuf, sendbuf)
@@ -178,13 +178,13 @@ class VectorCalls:
             own, parts, counts = found
             if status == OTHER:  # nothing has happened
                 told = counts
-                status = call_read.run(self.table, number, id(own), id(parts), id(told), made.root)
+                status = call_read.run(self.table, number, own, parts, made.root, told)
             if status == OTHER:
                 run(self._scope, *made)
                 return
             if status < TOLD:
                 complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
-                status = end_told.run(self.table, number, id(own), id(parts), id(told), made.root)
+                status = end_told.run(self.table, number, own, parts, made.root, told)
         self._complete(status - TOLD, made, told)
 
     def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[Any, Any, Any] | None:
