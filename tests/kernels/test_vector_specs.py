@@ -191,9 +191,7 @@ def test_nothing_is_checked_or_numbered_where_no_call_may_be_made() -> None:
         dispatch.open()
         close()
         try:
-            assert (
-                check_vectors.run(dispatch.address, GATHER, RIGHT["gatherv"][1], RIGHT["gatherv"][2], 0) == -1
-            )
+            assert check_vectors.run(dispatch.address, GATHER, RIGHT["gatherv"][1], RIGHT["gatherv"][2], 0) == -1
             assert number_call.run(dispatch.address, 1) == 0
         finally:
             dispatch.busy[0] = 0
