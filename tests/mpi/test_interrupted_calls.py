@@ -17,6 +17,8 @@ from mpicoll.collectives import dispatched_requests, message_requests, on_shared
 from mpicoll.errors import CommunicatorBroken, RemoteError
 from mpicoll.interface import blocking
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
+from mpicoll.objects import reductions
+from mpicoll.objects.compiled_records import PENDING
 
 pytestmark = pytest.mark.mpi(min_size=2)
 WORLD = MPI.COMM_WORLD
@@ -61,10 +63,24 @@ def blocking_call(comm: Intracomm) -> Callable[[], None]:
     return lambda: comm.Allreduce(given, result)
 
 
+class InterruptingObjects:
+    """A compiled collective of objects after which an exception is raised if its exchange has not ended."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._run = kernel.run
+
+    def run(self, *arguments: Any) -> Any:
+        result = self._run(*arguments)
+        if result is PENDING:
+            raise KeyboardInterrupt
+        return result
+
+
 CALLS: dict[str, Callable[[Intracomm], Callable[[], Any]]] = {
     "blocking": blocking_call,
     "nonblocking": lambda comm: lambda: comm.Iallreduce(np.ones(COUNT), np.zeros(COUNT)).Wait(),
     "persistent": persistent,
+    "object": lambda comm: lambda: comm.allreduce(1.5),
 }
 
 
@@ -74,6 +90,7 @@ def interrupt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(on_shared_memory, "begin", Interrupting(on_shared_memory.begin))
     begins = Interrupting(message_requests.dispatch.begin_messages)
     patch.setattr(message_requests, "dispatch", SimpleNamespace(begin_messages=begins))
+    patch.setattr(reductions, "reduce_objects", InterruptingObjects(reductions.reduce_objects))
     settings = dispatched_requests.start_quickly.__kwdefaults__
     patch.setitem(settings, "kernel", Interrupting(settings["kernel"]))
 
