@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from .atomics import load, load_int32
+from .atomics import load, load_int32, store
 from .decorators import DISABLED, helper, kernel_for
 from .operation_words import COLLECTIVES, get
 
@@ -146,6 +146,12 @@ def count_of(table, array):
     for axis in range(load_int32(fields + _NDIM)):
         product *= load(shape + 8 * axis)
     return product
+
+
+@helper
+def set_length(table, array, count):
+    """Set how many elements a vector has, in memory that is large enough; nobody else may look at it."""
+    store(load(array + get(table, HEADER) + _SHAPE), count)
 
 
 @helper

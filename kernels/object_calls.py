@@ -11,34 +11,48 @@ The words and the records are in use from the begin of a call to its end. Anothe
 calls, goes aside meanwhile.
 """
 
-from .atomics import load
+from .atomics import copy, load
 from .decorators import helper, linked
 from .dispatch import make_call
+from .dispatch_table import set_length
 from .object_kernels import int_at, object_at, object_kernel
 from .object_records import (
+    ALIGNMENT,
     ALL,
     ALL_DATA,
     ASIDE,
     COLLECTIVES,
     FAILED,
+    GATHERED_ROOM,
+    HEAD_NBYTES,
     IN_USE,
     LIST_TYPE,
+    LONG,
+    LONG_ADDRESS,
+    LONG_DATA,
+    LONG_ROOM,
+    LONGS,
+    LONGS_ADDRESS,
     NBYTES,
     NOTHING,
     OTHER,
     OWN,
     OWN_DATA,
     PENDING,
+    PICKLED,
     RANK,
     RANKS,
+    ROOM,
     SENT,
     SENT_DATA,
+    STAGE,
     STATUS,
     TABLE,
     TUPLE_TYPE,
     UNREAD,
     get_object,
     is_known,
+    is_long,
     is_scalar,
     item_of,
     pack_word,
@@ -46,7 +60,7 @@ from .object_records import (
     size_of,
     type_of,
 )
-from .operation_words import ALLGATHER, ALLTOALL, BCAST, DONE, SCATTER, get, put
+from .operation_words import ALLGATHER, ALLTOALL, BCAST, DONE, GATHER, SCATTER, get, put
 from .python_interface import drop, forget_error, keep, list_object, set_item
 
 _BCAST, _SCATTER, _ALLTOALL = (COLLECTIVES.index(name) for name in ("bcast", "scatter", "alltoall"))
@@ -67,8 +81,18 @@ def begins(words, count, own_count):
 
 
 @helper
+def _begin(words):
+    put(words, IN_USE, 1)
+    put(words, STAGE, 0)
+
+
+@helper
 def ended(words, result):
     """Leave the records to the next call; return the result of this one."""
+    pickled = get(words, PICKLED)
+    if pickled:
+        put(words, PICKLED, 0)
+        drop(pickled)
     put(words, IN_USE, 0)
     return result
 
@@ -91,30 +115,48 @@ def _exchanged(words, status):
 def _read_own(words, call):
     """Return the object of the record that has come."""
     memory = get(words, OWN_DATA)
-    description = load(memory) ^ call
-    if not is_known(description, load(memory + 8), False):
+    description, nbytes = load(memory) ^ call, load(memory + 8)
+    if not is_known(description, nbytes, False):
         return left(words, UNREAD)
-    return ended(words, get_object(words, memory, description))
+    return ended(words, get_object(words, memory + HEAD_NBYTES, nbytes, description))
 
 
 @helper
-def all_known(words, call, predictable):
-    """Return whether `read_all` can read all records; see `is_known`."""
-    memory = get(words, ALL_DATA)
+def rounded(nbytes):
+    """Return a length at least as large, of few different ones, as `mpicoll.objects.exchange.rounded` does."""
+    step = 1
+    while 16 * step <= nbytes:
+        step *= 2
+    return nbytes + -nbytes % max(step, ALIGNMENT)
+
+
+@helper
+def longest_of(words, call, predictable):
+    """Return the bytes that each object gets that follows its record, 0 if none does; -1 for unknown records."""
+    memory, longest = get(words, ALL_DATA), 0
     for _rank in range(get(words, RANKS)):
-        if not is_known(load(memory) ^ call, load(memory + 8), predictable):
-            return False
+        description, nbytes = load(memory) ^ call, load(memory + 8)
+        if is_long(description, nbytes) and not predictable:
+            longest = max(longest, nbytes + -nbytes % ALIGNMENT)
+        elif not is_known(description, nbytes, predictable):
+            return -1
         memory += NBYTES
-    return True
+    length = rounded(longest) if longest else 0
+    return length if length * get(words, RANKS) <= GATHERED_ROOM else -1
 
 
-@linked("int64", "int64", "int64")
-def read_all(words, call):
-    """Return a list of the objects of all records, which are known; 0 with an exception set if that fails."""
+@linked("int64", "int64", "int64", "int64")
+def read_all(words, call, length):
+    """Return a list of the objects of all records, which are known; 0 with an exception set if that fails.
+
+    Those that follow their records have `length` bytes each, at LONGS_ADDRESS.
+    """
     size, memory = get(words, RANKS), get(words, ALL_DATA)
     found = list_object(size)
     for rank in range(size if found else 0):
-        item = get_object(words, memory, load(memory) ^ call)
+        nbytes = load(memory + 8)
+        data = memory + HEAD_NBYTES if nbytes <= ROOM else get(words, LONGS_ADDRESS) + rank * length
+        item = get_object(words, data, nbytes, load(memory) ^ call)
         if item == 0:
             drop(found)
             return 0
@@ -134,7 +176,7 @@ def put_all(words, call, things):
             return OTHER
         thing = item_of(words, things, rank)
         keep(thing)
-        nbytes = put_object(words, memory, call, thing)
+        nbytes = put_object(words, memory, call, thing, ROOM)
         drop(thing)
         if nbytes < 0:
             return nbytes
@@ -142,19 +184,36 @@ def put_all(words, call, things):
     return 0
 
 
+@helper
+def _bcast_payload(words, root, nbytes):
+    """Begin to broadcast the bytes of an object that follows its record; return whether that is complete."""
+    table, array, address = get(words, TABLE), get(words, LONG), get(words, LONG_ADDRESS)
+    put(words, STAGE, 1)
+    set_length(table, array, rounded(nbytes))
+    if root == get(words, RANK):
+        copy(address, get(words, LONG_DATA), nbytes)
+    return _exchanged(words, make_call(table, BCAST, 0, array, 0, root))
+
+
 @linked("int64", "int64", "int64", "int64", "int64")
 def _bcast(words, thing, root, goes_on):
-    call, is_root = pack_word(_BCAST, 0, root), root == get(words, RANK)
+    call, memory, is_root = pack_word(_BCAST, 0, root), get(words, OWN_DATA), root == get(words, RANK)
     if not goes_on:
-        put(words, IN_USE, 1)
-        nbytes = put_object(words, get(words, OWN_DATA), call, thing) if is_root else 0
+        _begin(words)
+        nbytes = put_object(words, memory, call, thing, LONG_ROOM) if is_root else 0
         if nbytes < 0:
             return _not_put(words, nbytes)
         if not _exchanged(words, make_call(get(words, TABLE), BCAST, 0, get(words, OWN), 0, root)):
             return left(words, PENDING)
+    description, nbytes = load(memory) ^ call, load(memory + 8)
+    follows = is_long(description, nbytes)
+    if follows and get(words, STAGE) == 0 and not _bcast_payload(words, root, nbytes):
+        return left(words, PENDING)
     if is_root and is_scalar(words, thing):
         keep(thing)
         return ended(words, thing)
+    if follows:
+        return ended(words, get_object(words, get(words, LONG_ADDRESS), nbytes, description))
     return _read_own(words, call)
 
 
@@ -168,13 +227,13 @@ def bcast_object(module, arguments, count):
     return _bcast(words, object_at(arguments, 1), root, count > 3)
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def gather_records(words, thing, call, goes_on):
+@linked("int64", "int64", "int64", "int64", "int64", "int64")
+def gather_records(words, thing, call, room, goes_on):
     """Exchange records between all ranks; return 1, 0 with an exception set, or an object for what is left."""
     if goes_on:
         return 1
-    put(words, IN_USE, 1)
-    nbytes = put_object(words, get(words, OWN_DATA), call, thing)
+    _begin(words)
+    nbytes = put_object(words, get(words, OWN_DATA), call, thing, room)
     if nbytes < 0:
         return _not_put(words, nbytes)
     if not _exchanged(words, make_call(get(words, TABLE), ALLGATHER, get(words, OWN), get(words, ALL), 0, 0)):
@@ -182,31 +241,56 @@ def gather_records(words, thing, call, goes_on):
     return 1
 
 
+@linked("int64", "int64", "int64", "int64")
+def _gather_payloads(words, length, root):
+    """Begin to gather the bytes of objects that follow their records, on all ranks if `root` is -1; return a status."""
+    table, memory = get(words, TABLE), get(words, OWN_DATA)
+    put(words, STAGE, 1)
+    set_length(table, get(words, LONG), length)
+    set_length(table, get(words, LONGS), length * get(words, RANKS))
+    if load(memory + 8) > ROOM:
+        copy(get(words, LONG_ADDRESS), get(words, LONG_DATA), load(memory + 8))
+    if root < 0:
+        return make_call(table, ALLGATHER, get(words, LONG), get(words, LONGS), 0, 0)
+    return make_call(
+        table, GATHER, get(words, LONG), get(words, LONGS if root == get(words, RANK) else NOTHING), 0, root
+    )
+
+
+@linked("int64", "int64", "int64", "int64", "int64")
+def _gathered(words, call, predictable, root):
+    """Return the result of a gather whose records have come."""
+    length = longest_of(words, call, predictable != 0)
+    if length < 0:
+        return left(words, UNREAD)
+    if length and get(words, STAGE) == 0 and not _exchanged(words, _gather_payloads(words, length, root)):
+        return left(words, PENDING)
+    if root >= 0 and root != get(words, RANK):
+        return ended(words, left(words, NOTHING))
+    return ended(words, read_all(words, call, length))
+
+
 @object_kernel
 def gather_objects(module, arguments, count):
     """Gather the objects of all ranks.
 
     Arguments: the words, the object, the bits of the call, 1 if only objects are read that run no code of the program,
-    and the rank that gets the list; None for all.
+    and the rank that gets the list; -1 for all.
     """
-    words, call, predictable = int_at(arguments, 0), int_at(arguments, 2), int_at(arguments, 3)
+    words, call = int_at(arguments, 0), int_at(arguments, 2)
+    predictable, root = int_at(arguments, 3), int_at(arguments, 4)
     if not begins(words, count, 5):
         return left(words, ASIDE)
-    gathered = gather_records(words, object_at(arguments, 1), call, count > 5)
-    if gathered != 1:
-        return gathered
-    if not all_known(words, call, predictable != 0):
-        return left(words, UNREAD)
-    if object_at(arguments, 4) != get(words, NOTHING) and int_at(arguments, 4) != get(words, RANK):
-        return ended(words, left(words, NOTHING))
-    return ended(words, read_all(words, call))
+    room = ROOM if predictable else LONG_ROOM
+    gathered = gather_records(words, object_at(arguments, 1), call, room, count > 5)
+    return gathered if gathered != 1 else _gathered(words, call, predictable, root)
 
 
 @linked("int64", "int64", "int64", "int64", "int64")
 def _scatter(words, things, root, goes_on):
     call, is_root = pack_word(_SCATTER, 0, root), root == get(words, RANK)
     if not goes_on:
-        put(words, IN_USE, 1)
+        _begin(words)
         nbytes = put_all(words, call, things) if is_root else 0
         if nbytes < 0:
             return _not_put(words, nbytes)
@@ -233,12 +317,12 @@ def swap_objects(module, arguments, count):
     if not begins(words, count, 2):
         return left(words, ASIDE)
     if count == 2:
-        put(words, IN_USE, 1)
+        _begin(words)
         nbytes = put_all(words, call, object_at(arguments, 1))
         if nbytes < 0:
             return _not_put(words, nbytes)
         if not _exchanged(words, make_call(get(words, TABLE), ALLTOALL, get(words, SENT), get(words, ALL), 0, 0)):
             return left(words, PENDING)
-    if not all_known(words, call, False):
+    if longest_of(words, call, False) != 0:
         return left(words, UNREAD)
-    return ended(words, read_all(words, call))
+    return ended(words, read_all(words, call, 0))

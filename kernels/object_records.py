@@ -2,13 +2,14 @@
 
 A record has a fixed number of bytes, so that one exchange of records is a plain collective. Its first word says which
 call the rank makes and of what kind its object is, the second how many bytes the object has; the bytes follow. Numbers,
-``bytes``, ``str`` and None travel as they are, small lists, tuples and dictionaries of them as pickles.
+``bytes``, ``str`` and None travel as they are, small lists, tuples and dictionaries of them as pickles. Where a record
+has no room for the bytes, they follow in another collective, see `object_calls`.
 """
 
 from .atomics import copy, load, load_float64, store
 from .decorators import helper, linked
 from .dispatch_table import HEADER
-from .operation_words import get
+from .operation_words import get, put
 from .python_interface import (
     bytes_data,
     bytes_object,
@@ -38,12 +39,16 @@ NBYTES = 504
 """Of a record; no round number, which a program may use in calls of its own."""
 HEAD_NBYTES = 16
 ROOM = NBYTES - HEAD_NBYTES
+LONG_ROOM, GATHERED_ROOM = 64 << 10, 256 << 10
+"""Bytes of an object that follows its record, and of those of all ranks; longer ones are left to Python."""
 NONE, FALSE, TRUE, INT, FLOAT, COMPLEX, BYTES, STR, SCALAR, ARRAY, PICKLE, APART, ERROR = range(13)
 """Kinds of object: APART is a pickle with buffers out of band, ERROR a text in place of an object."""
 READ_ONLY, TRUSTED, LONG_SOMEWHERE = 1, 2, 4
 """Flags: of an array; of a pickle whose parts are all exact built-in scalars; of a call with long payloads."""
 KIND_BIT, FLAGS_BIT = 32, 50
 """Where kind and flags stand in a record's first word."""
+ALIGNMENT = 16
+"""Of every object in memory with others, so that an array can stay where it was received."""
 FEW = 32
 """Longer containers are not looked through."""
 
@@ -88,8 +93,15 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     SCRATCH,  # address of SCRATCH_WORDS words
     VALUES,  # of a word for each rank
     OPS,  # of OP_COUNT addresses of operations, those that object_reductions knows
-) = range(34)
-WORDS, SCRATCH_WORDS, OP_COUNT = 34, 3, 4
+    STAGE,  # 1 if the exchange of what has no room in records has begun
+    LONG,  # LONG_ROOM bytes for that: the array, whose length varies, and its data
+    LONG_ADDRESS,
+    LONGS,  # GATHERED_ROOM bytes for that of all ranks
+    LONGS_ADDRESS,
+    LONG_DATA,  # address of this rank's bytes that have no room in its record
+    PICKLED,  # the object that has them, if it is a pickle; else 0
+) = range(41)
+WORDS, SCRATCH_WORDS, OP_COUNT = 41, 3, 4
 OTHER, FAILED = -1, -2
 """In place of a number of bytes: the object has no place in a record; an exception is set."""
 
@@ -176,10 +188,13 @@ def _put_head(memory, word, nbytes):
 
 
 @helper
-def _put_bytes(memory, word, data, nbytes):
-    if nbytes > ROOM:
+def _put_bytes(words, memory, word, data, nbytes, room):
+    if nbytes > room:
         return OTHER
-    copy(memory + HEAD_NBYTES, data, nbytes)
+    if nbytes > ROOM:
+        put(words, LONG_DATA, data)
+    else:
+        copy(memory + HEAD_NBYTES, data, nbytes)
     return _put_head(memory, word, nbytes)
 
 
@@ -193,7 +208,7 @@ def _unless_it_matters(words):
 
 
 @helper
-def _put_pickle(words, memory, call, thing):
+def _put_pickle(words, memory, call, thing, room):
     flags = TRUSTED
     if has_scalars(words, thing) == 0:
         flags = 0
@@ -204,25 +219,25 @@ def _put_pickle(words, memory, call, thing):
     pickled = call_object(get(words, DUMPS), thing)
     if pickled == 0:
         return _unless_it_matters(words)
-    nbytes = bytes_size(pickled)
+    nbytes, word = bytes_size(pickled), call | PICKLE << KIND_BIT | flags << FLAGS_BIT
     if nbytes < 0:
         forget_error()
-        nbytes = ROOM + 1
-    put_ = OTHER
-    if nbytes <= ROOM:
-        put_ = _put_bytes(memory, call | PICKLE << KIND_BIT | flags << FLAGS_BIT, bytes_data(pickled), nbytes)
-    drop(pickled)
-    return put_
+    written = OTHER if nbytes < 0 else _put_bytes(words, memory, word, bytes_data(pickled), nbytes, room)
+    if written > ROOM:
+        put(words, PICKLED, pickled)
+    else:
+        drop(pickled)
+    return written
 
 
 @helper
-def _put_str(words, memory, call, thing):
-    if str_length(thing) > ROOM:
+def _put_str(words, memory, call, thing, room):
+    if str_length(thing) > room:
         return OTHER
     data = str_data(thing, get(words, SCRATCH))
     if data == 0:
         return _unless_it_matters(words)
-    return _put_bytes(memory, call | STR << KIND_BIT, data, load(get(words, SCRATCH)))
+    return _put_bytes(words, memory, call | STR << KIND_BIT, data, load(get(words, SCRATCH)), room)
 
 
 @helper
@@ -234,9 +249,12 @@ def _put_int(words, memory, call, thing):
     return _put_head(memory, call | INT << KIND_BIT, 8)
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def put_object(words, memory, call, thing):
-    """Write a record; return the bytes of the object, or one of `OTHER` and `FAILED`."""
+@linked("int64", "int64", "int64", "int64", "int64", "int64")
+def put_object(words, memory, call, thing, room):
+    """Write a record; return the bytes of the object, or one of `OTHER` and `FAILED`.
+
+    An object of more than ROOM bytes, and up to `room`, is not in its record but at LONG_DATA.
+    """
     kind, fields = type_of(words, thing), thing + get(get(words, TABLE), HEADER)
     if kind == get(words, FLOAT_TYPE):
         store(memory + HEAD_NBYTES, load(fields))
@@ -244,9 +262,9 @@ def put_object(words, memory, call, thing):
     if kind == get(words, INT_TYPE):
         return _put_int(words, memory, call, thing)
     if kind == get(words, BYTES_TYPE):
-        return _put_bytes(memory, call | BYTES << KIND_BIT, bytes_data(thing), bytes_size(thing))
+        return _put_bytes(words, memory, call | BYTES << KIND_BIT, bytes_data(thing), bytes_size(thing), room)
     if kind == get(words, STR_TYPE):
-        return _put_str(words, memory, call, thing)
+        return _put_str(words, memory, call, thing, room)
     if kind == get(words, NONE_TYPE):
         return _put_head(memory, call | NONE << KIND_BIT, 0)
     if kind == get(words, BOOL_TYPE):
@@ -255,7 +273,7 @@ def put_object(words, memory, call, thing):
         store(memory + HEAD_NBYTES, load(fields))
         store(memory + HEAD_NBYTES + 8, load(fields + 8))
         return _put_head(memory, call | COMPLEX << KIND_BIT, 16)
-    return _put_pickle(words, memory, call, thing)
+    return _put_pickle(words, memory, call, thing, room)
 
 
 @helper
@@ -267,10 +285,18 @@ def is_known(description, nbytes, predictable):
     return 0 <= nbytes <= ROOM and (plain or trusted or pickled)
 
 
-@linked("int64", "int64", "int64", "int64")
-def get_object(words, memory, description):
-    """Return a new object from a known record, 0 with an exception set if it cannot be unpickled."""
-    nbytes, data, kind = load(memory + 8), memory + HEAD_NBYTES, description >> KIND_BIT
+@helper
+def is_long(description, nbytes):
+    """Return whether a record is of an object that follows it and that `get_object` reads."""
+    text = description == BYTES << KIND_BIT or description == STR << KIND_BIT
+    pickled = description & ~(TRUSTED << FLAGS_BIT) == PICKLE << KIND_BIT
+    return ROOM < nbytes <= LONG_ROOM and (text or pickled)
+
+
+@linked("int64", "int64", "int64", "int64", "int64")
+def get_object(words, data, nbytes, description):
+    """Return a new object from its bytes, 0 with an exception set if it cannot be unpickled."""
+    kind = description >> KIND_BIT
     if kind == FLOAT:
         return float_object(load_float64(data))
     if kind == INT:

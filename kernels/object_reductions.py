@@ -6,7 +6,7 @@ bits, and other objects, are left to Python: `reduce_objects` returns the list o
 
 from .atomics import load, load_float64, store, store_float64
 from .decorators import helper, linked
-from .object_calls import all_known, begins, ended, gather_records, left, read_all
+from .object_calls import begins, ended, gather_records, left, longest_of, read_all
 from .object_kernels import int_at, object_at, object_kernel
 from .object_records import (
     ALL_DATA,
@@ -22,6 +22,7 @@ from .object_records import (
     OPS,
     RANK,
     RANKS,
+    ROOM,
     UNREAD,
     VALUES,
     pack_word,
@@ -143,7 +144,7 @@ def reduce_records(words, call, collective, number, root):
         return ended(words, left(words, NOTHING))
     result = 0 if kind < 0 else _reduced(words, collective, kind, number)
     if result == 0:
-        return ended(words, read_all(words, call))
+        return ended(words, read_all(words, call, 0))
     return ended(words, float_object(load_float64(result)) if kind == FLOAT else int_object(load(result)))
 
 
@@ -167,9 +168,9 @@ def reduce_objects(module, arguments, count):
         forget_error()
         return left(words, ASIDE)
     call = pack_word(collective, number, root)
-    gathered = gather_records(words, object_at(arguments, 1), call, count > 5)
+    gathered = gather_records(words, object_at(arguments, 1), call, ROOM, count > 5)
     if gathered != 1:
         return gathered
-    if not all_known(words, call, True):
+    if longest_of(words, call, True) != 0:
         return left(words, UNREAD)
     return reduce_records(words, call, collective, number, root)

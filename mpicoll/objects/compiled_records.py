@@ -67,18 +67,23 @@ class CompiledRecords:
         Of the words.
     own, all, sent
         A record, and one from and to each rank.
+    long, longs
+        Bytes of an object that follow its record, and of those of all ranks; compiled code sets the lengths.
     """
 
     def __init__(self, rank: int, size: int, table: int) -> None:
         self.own = np.zeros(NBYTES, np.uint8)
         self.all, self.sent = np.zeros(size * NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
+        self.long, self.longs = np.empty(layout.LONG_ROOM, np.uint8), np.empty(layout.GATHERED_ROOM, np.uint8)
         self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(size, np.int64)
         self._ops = np.array([id(op) for op in _OPS], np.int64)
         self._words = np.zeros(layout.WORDS, np.int64)
         self.address = self._words.ctypes.data
         for place, thing in _OBJECTS.items():
             self._words[place] = id(thing)
-        for place, array in ((layout.OWN, self.own), (layout.ALL, self.all), (layout.SENT, self.sent)):
+        arrays = {layout.OWN: self.own, layout.ALL: self.all, layout.SENT: self.sent}
+        arrays |= {layout.LONG: self.long, layout.LONGS: self.longs}
+        for place, array in arrays.items():
             self._words[[place, place + 1]] = id(array), array.ctypes.data
         self._words[[layout.TABLE, layout.RANK, layout.RANKS]] = table, rank, size
         self._words[[layout.SCRATCH, layout.ERRORS]] = self._scratch.ctypes.data, ctypes.addressof(_ERRORS)
@@ -88,6 +93,21 @@ class CompiledRecords:
     def status(self) -> int:
         """The status of the exchange that is left to Python."""
         return int(self._words[layout.STATUS])
+
+    @property
+    def stage(self) -> int:
+        """1 if the exchange is that of bytes that follow records, else 0."""
+        return int(self._words[layout.STAGE])
+
+    def taken_pickle(self) -> bytes | None:
+        """Return this rank's pickle, which has no room in its record; None if there is none."""
+        address = int(self._words[layout.PICKLED])
+        if not address:
+            return None
+        self._words[layout.PICKLED] = 0
+        data: bytes = ctypes.cast(address, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(data))
+        return data
 
     def taken(self, memory: np.ndarray) -> bytes:
         """Return records that have come, and leave the memory to the next call."""

@@ -36,8 +36,6 @@ from mpicoll.objects import pickling
 
 MAX_NDIM = 32
 """Arrays with more axes are pickled."""
-ALIGNMENT = 16
-"""Of every payload in memory with others, so that an array can stay where it was received."""
 
 _DTYPES = tuple(np.dtype(char) for char in "?bBhHiIlLefdgFDG")
 _DTYPE_NUMBERS = {dtype.char: number for number, dtype in enumerate(_DTYPES)}

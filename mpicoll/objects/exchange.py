@@ -17,11 +17,11 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.object_records import ERROR, LONG_SOMEWHERE
+from mpicoll.kernels.object_records import ALIGNMENT, ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
 from mpicoll.objects import records
-from mpicoll.objects.compiled_records import ASIDE, CompiledRecords, known_layout
-from mpicoll.objects.encoding import ALIGNMENT, Payload, decode
+from mpicoll.objects.compiled_records import ASIDE, PENDING, CompiledRecords, known_layout
+from mpicoll.objects.encoding import Payload, decode
 from mpicoll.objects.folding import OP_NAMES
 from mpicoll.objects.records import NBYTES, Description, Workspace
 from mpicoll.shared_memory import numpy_allocator
@@ -32,6 +32,10 @@ _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
 _IN_PLACE_NBYTES = 64 << 10
 """Shorter parts are sent from memory of their own, which a compiled call does in one step."""
 _ROUNDED_NBYTES, _PADDED_NBYTES, _EQUAL_NBYTES = 1 << 20, 256 << 10, 64 << 10
+
+
+Stage = tuple[str, Any, Any, int]
+"""An exchange of a compiled collective: the collective on arrays, what is sent and received, and the root."""
 
 
 class Exchange:
@@ -71,12 +75,15 @@ class Exchange:
             self.words = self._compiled.address
         return kernel.run(self.words, *arguments)
 
-    def complete(
-        self, kernel: Any, collective: str, sendbuf: Any, recvbuf: Any, root: int, arguments: tuple[Any, ...]
-    ) -> Any:
-        """Complete an exchange that a compiled collective has begun; return what it returns then."""
-        go_on(self.scope, self.table, self.compiled.status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
-        return kernel.run(self.words, *arguments, None)
+    def complete(self, kernel: Any, stages: Sequence[Stage], arguments: tuple[Any, ...]) -> Any:
+        """Complete the exchanges that a compiled collective has begun; return what it returns then."""
+        found: Any = PENDING
+        while found is PENDING:
+            stage, status = stages[self.compiled.stage], self.compiled.status
+            collective, sendbuf, recvbuf, root = stage
+            go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
+            found = kernel.run(self.words, *arguments, None)
+        return found
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""

@@ -12,7 +12,7 @@ from typing import Any
 from mpicoll.collectives.call_context import check_root
 from mpicoll.errors import RemoteError
 from mpicoll.kernels.object_calls import bcast_object, gather_objects, scatter_objects, swap_objects
-from mpicoll.kernels.object_records import LONG_SOMEWHERE
+from mpicoll.kernels.object_records import LONG_SOMEWHERE, PICKLE
 from mpicoll.objects.compiled_records import PENDING, UNREAD, Left
 from mpicoll.objects.encoding import Payload, copied, encode, failure
 from mpicoll.objects.exchange import Exchange, restored
@@ -36,6 +36,13 @@ class Given:
     def fail(self, error: Exception) -> None:
         """Give an error in place of the object."""
         self.error, self.payload = self.error or error, failure(self.error or error)
+
+
+class GivenPickle(Given):
+    """An object that has been pickled."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self.error, self.payload = None, Payload(PICKLE, len(pickled), (pickled,))
 
 
 NOTHING = Given(None)
@@ -72,7 +79,9 @@ class Moves:
             return copied(obj)
         call, given = call_word("bcast", 0, root), NOTHING
         if left is PENDING:
-            left = exchange.complete(bcast_object, "bcast", None, exchange.compiled.own, root, (obj, root))
+            compiled = exchange.compiled
+            stages = ("bcast", None, compiled.own, root), ("bcast", None, compiled.long, root)
+            left = exchange.complete(bcast_object, stages, (obj, root))
             if type(left) is not Left:
                 return left
         if left is UNREAD:
@@ -124,22 +133,37 @@ class Moves:
         predictable
             1 to leave it to Python if there is an object with which an operation may run code of the program.
         """
-        exchange, arguments = self.exchange, (obj, call, predictable, root)
+        exchange, arguments = self.exchange, (obj, call, predictable, -1 if root is None else root)
         if not exchange.words:
             found = exchange.begin(gather_objects, *arguments)
         else:
             found = gather_objects.run(exchange.words, *arguments)
         if found is PENDING:
             compiled = exchange.compiled
-            return exchange.complete(gather_objects, "allgather", compiled.own, compiled.all, 0, arguments)
+            into = compiled.longs if root in (None, self.rank) else None
+            following = "allgather" if root is None else "gather", compiled.long, into, root or 0
+            stages = ("allgather", compiled.own, compiled.all, 0), following
+            return exchange.complete(gather_objects, stages, arguments)
         return found
 
     def described(self, left: Left, obj: Any, call: int) -> tuple[Given, list[Description]]:
         """Return this rank's object and the records of all, for what compiled code has left of :meth:`gathered`."""
         if left is UNREAD:
-            return NOTHING, self.exchange.checked(self.exchange.record_of_each(), call)
+            own = self._own(obj)
+            return own, self.exchange.checked(self.exchange.record_of_each(), call)
         given = Given(obj)
         return given, self.gather_records(call, given)
+
+    def _own(self, obj: Any) -> Given:
+        """Return this rank's object, which compiled code has entered in a record, for an exchange of what follows.
+
+        A pickle is not made again, since it might be another one.
+        """
+        compiled = self.exchange.compiled
+        pickled = compiled.taken_pickle()
+        if pickled is None:
+            return Given(obj) if type(obj) in (bytes, str) else NOTHING
+        return GivenPickle(pickled)
 
     def objects(self, given: Given, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks' records, on all ranks or on `root`."""
@@ -179,7 +203,8 @@ class Moves:
         call = call_word("scatter", 0, root)
         if left is PENDING:
             sent = exchange.compiled.sent if self.rank == root else None
-            left = exchange.complete(scatter_objects, "scatter", sent, exchange.compiled.own, root, (objects, root))
+            stage = "scatter", sent, exchange.compiled.own, root
+            left = exchange.complete(scatter_objects, [stage], (objects, root))
             if type(left) is not Left:
                 return left
         given, error = None, None
@@ -217,8 +242,8 @@ class Moves:
             return [copied(each) for each in as_many(objects, 1, "sendobj")]
         exchange = self.exchange
         if left is PENDING:
-            compiled = exchange.compiled
-            found = exchange.complete(swap_objects, "alltoall", compiled.sent, compiled.all, 0, (objects,))
+            stage = "alltoall", exchange.compiled.sent, exchange.compiled.all, 0
+            found = exchange.complete(swap_objects, [stage], (objects,))
             if type(found) is not Left:
                 return found
             left = found

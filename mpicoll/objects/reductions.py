@@ -63,8 +63,8 @@ class Reductions(Moves):
         if name == "reduce":
             root = self.root(root)
         if found is PENDING:
-            compiled, arguments = self.exchange.compiled, (obj, op, collective, root)
-            found = self.exchange.complete(reduce_objects, "allgather", compiled.own, compiled.all, 0, arguments)
+            stage = "allgather", self.exchange.compiled.own, self.exchange.compiled.all, 0
+            found = self.exchange.complete(reduce_objects, [stage], (obj, op, collective, root))
         if type(found) not in _LEFT:
             return found
         call = call_word(name, number, root)

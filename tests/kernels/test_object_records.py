@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.kernels import object_calls
 from mpicoll.kernels.atomics import load
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.object_kernels import int_at, object_at, object_kernel
-from mpicoll.kernels.object_records import ASIDE, FAILED, OWN_DATA, get_object, is_known, put_object
+from mpicoll.kernels.object_records import (
+    ASIDE,
+    FAILED,
+    HEAD_NBYTES,
+    LONG_ROOM,
+    OWN_DATA,
+    ROOM,
+    get_object,
+    is_known,
+    put_object,
+)
 from mpicoll.kernels.operation_words import get
 from mpicoll.kernels.python_interface import int_object, keep
-from mpicoll.objects import encoding, records
+from mpicoll.objects import encoding, exchange, records
 from mpicoll.objects.compiled_records import ASIDE as LEFT
 from mpicoll.objects.compiled_records import CompiledRecords, known_layout
 from tests.objects import differ, samples
@@ -35,7 +46,7 @@ OBJECTS = st.recursive(SCALARS, lambda each: st.lists(each, max_size=4) | st.dic
 def put(module, arguments, count):  # type: ignore[no-untyped-def]
     """Write a record of an object; return its bytes or what stands in their place."""
     words = int_at(arguments, 0)
-    nbytes = put_object(words, get(words, OWN_DATA), int_at(arguments, 1), object_at(arguments, 2))
+    nbytes = put_object(words, get(words, OWN_DATA), int_at(arguments, 1), object_at(arguments, 2), ROOM)
     return 0 if nbytes == FAILED else int_object(nbytes)
 
 
@@ -44,9 +55,9 @@ def take(module, arguments, count):  # type: ignore[no-untyped-def]
     """Read the record; return the object, or what stands for one that Python has to read."""
     words = int_at(arguments, 0)
     memory = get(words, OWN_DATA)
-    description = load(memory) ^ int_at(arguments, 1)
-    if is_known(description, load(memory + 8), int_at(arguments, 2) != 0):
-        return get_object(words, memory, description)
+    description, nbytes = load(memory) ^ int_at(arguments, 1), load(memory + 8)
+    if is_known(description, nbytes, int_at(arguments, 2) != 0):
+        return get_object(words, memory + HEAD_NBYTES, nbytes, description)
     left = get(words, ASIDE)
     keep(left)
     return left
@@ -199,6 +210,12 @@ def test_references_are_counted(memory: CompiledRecords) -> None:
     gc.collect()
     assert [abs(sys.getrefcount(each) - count) < 50 for each, count in zip(watched, before, strict=True)] == [True] * 22
     assert sys.getallocatedblocks() < blocks + 200
+
+
+def test_lengths_are_rounded_as_in_python() -> None:
+    """Ranks that take the general way exchange as many bytes."""
+    lengths = range(ROOM + 1, LONG_ROOM + 1)
+    assert [object_calls.rounded(nbytes) for nbytes in lengths] == [exchange.rounded(nbytes) for nbytes in lengths]
 
 
 def test_the_layout_of_numbers_is_known() -> None:

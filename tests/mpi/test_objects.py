@@ -515,6 +515,38 @@ def test_objects_may_be_exchanged_from_several_threads(comm: mpicoll.Intracomm) 
         other.Free()
 
 
+def of_length(nbytes: int, choice: random.Random) -> Any:
+    """Return an object of about so many bytes, of a type that travels in one way or another."""
+    text = "".join(choice.choice("abcdefgh") for _ in range(min(nbytes, 50))) * (nbytes // 50 + 1)
+    ways: list[Callable[[str], Any]] = [
+        str, str.encode, lambda text: [text, 1], lambda text: {"a": text[: nbytes // 2], "b": [text[: nbytes // 2]]},
+        lambda text: {1, text}, lambda text: np.frombuffer(text.encode(), np.uint8),
+        lambda text: bytearray(text.encode()), lambda text: 1.5,
+    ]  # fmt: skip
+    return choice.choice(ways)(text[:nbytes])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mixed", [False, True])
+def test_objects_of_any_length_arrive(comm: mpicoll.Intracomm, plain: Any, mixed: bool, seed: int) -> None:
+    """The bytes of long ones follow their records, in compiled code or, where one needs it, on all ranks in Python."""
+    common, size = random.Random(seed), comm.size
+    lengths = [0, 400, 487, 488, 489, 500, 1000, 4096, 30_000, 65_535, 65_536, 65_537, 90_000, 300_000]
+    for _ in range(40):
+        each, root = [common.choice(lengths)] * size, common.randrange(size)
+        if mixed:
+            each = [common.choice(lengths) for _ in range(size)]
+        given = [of_length(nbytes, common) for nbytes in each]
+        own = given[comm.rank]
+        for results in (
+            [found.bcast(own, root) for found in (comm, plain)],
+            [found.allgather(own) for found in (comm, plain)],
+            [found.gather(own, root) for found in (comm, plain)],
+        ):
+            assert differ(*results) == "", (each, [type(found) for found in given])
+    assert comm.allgather(comm.rank) == list(range(size))
+
+
 NUMBERS: list[Any] = [0, 1, -3, 2**31, 2**33 + 1, -(2**62), 2**62, 2**63 - 1, -(2**63), 2**63, 0.0, -0.0, 0.1, -2.5]
 NUMBERS += [1e300, 1e-310, math.inf, -math.inf, math.nan, True]
 
