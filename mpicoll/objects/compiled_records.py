@@ -74,7 +74,8 @@ class CompiledRecords:
     def __init__(self, rank: int, size: int, table: int) -> None:
         self.own = np.zeros(NBYTES, np.uint8)
         self.all, self.sent = np.zeros(size * NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
-        self.long, self.longs = np.empty(layout.LONG_ROOM, np.uint8), np.empty(layout.GATHERED_ROOM, np.uint8)
+        # Views, since NumPy frees by an array's length.
+        self.long, self.longs = (np.empty(n, np.uint8)[:] for n in (layout.LONG_ROOM, layout.GATHERED_ROOM))
         self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(size, np.int64)
         self._ops = np.array([id(op) for op in _OPS], np.int64)
         self._words = np.zeros(layout.WORDS, np.int64)
