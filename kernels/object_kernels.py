@@ -77,7 +77,7 @@ def object_kernel(function: Callable) -> Any:
     """Make a function of `(module, arguments, count)` a built-in function for Python.
 
     `arguments` is the address of a vector of the addresses of `count` objects, which live until it returns. It returns
-    a new reference, of `int_object`. It runs with the interpreter lock, so it should take microseconds.
+    a new reference, or 0 with an exception set. It runs with the interpreter lock, so it should take microseconds.
     """
     if DISABLED:
         function.run = function  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ _SHORT = 1 << 31
 
 
 @helper
-def _of_two(number, a, b):
+def _extreme(number, a, b):
     """Return the maximum or minimum as Python's functions of mpi4py do: the first one of two that do not differ."""
     if number == MAX:
         return b if b > a else a
@@ -45,10 +45,11 @@ def _of_two(number, a, b):
 
 
 @helper
-def _combine_floats(number, a, b):
+def _result(number, a, b):
+    """Return the result of an operation on two floats, or on two integers that it fits."""
     if number == SUM:
         return a + b
-    return a * b if number == PROD else _of_two(number, a, b)
+    return a * b if number == PROD else _extreme(number, a, b)
 
 
 @helper
@@ -61,21 +62,14 @@ def _fits(number, a, b):
 
 
 @helper
-def _combine_integers(number, a, b):
-    if number == SUM:
-        return a + b
-    return a * b if number == PROD else _of_two(number, a, b)
-
-
-@helper
 def _combine(kind, number, a, b):
     """Combine values at two addresses into the first; return False if the result has no place there."""
     if kind == FLOAT:
-        store_float64(a, _combine_floats(number, load_float64(a), load_float64(b)))
+        store_float64(a, _result(number, load_float64(a), load_float64(b)))
         return True
     if not _fits(number, load(a), load(b)):
         return False
-    store(a, _combine_integers(number, load(a), load(b)))
+    store(a, _result(number, load(a), load(b)))
     return True
 
 

@@ -113,8 +113,13 @@ class CompiledRecords:
     def taken(self, memory: np.ndarray) -> bytes:
         """Return records that have come, and leave the memory to the next call."""
         data = memory.tobytes()
-        self._words[layout.IN_USE] = 0
+        self.release()
         return data
+
+    def release(self) -> None:
+        """Leave words and records to the next call."""
+        self.taken_pickle()
+        self._words[layout.IN_USE] = 0
 
 
 def known_layout() -> bool:

@@ -81,7 +81,12 @@ class Exchange:
         while found is PENDING:
             stage, status = stages[self.compiled.stage], self.compiled.status
             collective, sendbuf, recvbuf, root = stage
-            go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
+            try:
+                go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
+            except BaseException:
+                if self.scope.channel.broken is None:  # it was refused before anything was exchanged
+                    self.compiled.release()
+                raise
             found = kernel.run(self.words, *arguments, None)
         return found
 
