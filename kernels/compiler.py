@@ -1,8 +1,8 @@
 """Compiler of kernels by Numba, for kernels that `machine_code` does not have.
 
-Only this module, `intrinsics`, `overloads` and `user_functions`, which it or its callers import, need Numba. Importing
-Numba takes half a second and 50 MB of each process. Compiled kernels are stored as machine code that can be loaded
-without Numba, or, where that is not possible, in Numba's own cache.
+Only this module, `address_calls`, `intrinsics`, `overloads` and `user_functions`, which it or its callers import, need
+Numba. Importing Numba takes half a second and 50 MB of each process. Compiled kernels are stored as machine code that
+can be loaded without Numba, or, where that is not possible, in Numba's own cache.
 """
 
 import contextlib
@@ -22,12 +22,21 @@ from numba.core.runtime import nrtdynmod, rtsys
 from numba.core.sigutils import normalize_signature
 from numba.extending import register_jitable
 
-from . import decorators, intrinsics, machine_code, object_file, overloads
+from . import address_calls, decorators, intrinsics, machine_code, object_file, overloads
 from .decorators import FLAGS, Kernel, Native
 from .machine_code import Entry, Loaded
 from .source_stamps import entry_name, stamp_of
 
-__all__ = ["compiled", "compiled_native", "dispatcher", "intrinsics", "numba_type", "overloads", "uncached"]
+__all__ = [
+    "address_calls",
+    "compiled",
+    "compiled_native",
+    "dispatcher",
+    "intrinsics",
+    "numba_type",
+    "overloads",
+    "uncached",
+]
 
 _warned: set[str] = set()
 

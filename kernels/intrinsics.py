@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, type_callable
 
-from . import allocator, atomics, messages, python_interface
+from . import allocator, atomics, python_interface
 
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8)
@@ -209,117 +209,6 @@ def _copy_function(module):
 def _memcpy(builder, target, source, nbytes):
     target, source = (builder.inttoptr(address, _BYTE.as_pointer()) for address in (target, source))
     cgutils.raw_memcpy(builder, target, source, nbytes, 1)
-
-
-def _vector(context, builder, kind, address, count, itemsize=None):
-    """Return a contiguous vector at an address, for a kernel; `itemsize` by default is that of `kind`."""
-    array = context.make_array(kind)(context, builder)
-    itemsize = ir.Constant(_WORD, kind.dtype.bitwidth // 8) if itemsize is None else itemsize
-    context.populate_array(
-        array,
-        data=builder.inttoptr(address, array.data.type),
-        shape=cgutils.pack_array(builder, [count]),
-        strides=cgutils.pack_array(builder, [itemsize]),
-        itemsize=itemsize,
-        meminfo=None,
-    )
-    return array._getvalue()
-
-
-_OPERAND = types.Array(types.uint8, 1, "C")
-
-
-@implement(atomics.call_reducer)
-def _call_reducer(typingctx, function, out, a, b, count, itemsize):
-    def generate(context, builder, signature, arguments):
-        function, *addresses, count, itemsize = arguments
-        operands = [_vector(context, builder, _OPERAND, address, count, itemsize) for address in addresses]
-        kinds = [_OPERAND] * 3
-        pointer = context.call_conv.get_function_type(types.none, kinds).as_pointer()
-        target = builder.inttoptr(function, pointer)
-        status, _ = context.call_conv.call_function(builder, target, types.none, kinds, operands)
-        return builder.zext(builder.not_(status.is_ok), _WORD)
-
-    return types.int64(*[types.int64] * 6), generate
-
-
-def _call_kernel(context, builder, function, kinds, operands):
-    """Call a kernel that returns a word, by its address; -1 if it raised an exception."""
-    pointer = context.call_conv.get_function_type(types.int64, kinds).as_pointer()
-    target = builder.inttoptr(function, pointer)
-    status, returned = context.call_conv.call_function(builder, target, types.int64, kinds, operands)
-    return builder.select(status.is_ok, returned, ir.Constant(_WORD, -1))
-
-
-_FLOATS, _BYTES, _WORDS, _SETTINGS = (
-    types.Array(kind, 1, "C") for kind in (types.float32, types.uint8, types.uint32, types.int64)
-)
-_KEY_WORDS = 2
-
-
-@implement(messages.call_encoder)
-def _call_encoder(typingctx, function, x, count, out, nbytes, settings, length, keys, first):
-    def generate(context, builder, signature, arguments):
-        function, x, count, out, nbytes, settings, length, keys, first = arguments
-        operands = [
-            _vector(context, builder, _FLOATS, x, count),
-            _vector(context, builder, _BYTES, out, nbytes),
-            _vector(context, builder, _SETTINGS, settings, length),
-            _vector(context, builder, _WORDS, keys, ir.Constant(_WORD, _KEY_WORDS)),
-            first,
-        ]
-        return _call_kernel(context, builder, function, [_FLOATS, _BYTES, _SETTINGS, _WORDS, types.int64], operands)
-
-    return types.int64(*[types.int64] * 9), generate
-
-
-@implement(messages.call_decoder)
-def _call_decoder(typingctx, function, payload, nbytes, out, count, settings, length, add):
-    def generate(context, builder, signature, arguments):
-        function, payload, nbytes, out, count, settings, length, add = arguments
-        operands = [
-            _vector(context, builder, _BYTES, payload, nbytes),
-            _vector(context, builder, _FLOATS, out, count),
-            _vector(context, builder, _SETTINGS, settings, length),
-            builder.icmp_signed("!=", add, ir.Constant(_WORD, 0)),
-        ]
-        return _call_kernel(context, builder, function, [_BYTES, _FLOATS, _SETTINGS, types.boolean], operands)
-
-    return types.int64(*[types.int64] * 8), generate
-
-
-def _call_c(builder, function, *arguments):
-    """Call a C function that returns an int; words stand for pointers."""
-    kind = ir.FunctionType(_INT, [argument.type for argument in arguments])
-    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), arguments), _WORD)
-
-
-@implement(messages.startall)
-def _startall(typingctx, function, count, requests):
-    def generate(context, builder, signature, arguments):
-        function, count, requests = arguments
-        return _call_c(builder, function, builder.trunc(count, _INT), requests)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
-
-
-@implement(messages.isend)
-def _isend(typingctx, function, memory, nbytes, datatype, peer, tag, comm, request):
-    def generate(context, builder, signature, arguments):
-        function, memory, nbytes, datatype, peer, tag, comm, request = arguments
-        nbytes, peer, tag = (builder.trunc(number, _INT) for number in (nbytes, peer, tag))
-        return _call_c(builder, function, memory, nbytes, datatype, peer, tag, comm, request)
-
-    return types.int64(*[types.int64] * 8), generate
-
-
-@implement(messages.testall)
-def _testall(typingctx, function, count, requests, flag, statuses):
-    def generate(context, builder, signature, arguments):
-        function, count, *rest = arguments
-        return _call_c(builder, function, builder.trunc(count, _INT), *rest)
-
-    return types.int64(*[types.int64] * 5), generate
 
 
 external(atomics.yield_core, "sched_yield", types.int32)

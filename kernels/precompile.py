@@ -29,6 +29,7 @@ _COLLECTIVES = (
     "driven_jobs",
     "executor",
     "object_calls",
+    "object_parts",
     "object_reductions",
     "short_exchange",
     "told_counts",

@@ -90,6 +90,16 @@ def list_item(list_, place):
     """Return an item, a borrowed reference."""
 
 
+@_function("PyTuple_New", "int64", "int64")
+def tuple_object(size):
+    """Return a tuple of this size, whose items are to be set."""
+
+
+@_function("PyTuple_SetItem", "int32", "int64", "int64", "int64")
+def set_tuple_item(tuple_, place, thing):
+    """Set an item of a new tuple, which takes over the reference; return 0."""
+
+
 @_function("PyTuple_Size", "int64", "int64")
 def tuple_size(tuple_):
     """Return the number of items."""
@@ -98,6 +108,16 @@ def tuple_size(tuple_):
 @_function("PyTuple_GetItem", "int64", "int64", "int64")
 def tuple_item(tuple_, place):
     """Return an item, a borrowed reference."""
+
+
+@_function("PyDict_New", "int64")
+def dict_object():
+    """Return a dictionary without items."""
+
+
+@_function("PyDict_SetItem", "int32", "int64", "int64", "int64")
+def set_dict_item(dict_, key, value):
+    """Set an item, which gets references of its own; return 0, or -1 with an exception set."""
 
 
 @_function("PyDict_Size", "int64", "int64")
@@ -141,3 +161,13 @@ def error_is(kind):
 @_function("PyErr_Clear", "void")
 def forget_error():
     """Clear the exception that is set, if there is one."""
+
+
+@primitive
+def new_array(function, ndim, shape, dtype):
+    """Call `PyArray_Empty` of NumPy, which takes over the reference to the element type, by its address."""
+
+
+@primitive
+def new_scalar(function, data, dtype):
+    """Call `PyArray_Scalar` of NumPy by its address."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.kernels import object_records as layout
-from mpicoll.kernels.object_records import NBYTES
-from mpicoll.objects import folding, pickling
+from mpicoll.errors import CorruptPayload
+from mpicoll.kernels import object_words as layout
+from mpicoll.kernels.object_words import NBYTES
+from mpicoll.objects import folding, numpy_functions, pickling, records
+from mpicoll.objects.encoding import DTYPES, Payload
 
 
 class Left:
@@ -27,6 +29,13 @@ ASIDE, PENDING, UNREAD = Left("ASIDE"), Left("PENDING"), Left("UNREAD")
 
 See :mod:`mpicoll.kernels.object_calls`.
 """
+
+
+def corrupt(_: None) -> None:
+    """Refuse a container that cannot be read."""
+    raise CorruptPayload("object: a list, tuple or dictionary of scalars cannot be read")
+
+
 _ERRORS = ctypes.create_string_buffer(b"surrogatepass")
 _OBJECTS: dict[int, Any] = {
     layout.ASIDE: ASIDE,
@@ -34,6 +43,7 @@ _OBJECTS: dict[int, Any] = {
     layout.UNREAD: UNREAD,
     layout.DUMPS: pickling.dumps,
     layout.LOADS: pickling.loads,
+    layout.CORRUPT: corrupt,
     layout.ORDINARY: Exception,
     layout.NOTHING: None,
     layout.NO: False,
@@ -67,28 +77,43 @@ class CompiledRecords:
         Of the words.
     own, all, sent
         A record, and one from and to each rank.
-    long, longs
-        Bytes of an object that follow its record, and of those of all ranks; compiled code sets the lengths.
+    long, longs, sent_longs
+        Bytes of an object that follow its record, and of those of and to all ranks; compiled code sets the lengths.
     """
 
     def __init__(self, rank: int, size: int, table: int) -> None:
         self.own = np.zeros(NBYTES, np.uint8)
         self.all, self.sent = np.zeros(size * NBYTES, np.uint8), np.zeros(size * NBYTES, np.uint8)
         # Views, since NumPy frees by an array's length.
-        self.long, self.longs = (np.empty(n, np.uint8)[:] for n in (layout.LONG_ROOM, layout.GATHERED_ROOM))
-        self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(size, np.int64)
-        self._ops = np.array([id(op) for op in _OPS], np.int64)
+        lengths = layout.LONG_ROOM, layout.GATHERED_ROOM, layout.GATHERED_ROOM
+        self.long, self.longs, self.sent_longs = (np.empty(length, np.uint8)[:] for length in lengths)
         self._words = np.zeros(layout.WORDS, np.int64)
+        self._long_data, self._held = np.zeros(size, np.int64), np.zeros(2 * size, np.int64)
+        self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(2 * size, np.int64)
+        self._space = np.empty(layout.GATHERED_ROOM, np.uint8)
+        self._ops = np.array([id(op) for op in _OPS], np.int64)
+        self._dtypes = np.array([*map(id, DTYPES), *(dtype.itemsize for dtype in DTYPES)], np.int64)
+        self._scalar_types = np.array([id(dtype.type) for dtype in DTYPES], np.int64)
         self.address = self._words.ctypes.data
+        self._enter(rank, size, table)
+
+    def _enter(self, rank: int, size: int, table: int) -> None:
+        """Write the words."""
+        words = self._words
         for place, thing in _OBJECTS.items():
-            self._words[place] = id(thing)
-        arrays = {layout.OWN: self.own, layout.ALL: self.all, layout.SENT: self.sent}
-        arrays |= {layout.LONG: self.long, layout.LONGS: self.longs}
-        for place, array in arrays.items():
-            self._words[[place, place + 1]] = id(array), array.ctypes.data
-        self._words[[layout.TABLE, layout.RANK, layout.RANKS]] = table, rank, size
-        self._words[[layout.SCRATCH, layout.ERRORS]] = self._scratch.ctypes.data, ctypes.addressof(_ERRORS)
-        self._words[[layout.VALUES, layout.OPS]] = self._values.ctypes.data, self._ops.ctypes.data
+            words[place] = id(thing)
+        exchanged = {layout.OWN: self.own, layout.ALL: self.all, layout.SENT: self.sent}
+        exchanged |= {layout.LONG: self.long, layout.LONGS: self.longs, layout.SENT_LONGS: self.sent_longs}
+        for place, array in exchanged.items():
+            words[[place, place + 1]] = id(array), array.ctypes.data
+        own = {layout.SCRATCH: self._scratch, layout.VALUES: self._values, layout.SPACE: self._space}
+        own |= {layout.LONG_DATA: self._long_data, layout.HELD: self._held, layout.OPS: self._ops}
+        own |= {layout.DTYPES: self._dtypes, layout.SCALAR_TYPES: self._scalar_types}
+        for place, array in own.items():
+            words[place] = array.ctypes.data
+        words[[layout.TABLE, layout.RANK, layout.RANKS]] = table, rank, size
+        words[layout.ERRORS] = ctypes.addressof(_ERRORS)
+        words[[layout.NEW_ARRAY, layout.NEW_SCALAR]] = numpy_functions.addresses()
 
     @property
     def status(self) -> int:
@@ -97,18 +122,29 @@ class CompiledRecords:
 
     @property
     def stage(self) -> int:
-        """1 if the exchange is that of bytes that follow records, else 0."""
+        """1 if the exchange is that of bytes that follow records, 2 if it is a reduction of arrays, else 0."""
         return int(self._words[layout.STAGE])
 
-    def taken_pickle(self) -> bytes | None:
-        """Return this rank's pickle, which has no room in its record; None if there is none."""
-        address = int(self._words[layout.PICKLED])
-        if not address:
-            return None
-        self._words[layout.PICKLED] = 0
-        data: bytes = ctypes.cast(address, ctypes.py_object).value
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(data))
-        return data
+    @property
+    def result(self) -> np.ndarray | None:
+        """The array that a reduction of arrays writes to; None on ranks that get none."""
+        address = int(self._words[layout.RESULT])
+        return ctypes.cast(address, ctypes.py_object).value if address else None
+
+    def payload(self) -> Payload:
+        """Return this rank's object of a collective of one object a rank, as it stands in its record."""
+        return self._payload(self.own, 0)
+
+    def payloads(self) -> list[Payload]:
+        """Return this rank's objects of a collective of one object for each rank."""
+        return [self._payload(self.sent[slot * NBYTES :], slot) for slot in range(len(self._long_data))]
+
+    def _payload(self, memory: np.ndarray, slot: int) -> Payload:
+        found = records.read(memory[:NBYTES].tobytes(), 0)
+        data = found.data
+        if data is None:
+            data = ctypes.string_at(int(self._long_data[slot]), found.nbytes)
+        return Payload(found.kind, found.nbytes, (data,), found.dtype, found.flags, found.shape)
 
     def taken(self, memory: np.ndarray) -> bytes:
         """Return records that have come, and leave the memory to the next call."""
@@ -118,7 +154,10 @@ class CompiledRecords:
 
     def release(self) -> None:
         """Leave words and records to the next call."""
-        self.taken_pickle()
+        held = [*self._held[: self._words[layout.HELD_COUNT]].tolist(), int(self._words[layout.RESULT])]
+        self._words[[layout.HELD_COUNT, layout.RESULT]] = 0
+        for address in filter(None, held):
+            ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
         self._words[layout.IN_USE] = 0
 
 

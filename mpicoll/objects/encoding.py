@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels.object_records import (
+from mpicoll.kernels.object_items import DICT, LIST, NUMBER_BIT
+from mpicoll.kernels.object_words import (
     APART,
     ARRAY,
     BYTES,
@@ -24,6 +25,8 @@ from mpicoll.kernels.object_records import (
     FEW,
     FLOAT,
     INT,
+    ITEMS,
+    MAX_NDIM,
     NONE,
     PICKLE,
     READ_ONLY,
@@ -34,11 +37,9 @@ from mpicoll.kernels.object_records import (
 )
 from mpicoll.objects import pickling
 
-MAX_NDIM = 32
-"""Arrays with more axes are pickled."""
-
-_DTYPES = tuple(np.dtype(char) for char in "?bBhHiIlLefdgFDG")
-_DTYPE_NUMBERS = {dtype.char: number for number, dtype in enumerate(_DTYPES)}
+DTYPES = tuple(np.dtype(char) for char in "?bBhHiIlLefdgFDG")
+"""Element types of arrays and scalars that are not pickled, by number."""
+_DTYPE_NUMBERS = {dtype.char: number for number, dtype in enumerate(DTYPES)}
 _INT64, _FLOAT64, _COMPLEX128 = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<dd")
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Exact types whose objects need no copy, and run no code of the program."""
@@ -99,7 +100,7 @@ def failure(error: Exception) -> Payload:
 
 def dtype_at(number: int) -> np.dtype[Any]:
     """Return the element type with this number."""
-    return _DTYPES[number]
+    return DTYPES[number]
 
 
 def _encode_int(obj: int) -> Payload:
@@ -116,7 +117,7 @@ def _encode_str(obj: str) -> Payload:
 
 def _encode_array(obj: np.ndarray) -> Payload:
     number = _DTYPE_NUMBERS.get(obj.dtype.char)
-    if number is None or _DTYPES[number] is not obj.dtype or obj.ndim > MAX_NDIM:
+    if number is None or DTYPES[number] is not obj.dtype or obj.ndim > MAX_NDIM:
         return _pickle(obj)
     data, flags = obj, 0
     if obj.flags.c_contiguous:
@@ -131,7 +132,7 @@ def _encode_array(obj: np.ndarray) -> Payload:
 
 def _encode_scalar(obj: np.generic) -> Payload:
     number = _DTYPE_NUMBERS.get(obj.dtype.char)
-    if number is None or type(obj) is not _DTYPES[number].type:
+    if number is None or type(obj) is not DTYPES[number].type:
         return _pickle(obj)
     data = obj.tobytes()
     return Payload(SCALAR, len(data), (data,), number)
@@ -205,7 +206,7 @@ def decode(kind: int, dtype: int, flags: int, shape: tuple[int, ...], data: Any)
 
 
 def _decode_array(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> np.ndarray:
-    flat = np.frombuffer(data, _DTYPES[dtype]) if len(data) else np.empty(0, _DTYPES[dtype])
+    flat = np.frombuffer(data, DTYPES[dtype]) if len(data) else np.empty(0, DTYPES[dtype])
     array = flat.reshape(shape)
     if not array.flags.writeable:
         array = array.copy()
@@ -215,7 +216,7 @@ def _decode_array(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> 
 
 
 def _decode_scalar(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> np.generic:
-    (value,) = np.frombuffer(data, _DTYPES[dtype])
+    (value,) = np.frombuffer(data, DTYPES[dtype])
     return value
 
 
@@ -236,6 +237,25 @@ def _decode_apart(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> 
     return pickling.loads_apart(pieces[0], pieces[1:])
 
 
+def _decode_items(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> Any:
+    """Return a container of scalars; see `mpicoll.kernels.object_items`."""
+    (word,) = _INT64.unpack_from(data)
+    container, size = word & 0xFF, word >> NUMBER_BIT
+    if container > DICT or not 0 <= size <= len(data) // 8:
+        raise ValueError(f"a container of kind {container} and {size} items")
+    items, begin = [], 8
+    for _ in range(size * (2 if container == DICT else 1)):
+        (word,) = _INT64.unpack_from(data, begin)
+        kind, end = word & 0xFF, begin + 8 + (word >> NUMBER_BIT)
+        if kind > STR or not begin + 8 <= end <= len(data) or (kind <= TRUE and end > begin + 8):
+            raise ValueError(f"an item of kind {kind} from byte {begin} to {end}")
+        items.append(_DECODERS[kind](0, 0, (), data[begin + 8 : end]))
+        begin = end + -end % 8
+    if container == DICT:
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return items if container == LIST else tuple(items)
+
+
 _DECODERS: dict[int, Callable[[int, int, tuple[int, ...], Any], Any]] = {
     NONE: lambda dtype, flags, shape, data: None,
     FALSE: lambda dtype, flags, shape, data: False,
@@ -247,6 +267,7 @@ _DECODERS: dict[int, Callable[[int, int, tuple[int, ...], Any], Any]] = {
     STR: lambda dtype, flags, shape, data: str(data, "utf-8", "surrogatepass"),
     SCALAR: _decode_scalar,
     ARRAY: _decode_array,
+    ITEMS: _decode_items,
     APART: _decode_apart,
 }
 

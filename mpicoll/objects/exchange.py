@@ -6,7 +6,7 @@ Every rank reads in the records who has a long object, so that all take the same
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.object_records import ALIGNMENT, ERROR, LONG_SOMEWHERE
+from mpicoll.kernels.object_words import ALIGNMENT, ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
 from mpicoll.objects import records
 from mpicoll.objects.compiled_records import ASIDE, PENDING, CompiledRecords, known_layout
@@ -36,6 +36,8 @@ _ROUNDED_NBYTES, _PADDED_NBYTES, _EQUAL_NBYTES = 1 << 20, 256 << 10, 64 << 10
 
 Stage = tuple[str, Any, Any, int]
 """An exchange of a compiled collective: the collective on arrays, what is sent and received, and the root."""
+Stages = Callable[[CompiledRecords], Sequence[Stage]]
+"""Returns the exchanges of a collective in their order, up to the one that goes on."""
 
 
 class Exchange:
@@ -75,14 +77,14 @@ class Exchange:
             self.words = self._compiled.address
         return kernel.run(self.words, *arguments)
 
-    def complete(self, kernel: Any, stages: Sequence[Stage], arguments: tuple[Any, ...]) -> Any:
+    def complete(self, kernel: Any, stages: Stages, arguments: tuple[Any, ...], op: MPI.Op = MPI.SUM) -> Any:
         """Complete the exchanges that a compiled collective has begun; return what it returns then."""
         found: Any = PENDING
         while found is PENDING:
-            stage, status = stages[self.compiled.stage], self.compiled.status
-            collective, sendbuf, recvbuf, root = stage
+            status = self.compiled.status
+            collective, sendbuf, recvbuf, root = stages(self.compiled)[self.compiled.stage]
             try:
-                go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, MPI.SUM, root)
+                go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, op, root)
             except BaseException:
                 if self.scope.channel.broken is None:  # it was refused before anything was exchanged
                     self.compiled.release()

@@ -7,15 +7,19 @@ ones follow in a collective on bytes, or for reductions of equal arrays, in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from mpicoll.collectives.call_context import check_root
 from mpicoll.errors import RemoteError
-from mpicoll.kernels.object_calls import bcast_object, gather_objects, scatter_objects, swap_objects
-from mpicoll.kernels.object_records import LONG_SOMEWHERE, PICKLE
-from mpicoll.objects.compiled_records import PENDING, UNREAD, Left
+from mpicoll.kernels.object_calls import bcast_object, gather_objects
+from mpicoll.kernels.object_parts import scatter_objects, swap_objects
+from mpicoll.kernels.object_words import LONG_SOMEWHERE
+from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import Payload, copied, encode, failure
-from mpicoll.objects.exchange import Exchange, restored
+from mpicoll.objects.exchange import Exchange, Stage, restored
 from mpicoll.objects.records import Description, call_word
 
 _ALLGATHER, _ALLTOALL = call_word("allgather"), call_word("alltoall")
@@ -38,11 +42,11 @@ class Given:
         self.error, self.payload = self.error or error, failure(self.error or error)
 
 
-class GivenPickle(Given):
-    """An object that has been pickled."""
+class GivenPayload(Given):
+    """An object that is bytes already."""
 
-    def __init__(self, pickled: bytes) -> None:
-        self.error, self.payload = None, Payload(PICKLE, len(pickled), (pickled,))
+    def __init__(self, payload: Payload) -> None:
+        self.error, self.payload = None, payload
 
 
 NOTHING = Given(None)
@@ -77,18 +81,15 @@ class Moves:
         root, exchange = self.root(root), self.exchange
         if self.size == 1:
             return copied(obj)
-        call, given = call_word("bcast", 0, root), NOTHING
+        call, is_root = call_word("bcast", 0, root), self.rank == root
         if left is PENDING:
-            compiled = exchange.compiled
-            stages = ("bcast", None, compiled.own, root), ("bcast", None, compiled.long, root)
-            left = exchange.complete(bcast_object, stages, (obj, root))
+            left = exchange.complete(bcast_object, partial(_stages_of_bcast, root), (obj, root))
             if type(left) is not Left:
                 return left
         if left is UNREAD:
+            given = self._own(obj) if is_root else NOTHING
             return self._from_root(exchange.read_from_root(exchange.own_record(), call, root), given, root)
-        if self.rank == root:
-            given = Given(obj)
-        return self.bcast_given(given, call, root)
+        return self.bcast_given(Given(obj) if is_root else NOTHING, call, root)
 
     def bcast_given(self, given: Given, call: int, root: int) -> Any:
         """Return what the root gives; raise its error on all ranks."""
@@ -118,33 +119,28 @@ class Moves:
 
     def allgather(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        found = self.gathered(obj, _ALLGATHER, 0, None)
+        found = self.gathered(obj, _ALLGATHER, None)
         if type(found) is not Left:
             return found
         if self.size == 1:
             return [copied(obj)]
         return self.objects(*self.described(found, obj, _ALLGATHER))
 
-    def gathered(self, obj: Any, call: int, predictable: int, root: int | None) -> Any:
-        """Return the objects of all ranks, None where they are for another one, or what compiled code has left.
-
-        Parameters
-        ----------
-        predictable
-            1 to leave it to Python if there is an object with which an operation may run code of the program.
-        """
-        exchange, arguments = self.exchange, (obj, call, predictable, -1 if root is None else root)
+    def gathered(self, obj: Any, call: int, root: int | None) -> Any:
+        """Return the objects of all ranks, None where they are for another one, or what compiled code has left."""
+        exchange, arguments = self.exchange, (obj, call, -1 if root is None else root)
         if not exchange.words:
             found = exchange.begin(gather_objects, *arguments)
         else:
             found = gather_objects.run(exchange.words, *arguments)
         if found is PENDING:
-            compiled = exchange.compiled
-            into = compiled.longs if root in (None, self.rank) else None
-            following = "allgather" if root is None else "gather", compiled.long, into, root or 0
-            stages = ("allgather", compiled.own, compiled.all, 0), following
-            return exchange.complete(gather_objects, stages, arguments)
+            return exchange.complete(gather_objects, partial(self._stages_of_gather, root), arguments)
         return found
+
+    def _stages_of_gather(self, root: int | None, compiled: CompiledRecords) -> Sequence[Stage]:
+        into = compiled.longs if root in (None, self.rank) else None
+        following = "allgather" if root is None else "gather", compiled.long, into, root or 0
+        return ("allgather", compiled.own, compiled.all, 0), following
 
     def described(self, left: Left, obj: Any, call: int) -> tuple[Given, list[Description]]:
         """Return this rank's object and the records of all, for what compiled code has left of :meth:`gathered`."""
@@ -159,11 +155,9 @@ class Moves:
 
         A pickle is not made again, since it might be another one.
         """
-        compiled = self.exchange.compiled
-        pickled = compiled.taken_pickle()
-        if pickled is None:
-            return Given(obj) if type(obj) in (bytes, str) else NOTHING
-        return GivenPickle(pickled)
+        if type(obj) in (bytes, str, np.ndarray):
+            return Given(obj)
+        return GivenPayload(self.exchange.compiled.payload())
 
     def objects(self, given: Given, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks' records, on all ranks or on `root`."""
@@ -178,7 +172,7 @@ class Moves:
         if type(root) is not int or not 0 <= root < self.size:
             root = self.root(root)
         call = call_word("gather", 0, root)
-        found = self.gathered(obj, call, 0, root)
+        found = self.gathered(obj, call, root)
         if type(found) is not Left:
             return found
         if self.size == 1:
@@ -202,13 +196,12 @@ class Moves:
             return copied(as_many(objects, 1, "sendobj")[0])
         call = call_word("scatter", 0, root)
         if left is PENDING:
-            sent = exchange.compiled.sent if self.rank == root else None
-            stage = "scatter", sent, exchange.compiled.own, root
-            left = exchange.complete(scatter_objects, [stage], (objects, root))
+            left = exchange.complete(scatter_objects, partial(self._stages_of_scatter, root), (objects, root))
             if type(left) is not Left:
                 return left
         given, error = None, None
         if left is UNREAD:
+            given = exchange.compiled.payloads() if self.rank == root else None
             found = exchange.read_from_root(exchange.own_record(), call, root)
         else:
             if self.rank == root:
@@ -219,6 +212,10 @@ class Moves:
         if found.flags & LONG_SOMEWHERE:
             return exchange.scatter_long(given or (), found, root)
         return restored(found, None)
+
+    def _stages_of_scatter(self, root: int, compiled: CompiledRecords) -> Sequence[Stage]:
+        sent, longs = (compiled.sent, compiled.sent_longs) if self.rank == root else (None, None)
+        return ("scatter", sent, compiled.own, root), ("scatter", longs, compiled.long, root)
 
     def _parts(self, objects: Any) -> tuple[list[Payload], Exception | None]:
         """Return one payload a rank, and the error if there is none."""
@@ -242,14 +239,13 @@ class Moves:
             return [copied(each) for each in as_many(objects, 1, "sendobj")]
         exchange = self.exchange
         if left is PENDING:
-            stage = "alltoall", exchange.compiled.sent, exchange.compiled.all, 0
-            found = exchange.complete(swap_objects, [stage], (objects,))
-            if type(found) is not Left:
-                return found
-            left = found
+            result = exchange.complete(swap_objects, _stages_of_alltoall, (objects,))
+            if type(result) is not Left:
+                return result
+            left = result
         if left is UNREAD:
-            found = exchange.checked(exchange.record_of_each(), _ALLTOALL)
-            return self._swapped([NOTHING.payload] * self.size, found)
+            given = exchange.compiled.payloads()
+            return self._swapped(given, exchange.checked(exchange.record_of_each(), _ALLTOALL))
         given, error = self._parts(objects)
         try:
             found = exchange.swap_records(_ALLTOALL, given)
@@ -265,6 +261,14 @@ class Moves:
         if any(each.flags & LONG_SOMEWHERE for each in found):
             return self.exchange.swap_long(given, found)
         return [restored(each, None) for each in found]
+
+
+def _stages_of_bcast(root: int, compiled: CompiledRecords) -> Sequence[Stage]:
+    return ("bcast", None, compiled.own, root), ("bcast", None, compiled.long, root)
+
+
+def _stages_of_alltoall(compiled: CompiledRecords) -> Sequence[Stage]:
+    return ("alltoall", compiled.sent, compiled.all, 0), ("alltoall", compiled.sent_longs, compiled.longs, 0)
 
 
 def as_many(objects: Any, size: int, name: str) -> list[Any]:

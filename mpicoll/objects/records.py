@@ -14,11 +14,24 @@ from typing import NamedTuple
 import numpy as np
 
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels.object_records import COLLECTIVES, ERROR, FLAGS_BIT, KIND_BIT, MAX_ROOT, NBYTES, ROOM, pack_word
-from mpicoll.objects.encoding import MAX_NDIM, Payload
+from mpicoll.kernels.object_words import (
+    COLLECTIVES,
+    DTYPE_BIT,
+    ERROR,
+    FLAGS_BIT,
+    KIND_BIT,
+    MAX_NDIM,
+    MAX_ROOT,
+    NBYTES,
+    NDIM_BIT,
+    ROOM,
+    ROOM_BIT,
+    pack_word,
+)
+from mpicoll.objects.encoding import Payload
 
 HEADER = struct.Struct("<QQ")
-_MAGIC, _ROOM_BIT = 0x6F, 56
+_MAGIC = 0x6F
 _CALL_MASK = (1 << 32) - 1 | 0xFF << 56
 _SHAPES = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
 
@@ -52,8 +65,8 @@ def call_word(collective: str, op: int = 0, root: int = 0) -> int:
 
 def first_word(call: int, payload: Payload, flags: int = 0) -> int:
     """Return the first word of a record; `flags` are added to those of the object."""
-    of_object = payload.kind << KIND_BIT | payload.dtype << 36 | (payload.flags | flags) << FLAGS_BIT
-    return call | of_object | len(payload.shape) << 44
+    of_object = payload.kind << KIND_BIT | payload.dtype << DTYPE_BIT | (payload.flags | flags) << FLAGS_BIT
+    return call | of_object | len(payload.shape) << NDIM_BIT
 
 
 def is_long(payload: Payload) -> bool:
@@ -64,7 +77,7 @@ def is_long(payload: Payload) -> bool:
 def write(memory: memoryview, begin: int, call: int, payload: Payload, flags: int = 0, room: int = 0) -> None:
     """Write a record, with the object if it is short; `room` is the exponent of the bytes for each long object."""
     ndim, nbytes = len(payload.shape), payload.nbytes
-    HEADER.pack_into(memory, begin, first_word(call, payload, flags), nbytes | room << _ROOM_BIT)
+    HEADER.pack_into(memory, begin, first_word(call, payload, flags), nbytes | room << ROOM_BIT)
     begin += 16
     if ndim:
         _SHAPES[ndim].pack_into(memory, begin, *payload.shape)
@@ -85,9 +98,9 @@ def read(data: bytes, begin: int) -> Description:
         If it is no record.
     """
     word, nbytes = HEADER.unpack_from(data, begin)
-    room, nbytes = nbytes >> _ROOM_BIT, nbytes & (1 << _ROOM_BIT) - 1
-    ndim = word >> 44 & 0x3F
-    if word >> 56 != _MAGIC or ndim > MAX_NDIM or (word >> 32 & 0xF) > ERROR or room > 16:
+    room, nbytes = nbytes >> ROOM_BIT, nbytes & (1 << ROOM_BIT) - 1
+    ndim = word >> NDIM_BIT & 0x3F
+    if word >> 56 != _MAGIC or ndim > MAX_NDIM or (word >> KIND_BIT & 0xF) > ERROR or room > 16:
         raise CorruptPayload(f"object: a record begins with {word:#018x}")
     begin += 16
     shape = _SHAPES[ndim].unpack_from(data, begin) if ndim else ()
@@ -95,9 +108,9 @@ def read(data: bytes, begin: int) -> Description:
     short = nbytes + 8 * ndim <= ROOM
     return Description(
         word & _CALL_MASK,
-        word >> 32 & 0xF,
-        word >> 36 & 0xFF,
-        word >> 50 & 0x3F,
+        word >> KIND_BIT & 0xF,
+        word >> DTYPE_BIT & 0xFF,
+        word >> FLAGS_BIT & 0x3F,
         shape,
         nbytes,
         data[begin : begin + nbytes] if short else None,

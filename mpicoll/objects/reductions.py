@@ -1,6 +1,6 @@
 """Reductions of Python objects, with mpi4py's results.
 
-- Integers and floats are reduced on every rank from the records of all.
+- Integers and floats, and pairs of these with a place, are reduced on every rank from the records of all.
 - Long arrays of equal shape and element type are reduced by the collectives on arrays, where these give what Python's
   operators give.
 - Everything else is reduced in Python. Where that runs code of the program, the ranks agree at the end that none has
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from mpicoll.errors import MpicollError
-from mpicoll.kernels.object_records import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.kernels.object_reductions import reduce_objects
+from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.objects import folding
-from mpicoll.objects.compiled_records import ASIDE, PENDING, UNREAD, Left
+from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import copied, dtype_at
+from mpicoll.objects.exchange import Stage
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description, call_word
 
@@ -63,13 +64,11 @@ class Reductions(Moves):
         if name == "reduce":
             root = self.root(root)
         if found is PENDING:
-            stage = "allgather", self.exchange.compiled.own, self.exchange.compiled.all, 0
-            found = self.exchange.complete(reduce_objects, [stage], (obj, op, collective, root))
+            stages = partial(self._stages_of_reduction, name, obj, root)
+            found = self.exchange.complete(reduce_objects, stages, (obj, op, collective, root), op)
         if type(found) not in _LEFT:
             return found
         call = call_word(name, number, root)
-        if found is ASIDE and number and self.size > 1:
-            found = self.gathered(obj, call, 1, None)
         if type(found) is list:
             result = self._fold(name, folding.function_of(op, number), found)
         elif self.size == 1:
@@ -79,6 +78,10 @@ class Reductions(Moves):
         else:
             result = self._reduce_apart(name, obj, op, number, root, call)
         return result if name != "reduce" or self.rank == root else None
+
+    def _stages_of_reduction(self, name: str, obj: Any, root: int, compiled: CompiledRecords) -> Sequence[Stage]:
+        records, longs = self._stages_of_gather(None, compiled)
+        return records, longs, (name, obj, compiled.result, root)
 
     def _reduce_apart(self, name: str, obj: Any, op: Any, number: int, root: int, call: int) -> Any:
         """Reduce objects whose records compiled code does not exchange."""

@@ -29,7 +29,7 @@ WITHOUT_KERNELS = {
     "user_identity",
 }
 """Nothing of them is compiled. What `decorators` and `machine_code` decide stands in the entries themselves."""
-CODE_OF_OTHERS = {"intrinsics", "overloads"}
+CODE_OF_OTHERS = {"intrinsics", "address_calls", "overloads"}
 """They import functions of kernels to say what their code is."""
 
 
