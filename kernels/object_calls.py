@@ -1,8 +1,10 @@
 """Collectives of short Python objects, from the caller's object to the result in one compiled call.
 
-Where something is left to Python, a kernel returns one of three objects instead of a result:
+Where something is left to Python, a kernel returns one of four objects instead of a result:
 
 - ASIDE: nothing has happened. The caller takes the general way, which exchanges the same records.
+- PICKLED: nothing has happened, but the object, or the first of several that has no place in a record, is pickled. The
+  caller takes the general way with the pickle, and sets the word IN_USE to 0.
 - PENDING: the exchange has begun, with the word STATUS. The caller completes it, and calls the kernel again with one
   argument more.
 - UNREAD: the records have come, and one of them has to be read by Python, which then sets the word IN_USE to 0.
@@ -16,11 +18,13 @@ from .decorators import helper, linked
 from .dispatch import make_call
 from .dispatch_table import set_length
 from .object_kernels import int_at, object_at, object_kernel
-from .object_records import description_of, get_here, get_object, is_known, is_scalar, put_object
+from .object_pickles import is_scalar
+from .object_records import description_of, get_here, get_object, is_known, put_object
 from .object_words import (
     ALIGNMENT,
     ALL,
     ALL_DATA,
+    APART_ALREADY,
     ASIDE,
     COLLECTIVES,
     FAILED,
@@ -38,6 +42,7 @@ from .object_words import (
     OWN,
     OWN_DATA,
     PENDING,
+    PICKLED,
     RANK,
     RANKS,
     SPACE_USED,
@@ -96,6 +101,8 @@ def ended(words, result):
 @helper
 def not_put(words, nbytes):
     """Return what a call returns whose object is in no record."""
+    if nbytes == APART_ALREADY:
+        return left(words, PICKLED)
     _release(words)
     return 0 if nbytes == FAILED else left(words, ASIDE)
 

@@ -11,7 +11,8 @@ from .dispatch_table import set_length
 from .object_calls import begin, begins, copy_long, ended, exchanged, left, not_put, read_all
 from .object_items import DICT, container_of, item_of, size_of
 from .object_kernels import int_at, object_at, object_kernel
-from .object_records import description_of, get_here, get_object, hold, is_known, put_object
+from .object_pickles import hold
+from .object_records import description_of, get_here, get_object, is_known, put_object
 from .object_words import (
     ALL,
     ALL_DATA,
@@ -83,7 +84,7 @@ def _exponent_of(nbytes):
 
 @linked("int64", "int64", "int64", "int64")
 def _put_all(words, call, things):
-    """Write a record for each rank from a list or tuple of as many; return 0, or `OTHER` or `FAILED`."""
+    """Write a record for each rank from a list or tuple of as many; return 0, or what `put_object` does."""
     longest = _put_each(words, call, things)
     if longest <= 0:
         return longest

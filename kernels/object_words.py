@@ -55,7 +55,9 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     ASIDE,  # the objects that are returned where something is left to Python
     PENDING,
     UNREAD,
-    DUMPS,  # functions that pickle and unpickle
+    PICKLED,
+    DUMPS,  # functions that pickle, that pickle with buffers apart, and that unpickle
+    DUMPS_APART,
     LOADS,
     ORDINARY,  # the type Exception
     ERRORS,  # address of the name of the handler of errors in texts
@@ -92,11 +94,14 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     NEW_SCALAR,
     SCALAR_TYPES,  # of DTYPE_COUNT addresses of types of scalars
     CORRUPT,  # a function that raises an exception for a record that cannot be read
+    PICKLE_APART,  # what DUMPS_APART has returned, if it is too long or has buffers; else 0
+    PICKLED_RANK,  # and for which rank it is
     RESULT,  # the array that a reduction has made for its result; else 0
-) = range(52)
-WORDS, SCRATCH_WORDS, OP_COUNT = 52, 4, 12
-OTHER, FAILED = -1, -2
-"""In place of a number of bytes: the object has no place in a record; an exception is set."""
+) = range(56)
+WORDS, SCRATCH_WORDS, OP_COUNT = 56, 4, 12
+OTHER, FAILED, APART_ALREADY = -1, -2, -3
+"""In place of a number of bytes: the object has no place in a record; an exception is set; PICKLE_APART has the object,
+which has no place in a record."""
 
 
 @helper

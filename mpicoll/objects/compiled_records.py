@@ -11,7 +11,7 @@ from mpicoll.errors import CorruptPayload
 from mpicoll.kernels import object_words as layout
 from mpicoll.kernels.object_words import NBYTES
 from mpicoll.objects import folding, numpy_functions, pickling, records
-from mpicoll.objects.encoding import DTYPES, Payload
+from mpicoll.objects.encoding import DTYPES, Payload, pickled
 
 
 class Left:
@@ -24,8 +24,9 @@ class Left:
         return self._name
 
 
-ASIDE, PENDING, UNREAD = Left("ASIDE"), Left("PENDING"), Left("UNREAD")
-"""Nothing has happened; the exchange has begun and goes on; the records have come, and are to be read.
+ASIDE, PENDING, UNREAD, PICKLED = Left("ASIDE"), Left("PENDING"), Left("UNREAD"), Left("PICKLED")
+"""Nothing has happened; the exchange has begun and goes on; the records have come, and are to be read; nothing but that
+an object has been pickled.
 
 See :mod:`mpicoll.kernels.object_calls`.
 """
@@ -41,7 +42,9 @@ _OBJECTS: dict[int, Any] = {
     layout.ASIDE: ASIDE,
     layout.PENDING: PENDING,
     layout.UNREAD: UNREAD,
+    layout.PICKLED: PICKLED,
     layout.DUMPS: pickling.dumps,
+    layout.DUMPS_APART: pickling.dumps_apart,
     layout.LOADS: pickling.loads,
     layout.CORRUPT: corrupt,
     layout.ORDINARY: Exception,
@@ -139,6 +142,17 @@ class CompiledRecords:
         """Return this rank's objects of a collective of one object for each rank."""
         return [self._payload(self.sent[slot * NBYTES :], slot) for slot in range(len(self._long_data))]
 
+    def taken_pickle(self) -> Payload:
+        """Return the object that has been pickled, and leave the memory to the next call."""
+        found = ctypes.cast(int(self._words[layout.PICKLE_APART]), ctypes.py_object).value
+        self.release()
+        return pickled(*found)
+
+    def taken_pickles(self) -> list[Payload]:
+        """Return this rank's objects up to the one that has been pickled, and leave the memory to the next call."""
+        before = [self._payload(self.sent[slot * NBYTES :], slot) for slot in range(self._words[layout.PICKLED_RANK])]
+        return [*before, self.taken_pickle()]
+
     def _payload(self, memory: np.ndarray, slot: int) -> Payload:
         found = records.read(memory[:NBYTES].tobytes(), 0)
         data = found.data
@@ -154,8 +168,9 @@ class CompiledRecords:
 
     def release(self) -> None:
         """Leave words and records to the next call."""
-        held = [*self._held[: self._words[layout.HELD_COUNT]].tolist(), int(self._words[layout.RESULT])]
-        self._words[[layout.HELD_COUNT, layout.RESULT]] = 0
+        held = self._held[: self._words[layout.HELD_COUNT]].tolist()
+        held += self._words[[layout.RESULT, layout.PICKLE_APART]].tolist()
+        self._words[[layout.HELD_COUNT, layout.RESULT, layout.PICKLE_APART]] = 0
         for address in filter(None, held):
             ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
         self._words[layout.IN_USE] = 0

@@ -153,7 +153,11 @@ def _encode_dict(obj: dict[Any, Any]) -> Payload:
 
 
 def _pickle(obj: Any, flags: int = 0) -> Payload:
-    data, buffers = pickling.dumps_apart(obj)
+    return pickled(*pickling.dumps_apart(obj), flags)
+
+
+def pickled(data: bytes, buffers: Sequence[Any], flags: int = 0) -> Payload:
+    """Return what `pickling.dumps_apart` has made of an object as bytes."""
     if not buffers:
         return Payload(PICKLE, len(data), (data,), 0, flags)
     views = [memoryview(buffer).cast("B") for buffer in buffers]

@@ -17,7 +17,7 @@ from mpicoll.errors import RemoteError
 from mpicoll.kernels.object_calls import bcast_object, gather_objects
 from mpicoll.kernels.object_parts import scatter_objects, swap_objects
 from mpicoll.kernels.object_words import LONG_SOMEWHERE
-from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
+from mpicoll.objects.compiled_records import PENDING, PICKLED, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import Payload, copied, encode, failure
 from mpicoll.objects.exchange import Exchange, Stage, restored
 from mpicoll.objects.records import Description, call_word
@@ -89,7 +89,7 @@ class Moves:
         if left is UNREAD:
             given = self._own(obj) if is_root else NOTHING
             return self._from_root(exchange.read_from_root(exchange.own_record(), call, root), given, root)
-        return self.bcast_given(Given(obj) if is_root else NOTHING, call, root)
+        return self.bcast_given(self.given(left, obj) if is_root else NOTHING, call, root)
 
     def bcast_given(self, given: Given, call: int, root: int) -> Any:
         """Return what the root gives; raise its error on all ranks."""
@@ -147,8 +147,12 @@ class Moves:
         if left is UNREAD:
             own = self._own(obj)
             return own, self.exchange.checked(self.exchange.record_of_each(), call)
-        given = Given(obj)
+        given = self.given(left, obj)
         return given, self.gather_records(call, given)
+
+    def given(self, left: Left, obj: Any) -> Given:
+        """Return this rank's object for the general way, on which compiled code has left it."""
+        return GivenPayload(self.exchange.compiled.taken_pickle()) if left is PICKLED else Given(obj)
 
     def _own(self, obj: Any) -> Given:
         """Return this rank's object, which compiled code has entered in a record, for an exchange of what follows.
@@ -205,7 +209,7 @@ class Moves:
             found = exchange.read_from_root(exchange.own_record(), call, root)
         else:
             if self.rank == root:
-                given, error = self._parts(objects)
+                given, error = self._parts(left, objects)
             found = exchange.from_root("scatter", call, root, given)
         if error is not None:
             raise error
@@ -217,10 +221,12 @@ class Moves:
         sent, longs = (compiled.sent, compiled.sent_longs) if self.rank == root else (None, None)
         return ("scatter", sent, compiled.own, root), ("scatter", longs, compiled.long, root)
 
-    def _parts(self, objects: Any) -> tuple[list[Payload], Exception | None]:
+    def _parts(self, left: Left, objects: Any) -> tuple[list[Payload], Exception | None]:
         """Return one payload a rank, and the error if there is none."""
+        made = self.exchange.compiled.taken_pickles() if left is PICKLED else []
         try:
-            return [encode(each) for each in as_many(objects, self.size, "sendobj")], None
+            items = as_many(objects, self.size, "sendobj")
+            return [*made, *(encode(each) for each in items[len(made) :])], None
         except Exception as error:  # the others hear of it
             return [failure(error)] * self.size, error
 
@@ -246,7 +252,7 @@ class Moves:
         if left is UNREAD:
             given = exchange.compiled.payloads()
             return self._swapped(given, exchange.checked(exchange.record_of_each(), _ALLTOALL))
-        given, error = self._parts(objects)
+        given, error = self._parts(left, objects)
         try:
             found = exchange.swap_records(_ALLTOALL, given)
         except RemoteError:

@@ -76,16 +76,15 @@ class Reductions(Moves):
         elif found is UNREAD:
             result = self._reduce_records(name, op, number, root, *self.described(found, obj, call))
         else:
-            result = self._reduce_apart(name, obj, op, number, root, call)
+            result = self._reduce_apart(name, self.given(found, obj), op, number, root, call)
         return result if name != "reduce" or self.rank == root else None
 
     def _stages_of_reduction(self, name: str, obj: Any, root: int, compiled: CompiledRecords) -> Sequence[Stage]:
         records, longs = self._stages_of_gather(None, compiled)
         return records, longs, (name, obj, compiled.result, root)
 
-    def _reduce_apart(self, name: str, obj: Any, op: Any, number: int, root: int, call: int) -> Any:
+    def _reduce_apart(self, name: str, given: Given, op: Any, number: int, root: int, call: int) -> Any:
         """Reduce objects whose records compiled code does not exchange."""
-        given = Given(obj)
         try:
             folding.function_of(op, number)
         except TypeError as error:

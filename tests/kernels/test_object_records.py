@@ -39,7 +39,7 @@ from mpicoll.kernels.python_interface import int_object, keep
 from mpicoll.objects import encoding, exchange, records
 from mpicoll.objects.compiled_records import ASIDE as LEFT
 from mpicoll.objects.compiled_records import CompiledRecords, known_layout
-from tests.objects import differ, samples
+from tests.objects import Vector, differ, samples
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="nothing is compiled")
 CALL = records.call_word("allreduce", 3, 7)
@@ -85,6 +85,7 @@ def travelled(memory: CompiledRecords, obj: Any) -> Any:
     """Return the object after its way through a record; LEFT if that is Python's task."""
     nbytes = put.run(memory.address, CALL, obj)
     if nbytes < 0:
+        memory.release()
         return LEFT
     found = records.read(memory.own.tobytes(), 0)
     assert found.call == CALL
@@ -129,8 +130,6 @@ def test_samples_of_the_general_way_are_read(memory: CompiledRecords, number: in
 
 
 def test_which_objects_are_taken(memory: CompiledRecords) -> None:
-    cycle: list[Any] = [1]
-    cycle.append(cycle)
     taken = [
         1,
         -1,
@@ -151,10 +150,11 @@ def test_which_objects_are_taken(memory: CompiledRecords) -> None:
     ]
     taken += [{"a": [1, 2.5], "b": {"c": None}}, [(1, 2), (3, "x")], list(range(30)), {1: "x", (2, 3): b"y"}]
     taken += [np.float64(1), np.zeros(2), np.ones((3, 4), np.float32), np.array(1), np.zeros((2, 0)), [2**64]]
+    taken += [[[[[1]]]], {"a": np.zeros(3)}, object, {1}, Ellipsis, [list(range(100))]]
     for obj in taken:
         assert travelled(memory, obj) is not LEFT, obj
-    left: list[Any] = [2**63, -(2**63) - 1, "\udc80", "x" * 489, "é" * 245, b"x" * 489, list(range(33)), [[[[1]]]]]
-    left += [{"a": np.zeros(3)}, cycle, [list(range(100))], np.zeros(61), np.zeros(9)[::2], object, {1}, Ellipsis]
+    left: list[Any] = [2**63, -(2**63) - 1, "\udc80", "x" * 489, "é" * 245, b"x" * 489, list(range(33))]
+    left += [[list(range(300))], np.zeros(61), np.zeros(9)[::2], {"weights": np.arange(70_000.0)}]
     for obj in left:
         assert travelled(memory, obj) is LEFT, obj
 
@@ -230,7 +230,7 @@ def test_damaged_heads_are_left_to_python(memory: CompiledRecords, place: int) -
 
 def test_references_are_counted(memory: CompiledRecords) -> None:
     watched: list[Any] = [
-        object(),
+        Vector([1, 2]),
         10**9,
         1.5,
         1j,
