@@ -74,11 +74,9 @@ def array_nbytes(words, array, description):
 
 
 @helper
-def put_shape(words, memory, array, description):
-    """Write an array's shape to a record; return where its elements are."""
-    fields = array + get(get(words, TABLE), HEADER)
-    copy(memory + HEAD_NBYTES, load(fields + _SHAPE), shape_nbytes(description))
-    return data_of(get(words, TABLE), array)
+def shape_of(words, array):
+    """Return the address of an array's shape."""
+    return load(array + get(get(words, TABLE), HEADER) + _SHAPE)
 
 
 @linked("int64", "int64", "int64")

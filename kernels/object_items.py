@@ -1,74 +1,65 @@
-"""Lists, tuples and dictionaries of exact built-in scalars as bytes, written and read by compiled code.
+"""Lists, tuples and dictionaries of scalars, arrays and each other as bytes, written and read by compiled code.
 
 A pickle of a small dictionary takes longer than its broadcast. Here a word says which container it is and how many
-items it has; the items follow, of a dictionary a key and a value each. A word says of what kind an item is and how
-many bytes it has, which follow, filled up to a multiple of 8.
+items it has; the items follow, of a dictionary a key and a value each: scalars as in `object_scalars`, arrays and
+scalars of NumPy with what the first word of a record says of them and their shape, containers like this one.
 """
 
-from .atomics import copy, load, load_float64, store
+from .atomics import copy, load, store
 from .decorators import helper, linked
-from .dispatch_table import HEADER
+from .dispatch_table import ARRAY_TYPE, HEADER, WRITABLE, data_of, is_plain
+from .object_arrays import (
+    array_nbytes,
+    describe_array,
+    describe_scalar,
+    dtype_in,
+    get_array,
+    get_scalar_of_numpy,
+    is_known_array,
+    itemsize_at,
+    shape_nbytes,
+    shape_of,
+)
+from .object_scalars import NUMBER_BIT, corrupt, get_item, padded, put_item
 from .object_words import (
-    BOOL_TYPE,
-    BYTES,
-    BYTES_TYPE,
-    COMPLEX,
-    COMPLEX_TYPE,
-    CORRUPT,
+    ARRAY,
     DICT_TYPE,
-    ERRORS,
-    FALSE,
-    FLOAT,
-    FLOAT_TYPE,
-    INT,
-    INT_TYPE,
+    FRAME_WORDS,
+    KIND_BIT,
     LIST_TYPE,
-    NONE,
-    NONE_TYPE,
-    NOTHING,
+    MAX_DEPTH,
+    MAX_SEEN,
+    SCALAR,
     SCRATCH,
-    STR,
-    STR_TYPE,
+    SEEN,
+    STACK,
     TABLE,
-    TRUE,
     TUPLE_TYPE,
-    YES,
+    kind_of,
     type_of,
 )
 from .operation_words import get
 from .python_interface import (
-    bytes_data,
-    bytes_object,
-    bytes_size,
-    call_object,
-    complex_object,
     dict_next,
     dict_object,
     dict_size,
     drop,
-    error,
-    float_object,
-    forget_error,
-    int_object,
-    int_of,
-    keep,
     list_item,
     list_object,
     list_size,
     set_dict_item,
     set_item,
     set_tuple_item,
-    str_data,
-    str_length,
-    str_object,
     tuple_item,
     tuple_object,
     tuple_size,
 )
 
-LIST, TUPLE, DICT = range(3)
-NUMBER_BIT = 8
-"""Where the number of items, or of bytes of an item, stands in its word."""
+LIST, TUPLE, DICT = 16, 17, 18
+"""Kinds of containers, beside those of scalars and arrays."""
+_THING, _CONTAINER, _PLACE, _SIZE, _POSITION, _KEY, _VALUE = range(0, 8 * FRAME_WORDS, 8)
+"""Offsets in a frame: the container that is being written or made, its kind, the place of the next item and how many
+there are, keys and values of dictionaries each; where `dict_next` stands, and what it has found."""
 
 
 @helper
@@ -92,10 +83,7 @@ def size_of(container, thing):
 
 @helper
 def item_of(words, container, thing, place):
-    """Return the item or value of a container at a place.
-
-    Those of a dictionary have to be asked for in order; the key is in SCRATCH then.
-    """
+    """Return the item or value of a container at a place; those of a dictionary have to be asked for in order."""
     if container == LIST:
         return list_item(thing, place)
     if container == TUPLE:
@@ -108,193 +96,232 @@ def item_of(words, container, thing, place):
 
 
 @helper
-def text_data(words, thing):
-    """Return the address of a text in UTF-8, and write its length to SCRATCH; 0 with an exception set."""
-    return str_data(thing, get(words, SCRATCH) + 24)
+def _frame_at(words, depth):
+    return get(words, STACK) + 8 * FRAME_WORDS * depth
 
 
 @helper
-def text_nbytes(words):
-    """Return the length that `text_data` has written."""
-    return load(get(words, SCRATCH) + 24)
+def _push(words, depth, thing, container, size):
+    frame = _frame_at(words, depth)
+    store(frame + _THING, thing)
+    store(frame + _CONTAINER, container)
+    store(frame + _PLACE, 0)
+    store(frame + _SIZE, 2 * size if container == DICT else size)
+    store(frame + _POSITION, 0)
+    store(frame + _KEY, 0)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
 @helper
-def _end_of(at, nbytes):
-    return at + 8 + nbytes + -nbytes % 8
+def _is_new(words, thing, count):
+    """Enter an object that may be changed; return whether it was not there.
+
+    Where one occurs twice, the pickler makes one object of it, too.
+    """
+    seen = get(words, SEEN)
+    for place in range(count):
+        if load(seen + 8 * place) == thing:
+            return False
+    if count < MAX_SEEN:
+        store(seen + 8 * count, thing)
+    return count < MAX_SEEN
 
 
 @helper
-def _put_bytes(at, end, kind, data, nbytes):
-    if data == 0 or nbytes > end - at - 16:
-        forget_error()
-        return 0
-    store(at, kind | nbytes << NUMBER_BIT)
-    copy(at + 8, data, nbytes)
-    return _end_of(at, nbytes)
+def _next_item(frame):
+    """Return the next item of a container, of a dictionary the next key or value, and go on."""
+    thing, container, place = load(frame + _THING), load(frame + _CONTAINER), load(frame + _PLACE)
+    store(frame + _PLACE, place + 1)
+    if container == LIST:
+        return list_item(thing, place)
+    if container == TUPLE:
+        return tuple_item(thing, place)
+    if place & 1:
+        return load(frame + _VALUE)
+    dict_next(thing, frame + _POSITION, frame + _KEY, frame + _VALUE)
+    return load(frame + _KEY)
 
 
 @linked("int64", "int64", "int64", "int64", "int64")
-def put_item(words, at, end, thing):
-    """Write a scalar; return the address after it, 0 if it is none or has no place before `end`."""
-    kind, fields = type_of(words, thing), thing + get(get(words, TABLE), HEADER)
-    if kind == get(words, STR_TYPE):
-        if str_length(thing) > end - at:
-            return 0
-        data = text_data(words, thing)
-        return _put_bytes(at, end, STR, data, text_nbytes(words))
-    if kind == get(words, BYTES_TYPE):
-        return _put_bytes(at, end, BYTES, bytes_data(thing), bytes_size(thing))
-    if end - at < 24:
+def _put_array(words, at, end, array):
+    """Write an array; return the address after it, 0 if it has no place."""
+    table = get(words, TABLE)
+    description = describe_array(words, array) if is_plain(table, array, WRITABLE) else 0
+    nbytes, in_shape = array_nbytes(words, array, description), shape_nbytes(description)
+    if description == 0 or nbytes > end - at - in_shape - 24:
         return 0
-    if kind == get(words, FLOAT_TYPE):
-        store(at, FLOAT | 8 << NUMBER_BIT)
-        store(at + 8, load(fields))
-        return at + 16
-    if kind == get(words, INT_TYPE):
-        value = int_of(thing)
-        if value == -1 and error() != 0:
-            forget_error()
-            return 0
-        store(at, INT | 8 << NUMBER_BIT)
-        store(at + 8, value)
-        return at + 16
-    if kind == get(words, COMPLEX_TYPE):
-        return _put_bytes(at, end, COMPLEX, fields, 16)
-    if kind == get(words, BOOL_TYPE):
-        store(at, TRUE if thing == get(words, YES) else FALSE)
-        return at + 8
-    store(at, NONE)
-    return at + 8 if kind == get(words, NONE_TYPE) else 0
+    store(at, ARRAY | nbytes << NUMBER_BIT)
+    store(at + 8, description)
+    copy(at + 16, shape_of(words, array), in_shape)
+    copy(at + 16 + in_shape, data_of(table, array), nbytes)
+    return at + 16 + in_shape + padded(nbytes)
+
+
+@linked("int64", "int64", "int64", "int64", "int64")
+def _put_scalar_of_numpy(words, at, end, thing):
+    """Write a scalar of NumPy; return the address after it, 0 if it is none or has no place."""
+    description = describe_scalar(words, thing)
+    nbytes = itemsize_at(words, dtype_in(description)) if description else 0
+    if description == 0 or nbytes > end - at - 24:
+        return 0
+    store(at, SCALAR | nbytes << NUMBER_BIT)
+    store(at + 8, description)
+    copy(at + 16, thing + get(get(words, TABLE), HEADER), nbytes)
+    return at + 16 + padded(nbytes)
+
+
+@helper
+def _put_leaf(words, at, end, item, is_array):
+    """Write what is no container; return the address after it, 0 if it has no place."""
+    if is_array:
+        return _put_array(words, at, end, item)
+    after = put_item(words, at, end, item)
+    return after if after else _put_scalar_of_numpy(words, at, end, item)
 
 
 @linked("int64", "int64", "int64", "int64", "int64")
 def put_items(words, thing, target, room):
-    """Write a container; return its bytes, 0 if there are more than `room` or an item is no scalar."""
-    container = container_of(words, thing)
-    if container < 0:
-        return 0
-    size, at, end = size_of(container, thing), target + 8, target + room
-    if size > room >> 3:
-        return 0
-    store(target, container | size << NUMBER_BIT)
-    for place in range(size):
-        item = item_of(words, container, thing, place)
-        if container == DICT:
-            at = put_item(words, at, end, load(get(words, SCRATCH) + 8))
-        if at != 0:
-            at = put_item(words, at, end, item)
-        if at == 0:
-            return 0
-    return at - target
+    """Write a container; return its bytes, 0 if there are more than `room` or an item has to be pickled."""
+    at, end, depth, seen, item = target, target + room, 0, 0, thing
+    array_type = get(get(words, TABLE), ARRAY_TYPE)
+    while True:
+        container, is_array = container_of(words, item), type_of(words, item) == array_type
+        if container in (LIST, DICT) or is_array:
+            if not _is_new(words, item, seen):
+                return 0
+            seen += 1
+        if container >= 0:
+            size = size_of(container, item)
+            if depth == MAX_DEPTH or size > end - at - 8 >> 3:
+                return 0
+            store(at, container | size << NUMBER_BIT)
+            _push(words, depth, item, container, size)
+            at, depth = at + 8, depth + 1
+        else:
+            at = _put_leaf(words, at, end, item, is_array)
+            if at == 0:
+                return 0
+        frame = _frame_at(words, depth - 1)
+        while load(frame + _PLACE) == load(frame + _SIZE):
+            depth -= 1
+            if depth == 0:
+                return at - target
+            frame = _frame_at(words, depth - 1)
+        item = _next_item(frame)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 @helper
-def is_scalar_size(kind, nbytes):
-    """Return whether a scalar of a kind may have so many bytes."""
-    if kind <= TRUE:
-        return nbytes == 0
-    if kind == COMPLEX:
-        return nbytes == 16
-    return nbytes >= 0 if kind >= BYTES else nbytes == 8
-
-
-@helper
-def get_scalar(words, kind, data, nbytes):
-    """Return a new scalar from its bytes, 0 with an exception set if there is none."""
-    if kind == FLOAT:
-        return float_object(load_float64(data))
-    if kind == INT:
-        return int_object(load(data))
-    if kind == STR:
-        return str_object(data, nbytes, get(words, ERRORS))
-    if kind == BYTES:
-        return bytes_object(data, nbytes)
-    if kind == COMPLEX:
-        return complex_object(load_float64(data), load_float64(data + 8))
-    constant = get(words, NOTHING + kind)
-    keep(constant)
-    return constant
-
-
-@helper
-def _corrupt(words):
-    return call_object(get(words, CORRUPT), get(words, NOTHING))
+def _new_container(container, size):
+    if container == DICT:
+        return dict_object()
+    return list_object(size) if container == LIST else tuple_object(size)
 
 
 @linked("int64", "int64", "int64", "int64")
-def get_item(words, at, end):
-    """Return a new scalar; 0 with an exception set if it cannot be read."""
-    if end - at < 8:
-        return _corrupt(words)
+def _get_numpy(words, at, end):
+    """Return a new array or scalar of NumPy; 0 with an exception set if it cannot be read."""
     kind, nbytes = load(at) & 0xFF, load(at) >> NUMBER_BIT
-    if kind > STR or not is_scalar_size(kind, nbytes) or nbytes > end - at - 8:
-        return _corrupt(words)
-    return get_scalar(words, kind, at + 8, nbytes)
+    if end - at < 16:
+        return corrupt(words)
+    description = load(at + 8)
+    in_shape = shape_nbytes(description)
+    known = kind_of(description) == kind and 0 <= nbytes <= end - at - 16 - in_shape
+    if (
+        not known
+        or (kind == SCALAR and in_shape)
+        or is_known_array(words, at, description & ~(0xF << KIND_BIT), nbytes) == 0
+    ):
+        return corrupt(words)
+    if kind == SCALAR:
+        return get_scalar_of_numpy(words, description, at + 16)
+    return get_array(words, at, description, at + 16 + in_shape, nbytes)
 
 
 @helper
-def _after(at):
-    """Return the address after an item that has been read."""
-    return _end_of(at, load(at) >> NUMBER_BIT)
+def _get_leaf(words, at, end):
+    kind = load(at) & 0xFF
+    return _get_numpy(words, at, end) if kind in (ARRAY, SCALAR) else get_item(words, at, end)
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def _get_sequence(words, found, data, end):
-    """Set the items of a new list or tuple; return 0 with an exception set if one cannot be read."""
-    is_list, at = load(data) & 0xFF == LIST, data + 8
-    for place in range(load(data) >> NUMBER_BIT):
-        item = get_item(words, at, end)
-        if item == 0:
-            return 0
-        if is_list:
-            set_item(found, place, item)
-        else:
-            set_tuple_item(found, place, item)
-        at = _after(at)
-    return 1
+@helper
+def _after_leaf(at):
+    """Return the address after an item that has been read and is no container."""
+    kind, nbytes = load(at) & 0xFF, load(at) >> NUMBER_BIT
+    if kind in (ARRAY, SCALAR):
+        at += 8 + shape_nbytes(load(at + 8))
+    return at + 8 + padded(nbytes)
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def _get_dict(words, found, data, end):
-    """Set the items of a new dictionary; return 0 with an exception set if one cannot be read."""
-    at = data + 8
-    for _place in range(load(data) >> NUMBER_BIT):
-        key = get_item(words, at, end)
-        if key == 0:
-            return 0
-        at = _after(at)
-        value = get_item(words, at, end)
-        status = -1
-        if value:
-            status = set_dict_item(found, key, value)
-            drop(value)
-            at = _after(at)
-        drop(key)
-        if status != 0:
-            return 0
-    return 1
+@helper
+def _attach(frame, item):
+    """Set the next item of a container, or keep it as the next key; return 0, or -1 with an exception set."""
+    thing, container, place = load(frame + _THING), load(frame + _CONTAINER), load(frame + _PLACE)
+    store(frame + _PLACE, place + 1)
+    if container == LIST:
+        return set_item(thing, place, item)
+    if container == TUPLE:
+        return set_tuple_item(thing, place, item)
+    if place & 1 == 0:
+        store(frame + _KEY, item)
+        return 0
+    key = load(frame + _KEY)
+    store(frame + _KEY, 0)
+    status = set_dict_item(thing, key, item)
+    drop(key)
+    drop(item)
+    return status
+
+
+@helper
+def _forget(words, depth):
+    """Give up the containers that are being made; return 0."""
+    for level in range(depth):
+        frame = _frame_at(words, level)
+        drop(load(frame + _THING))
+        if load(frame + _KEY):
+            drop(load(frame + _KEY))
+    return 0
+
+
+@helper
+def _opened(words, at, end, depth):
+    """Return a new container, 0 with an exception set if it cannot be read."""
+    container, size = load(at) & 0xFF, load(at) >> NUMBER_BIT
+    if container > DICT or depth == MAX_DEPTH or not 0 <= size <= end - at - 8 >> 3:
+        return corrupt(words)
+    made = _new_container(container, size)
+    if made:
+        _push(words, depth, made, container, size)
+    return made
 
 
 @linked("int64", "int64", "int64", "int64")
 def get_items(words, data, nbytes):
     """Return a new container from its bytes; 0 with an exception set if it cannot be read."""
-    if nbytes < 8:
-        return _corrupt(words)
-    container, size = load(data) & 0xFF, load(data) >> NUMBER_BIT
-    if container > DICT or not 0 <= size <= nbytes >> 3:
-        return _corrupt(words)
-    if container == DICT:
-        found = dict_object()
-    else:
-        found = list_object(size) if container == LIST else tuple_object(size)
-    if found == 0:
-        return 0
-    if container == DICT:
-        complete = _get_dict(words, found, data, data + nbytes)
-    else:
-        complete = _get_sequence(words, found, data, data + nbytes)
-    if complete == 0:
-        drop(found)
-        return 0
-    return found
+    at, end, depth = data, data + nbytes, 0
+    while True:
+        if end - at < 8 or (depth == 0 and load(at) & 0xFF < LIST):
+            corrupt(words)
+            return _forget(words, depth)
+        if load(at) & 0xFF >= LIST:
+            if _opened(words, at, end, depth) == 0:
+                return _forget(words, depth)
+            at, depth = at + 8, depth + 1
+        else:
+            item = _get_leaf(words, at, end)
+            if item == 0 or _attach(_frame_at(words, depth - 1), item) != 0:
+                return _forget(words, depth)
+            at = _after_leaf(at)
+        frame = _frame_at(words, depth - 1)
+        while load(frame + _PLACE) == load(frame + _SIZE):
+            made, depth = load(frame + _THING), depth - 1
+            if depth == 0:
+                return made
+            frame = _frame_at(words, depth - 1)
+            if _attach(frame, made) != 0:
+                return _forget(words, depth)

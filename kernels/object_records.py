@@ -6,7 +6,7 @@ containers of built-in scalars (`object_items`); everything else as pickles.
 
 from .atomics import copy, load, store
 from .decorators import helper, linked
-from .dispatch_table import ARRAY_TYPE, HEADER, WRITABLE, is_plain
+from .dispatch_table import ARRAY_TYPE, HEADER, WRITABLE, data_of, is_plain
 from .object_arrays import (
     array_nbytes,
     describe_array,
@@ -16,19 +16,12 @@ from .object_arrays import (
     get_scalar_of_numpy,
     is_known_array,
     itemsize_at,
-    put_shape,
     shape_nbytes,
+    shape_of,
 )
-from .object_items import (
-    container_of,
-    get_items,
-    get_scalar,
-    is_scalar_size,
-    put_items,
-    text_data,
-    text_nbytes,
-)
+from .object_items import container_of, get_items, put_items
 from .object_pickles import get_pickled, put_any, put_bytes, put_head, put_pickle, unless_it_matters
+from .object_scalars import get_scalar, is_scalar_size, text_data, text_nbytes
 from .object_words import (
     ALIGNMENT,
     ARRAY,
@@ -97,7 +90,8 @@ def put_array(words, memory, call, array, room, slot):
     nbytes, in_shape = array_nbytes(words, array, description), shape_nbytes(description)
     if description == 0 or nbytes > room:
         return OTHER
-    data = put_shape(words, memory, array, description)
+    copy(memory + HEAD_NBYTES, shape_of(words, array), in_shape)
+    data = data_of(get(words, TABLE), array)
     if nbytes + in_shape > ROOM:
         store(get(words, LONG_DATA) + 8 * slot, data)
     else:

@@ -12,9 +12,10 @@ from .dispatch import make_call
 from .dispatch_table import ARRAY_TYPE
 from .object_arrays import array_like, dtype_in, shape_nbytes
 from .object_calls import begin, begins, ended, exchanged, gather_records, gather_rest, left, longest_of, read_all
-from .object_items import LIST, NUMBER_BIT, TUPLE
+from .object_items import LIST, TUPLE
 from .object_kernels import int_at, object_at, object_kernel
 from .object_records import description_of, put_array, put_object
+from .object_scalars import NUMBER_BIT
 from .object_words import (
     ALL_DATA,
     ARRAY,

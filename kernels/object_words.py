@@ -17,8 +17,8 @@ ROOM = NBYTES - HEAD_NBYTES
 LONG_ROOM, GATHERED_ROOM = 64 << 10, 256 << 10
 """Bytes of an object that follows its record, and of those of all ranks; longer ones are left to Python."""
 NONE, FALSE, TRUE, INT, FLOAT, COMPLEX, BYTES, STR, SCALAR, ARRAY, ITEMS, PICKLE, APART, ERROR = range(14)
-"""Kinds of object: ITEMS is a list, tuple or dictionary of exact built-in scalars, see `object_items`; APART a pickle
-with buffers out of band; ERROR a text in place of an object."""
+"""Kinds of object: ITEMS is a list, tuple or dictionary, see `object_items`; APART a pickle with buffers out of band;
+ERROR a text in place of an object."""
 READ_ONLY, TRUSTED, LONG_SOMEWHERE = 1, 2, 4
 """Flags: of an array; of a pickle whose parts are all exact built-in scalars; of a call with long payloads."""
 KIND_BIT, DTYPE_BIT, NDIM_BIT, FLAGS_BIT = 32, 36, 44, 50
@@ -32,7 +32,9 @@ MAX_NDIM, DTYPE_COUNT = 32, 16
 ALIGNMENT = 16
 """Of every object in memory with others, so that an array can stay where it was received."""
 FEW = 32
-"""Longer containers are not looked through."""
+"""Longer containers are not looked through before they are pickled."""
+MAX_DEPTH, FRAME_WORDS, MAX_SEEN = 8, 7, 64
+"""Of ITEMS: containers inside each other, and lists, dictionaries and arrays in all; others are pickled."""
 
 COLLECTIVES = ("bcast", "reduce", "allreduce", "allgather", "gather", "scatter", "alltoall", "scan", "exscan",
                "outcome")  # fmt: skip
@@ -75,6 +77,8 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     BOOL_TYPE,
     NONE_TYPE,
     SCRATCH,  # address of SCRATCH_WORDS words; the last one is for lengths of texts
+    STACK,  # of MAX_DEPTH frames of FRAME_WORDS words
+    SEEN,  # of MAX_SEEN addresses of objects
     VALUES,  # of two words for each rank
     OPS,  # of OP_COUNT addresses of operations, those that object_reductions knows
     STAGE,  # 1 if the exchange of what has no room in records has begun
@@ -97,8 +101,8 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     PICKLE_APART,  # what DUMPS_APART has returned, if it is too long or has buffers; else 0
     PICKLED_RANK,  # and for which rank it is
     RESULT,  # the array that a reduction has made for its result; else 0
-) = range(56)
-WORDS, SCRATCH_WORDS, OP_COUNT = 56, 4, 12
+) = range(58)
+WORDS, SCRATCH_WORDS, OP_COUNT = 58, 4, 12
 OTHER, FAILED, APART_ALREADY = -1, -2, -3
 """In place of a number of bytes: the object has no place in a record; an exception is set; PICKLE_APART has the object,
 which has no place in a record."""

@@ -93,6 +93,8 @@ class CompiledRecords:
         self._words = np.zeros(layout.WORDS, np.int64)
         self._long_data, self._held = np.zeros(size, np.int64), np.zeros(2 * size, np.int64)
         self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(2 * size, np.int64)
+        self._stack = np.zeros(layout.MAX_DEPTH * layout.FRAME_WORDS, np.int64)
+        self._seen = np.zeros(layout.MAX_SEEN, np.int64)
         self._space = np.empty(layout.GATHERED_ROOM, np.uint8)
         self._ops = np.array([id(op) for op in _OPS], np.int64)
         self._dtypes = np.array([*map(id, DTYPES), *(dtype.itemsize for dtype in DTYPES)], np.int64)
@@ -110,6 +112,7 @@ class CompiledRecords:
         for place, array in exchanged.items():
             words[[place, place + 1]] = id(array), array.ctypes.data
         own = {layout.SCRATCH: self._scratch, layout.VALUES: self._values, layout.SPACE: self._space}
+        own |= {layout.STACK: self._stack, layout.SEEN: self._seen}
         own |= {layout.LONG_DATA: self._long_data, layout.HELD: self._held, layout.OPS: self._ops}
         own |= {layout.DTYPES: self._dtypes, layout.SCALAR_TYPES: self._scalar_types}
         for place, array in own.items():

@@ -14,18 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.errors import CorruptPayload
-from mpicoll.kernels.object_items import DICT, LIST, NUMBER_BIT
+from mpicoll.kernels.object_items import DICT, LIST
+from mpicoll.kernels.object_scalars import NUMBER_BIT
 from mpicoll.kernels.object_words import (
     APART,
     ARRAY,
     BYTES,
     COMPLEX,
+    DTYPE_BIT,
     ERROR,
     FALSE,
     FEW,
+    FLAGS_BIT,
     FLOAT,
     INT,
     ITEMS,
+    MAX_DEPTH,
     MAX_NDIM,
     NONE,
     PICKLE,
@@ -34,6 +38,8 @@ from mpicoll.kernels.object_words import (
     STR,
     TRUE,
     TRUSTED,
+    kind_of,
+    ndim_of,
 )
 from mpicoll.objects import pickling
 
@@ -242,22 +248,44 @@ def _decode_apart(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> 
 
 
 def _decode_items(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> Any:
-    """Return a container of scalars; see `mpicoll.kernels.object_items`."""
-    (word,) = _INT64.unpack_from(data)
-    container, size = word & 0xFF, word >> NUMBER_BIT
-    if container > DICT or not 0 <= size <= len(data) // 8:
-        raise ValueError(f"a container of kind {container} and {size} items")
-    items, begin = [], 8
-    for _ in range(size * (2 if container == DICT else 1)):
-        (word,) = _INT64.unpack_from(data, begin)
-        kind, end = word & 0xFF, begin + 8 + (word >> NUMBER_BIT)
-        if kind > STR or not begin + 8 <= end <= len(data) or (kind <= TRUE and end > begin + 8):
-            raise ValueError(f"an item of kind {kind} from byte {begin} to {end}")
-        items.append(_DECODERS[kind](0, 0, (), data[begin + 8 : end]))
-        begin = end + -end % 8
-    if container == DICT:
-        return dict(zip(items[::2], items[1::2], strict=True))
-    return items if container == LIST else tuple(items)
+    """Return a container; see `mpicoll.kernels.object_items`."""
+    if len(data) < 8 or data[0] < LIST:
+        raise ValueError("no container")
+    return _read_item(data, 0, 0)[0]
+
+
+def _read_item(data: Any, begin: int, depth: int) -> tuple[Any, int]:
+    """Return the item at a byte, and the byte after it."""
+    (word,) = _INT64.unpack_from(data, begin)
+    kind, number = word & 0xFF, word >> NUMBER_BIT
+    begin += 8
+    if kind >= LIST:
+        return _read_container(data, begin, depth, kind, number)
+    description, shape = 0, ()
+    if kind in (ARRAY, SCALAR):
+        (description,) = _INT64.unpack_from(data, begin)
+        ndim, begin = int(ndim_of(description)), begin + 8
+        if kind_of(description) != kind or description >> FLAGS_BIT or (kind == SCALAR and ndim):
+            raise ValueError(f"an item of kind {kind} and description {description}")
+        shape = struct.unpack_from(f"<{ndim}Q", data, begin)
+        begin += 8 * ndim
+    if kind > ARRAY or not 0 <= number <= len(data) - begin or (kind <= TRUE and number):
+        raise ValueError(f"an item of kind {kind} and {number} bytes at byte {begin}")
+    item = _DECODERS[kind](description >> DTYPE_BIT & 0xFF, 0, shape, bytes(data[begin : begin + number]))
+    return item, begin + number + -number % 8
+
+
+def _read_container(data: Any, begin: int, depth: int, kind: int, size: int) -> tuple[Any, int]:
+    """Return a container whose items begin at a byte, and the byte after it."""
+    if kind > DICT or depth == MAX_DEPTH or not 0 <= size <= len(data) - begin >> 3:
+        raise ValueError(f"a container of kind {kind} and {size} items")
+    items = []
+    for _ in range(2 * size if kind == DICT else size):
+        item, begin = _read_item(data, begin, depth + 1)
+        items.append(item)
+    if kind == DICT:
+        return dict(zip(items[::2], items[1::2], strict=True)), begin
+    return (items if kind == LIST else tuple(items)), begin
 
 
 _DECODERS: dict[int, Callable[[int, int, tuple[int, ...], Any], Any]] = {
