@@ -5,14 +5,16 @@ bench.objects`` measures in that run. ``auto`` is ours, with mpi4py's time over 
 interval. Both are called in turn, in random order, in two manners: back to back, and one at a time, when all ranks
 begin at the same moment (:mod:`bench.timing`).
 
-Objects are a float, a pair of numbers (MAXLOC, where a collective reduces), a small dictionary, a text of 4 KB, an
-array of 1 MB, and an array of 10 MB in a tuple. ``--sizes`` does not apply. ``wrong`` counts results that differ from
+Objects are a float, a pair of numbers (MAXLOC, where a collective reduces), a small dictionary, a list of 100 floats,
+arrays of 512 bytes and of 1 MB, two arrays of 1 KB in a dictionary, a date and a set (which are pickled), a text of
+4 KB, and an array of 10 MB in a tuple. ``--sizes`` does not apply. ``wrong`` counts results that differ from
 mpi4py's in type or value.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +33,20 @@ if TYPE_CHECKING:
 AUTO = "auto"
 REDUCING = ("allreduce", "reduce", "scan", "exscan")
 COLLECTIVES = (*REDUCING, "bcast", "allgather", "gather", "scatter", "alltoall")
-OBJECTS = {"float": 8, "pair": 16, "dict": 64, "text": 4 << 10, "array": 1 << 20, "tuple": 10 << 20}
+OBJECTS = {
+    "float": 8,
+    "pair": 16,
+    "dict": 64,
+    "pickle": 100,
+    "vector": 512,
+    "list": 800,
+    "state": 2 << 10,
+    "text": 4 << 10,
+    "array": 1 << 20,
+    "tuple": 10 << 20,
+}
 """Their bytes, roughly."""
-REDUCED = ("float", "pair", "array")
+REDUCED = ("float", "pair", "vector", "array")
 """Objects of collectives that reduce; the others have all of them."""
 
 
@@ -45,6 +58,10 @@ def make_object(kind: str, rank: int) -> Any:
         "float": lambda: rank + 0.5,
         "pair": lambda: (float(rank), rank),
         "dict": lambda: {"loss": 0.25, "step": rank, "name": "epoch", "done": False},
+        "pickle": lambda: [datetime.date(2020, 1, 1 + rank % 28), {rank, "a"}],
+        "vector": lambda: np.arange(64.0) + rank,
+        "list": lambda: [float(number + rank) for number in range(100)],
+        "state": lambda: {"weights": np.ones((8, 16)), "momentum": np.zeros((8, 16)) + rank, "step": rank},
         "text": lambda: chr(97 + rank) * OBJECTS["text"],
         "array": lambda: np.arange(OBJECTS["array"] // 8, dtype=np.float64) + rank,
         "tuple": lambda: (np.arange(OBJECTS["tuple"] // 8, dtype=np.float64), rank),
@@ -60,6 +77,8 @@ def same(got: Any, expected: Any) -> bool:
         return False
     if isinstance(got, (list, tuple)):
         return len(got) == len(expected) and all(map(same, got, expected))
+    if isinstance(got, dict):
+        return same(list(got.items()), list(expected.items()))
     if isinstance(got, np.ndarray):
         return got.dtype == expected.dtype and np.array_equal(got, expected)
     return bool(got == expected)

@@ -3,8 +3,8 @@
 Where something is left to Python, a kernel returns one of four objects instead of a result:
 
 - ASIDE: nothing has happened. The caller takes the general way, which exchanges the same records.
-- PICKLED: nothing has happened, but the object, or the first of several that has no place in a record, is pickled. The
-  caller takes the general way with the pickle, and sets the word IN_USE to 0.
+- PICKLED: nothing has happened, but the object is pickled and has no place in a record, or the first of several are
+  written. The caller takes the general way with those, and sets the word IN_USE to 0.
 - PENDING: the exchange has begun, with the word STATUS. The caller completes it, and calls the kernel again with one
   argument more.
 - UNREAD: the records have come, and one of them has to be read by Python, which then sets the word IN_USE to 0.

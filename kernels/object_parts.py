@@ -16,6 +16,7 @@ from .object_records import description_of, get_here, get_object, is_known, put_
 from .object_words import (
     ALL,
     ALL_DATA,
+    APART_ALREADY,
     ASIDE,
     COLLECTIVES,
     FLAGS_BIT,
@@ -32,6 +33,7 @@ from .object_words import (
     PENDING,
     RANK,
     RANKS,
+    RECORD_COUNT,
     ROOM_BIT,
     SENT,
     SENT_DATA,
@@ -48,6 +50,22 @@ from .operation_words import ALLTOALL, SCATTER, get, put
 from .python_interface import drop, forget_error, keep
 
 _SCATTER, _ALLTOALL = COLLECTIVES.index("scatter"), COLLECTIVES.index("alltoall")
+
+
+@helper
+def _exponent_of(nbytes):
+    """Return the least exponent of a power of 2 that is at least as large."""
+    exponent = 0
+    while 1 << exponent < nbytes:
+        exponent += 1
+    return exponent
+
+
+@helper
+def _written(words, count):
+    """Leave the call to Python, with so many records, so that no object is pickled twice."""
+    put(words, RECORD_COUNT, count)
+    return APART_ALREADY
 
 
 @linked("int64", "int64", "int64", "int64")
@@ -67,19 +85,14 @@ def _put_each(words, call, things):
             hold(words, thing)
         else:
             drop(thing)
+        if nbytes == OTHER and rank > 0:
+            return _written(words, rank)
         if nbytes < 0:
             return nbytes
+        if size << _exponent_of(longest) > GATHERED_ROOM:
+            return _written(words, rank + 1)
         memory += NBYTES
     return longest
-
-
-@helper
-def _exponent_of(nbytes):
-    """Return the least exponent of a power of 2 that is at least as large."""
-    exponent = 0
-    while 1 << exponent < nbytes:
-        exponent += 1
-    return exponent
 
 
 @linked("int64", "int64", "int64", "int64")
@@ -89,8 +102,6 @@ def _put_all(words, call, things):
     if longest <= 0:
         return longest
     exponent, memory = _exponent_of(longest), get(words, SENT_DATA)
-    if get(words, RANKS) << exponent > GATHERED_ROOM:
-        return OTHER
     for _rank in range(get(words, RANKS)):
         store(memory, load(memory) | LONG_SOMEWHERE << FLAGS_BIT)
         store(memory + 8, load(memory + 8) | exponent << ROOM_BIT)

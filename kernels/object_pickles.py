@@ -27,7 +27,7 @@ from .object_words import (
     OTHER,
     PICKLE,
     PICKLE_APART,
-    PICKLED_RANK,
+    RECORD_COUNT,
     ROOM,
     SCRATCH,
     STR_TYPE,
@@ -152,7 +152,7 @@ def put_any(words, memory, call, thing, slot):
             drop(pair)
             return _put_pickled(words, memory, call | PICKLE << KIND_BIT, pickled, slot)
     put(words, PICKLE_APART, pair)
-    put(words, PICKLED_RANK, slot)
+    put(words, RECORD_COUNT, slot)
     return APART_ALREADY
 
 

@@ -99,13 +99,13 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     SCALAR_TYPES,  # of DTYPE_COUNT addresses of types of scalars
     CORRUPT,  # a function that raises an exception for a record that cannot be read
     PICKLE_APART,  # what DUMPS_APART has returned, if it is too long or has buffers; else 0
-    PICKLED_RANK,  # and for which rank it is
+    RECORD_COUNT,  # and how many records to other ranks are before it
     RESULT,  # the array that a reduction has made for its result; else 0
 ) = range(58)
 WORDS, SCRATCH_WORDS, OP_COUNT = 58, 4, 12
 OTHER, FAILED, APART_ALREADY = -1, -2, -3
-"""In place of a number of bytes: the object has no place in a record; an exception is set; PICKLE_APART has the object,
-which has no place in a record."""
+"""In place of a number of bytes: the object has no place in a record; an exception is set; it has none, but a pickle of
+it, or records of others, are there."""
 
 
 @helper

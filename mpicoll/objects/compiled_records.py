@@ -147,14 +147,20 @@ class CompiledRecords:
 
     def taken_pickle(self) -> Payload:
         """Return the object that has been pickled, and leave the memory to the next call."""
-        found = ctypes.cast(int(self._words[layout.PICKLE_APART]), ctypes.py_object).value
+        (found,) = self._pickles()
         self.release()
-        return pickled(*found)
+        return found
 
     def taken_pickles(self) -> list[Payload]:
-        """Return this rank's objects up to the one that has been pickled, and leave the memory to the next call."""
-        before = [self._payload(self.sent[slot * NBYTES :], slot) for slot in range(self._words[layout.PICKLED_RANK])]
-        return [*before, self.taken_pickle()]
+        """Return this rank's first objects, which are written or pickled, and leave the memory to the next call."""
+        written = range(self._words[layout.RECORD_COUNT])
+        found = [*(self._payload(self.sent[slot * NBYTES :], slot) for slot in written), *self._pickles()]
+        self.release()
+        return found
+
+    def _pickles(self) -> list[Payload]:
+        address = int(self._words[layout.PICKLE_APART])
+        return [pickled(*ctypes.cast(address, ctypes.py_object).value)] if address else []
 
     def _payload(self, memory: np.ndarray, slot: int) -> Payload:
         found = records.read(memory[:NBYTES].tobytes(), 0)

@@ -9,11 +9,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from tests.objects import differ
+from tests.objects import Vector, differ
 
 COLLECTIVES = ("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan")
 REDUCING = COLLECTIVES[5:]
-KINDS = ("float", "int", "text", "bytes", "list", "dict", "array", "arrays in a tuple")
+KINDS = ("float", "int", "text", "bytes", "list", "dict", "array", "arrays in a tuple", "scalar", "nested", "pickle")
+NOT_ADDED = ("dict", "nested")
 
 
 def _object(kind: str, nbytes: int, seed: int, rank: int) -> Any:
@@ -29,6 +30,9 @@ def _object(kind: str, nbytes: int, seed: int, rank: int) -> Any:
         "dict": {"rank": rank, "text": text},
         "array": array,
         "arrays in a tuple": (array, rank, array[:3]),
+        "scalar": np.float64(seed % 1000 + rank),
+        "nested": {"a": [array[:7], {"b": (text, rank)}], 1: [[rank]] * 2},
+        "pickle": Vector([rank] * (nbytes // 64)),
     }[kind]
 
 
@@ -37,7 +41,7 @@ class ObjectCall:
 
     def __init__(self, numbers: random.Random, size: int) -> None:
         self.collective = numbers.choice(COLLECTIVES)
-        kinds = KINDS if self.collective not in REDUCING else tuple(kind for kind in KINDS if kind != "dict")
+        kinds = KINDS if self.collective not in REDUCING else tuple(kind for kind in KINDS if kind not in NOT_ADDED)
         self.root, self.seed = numbers.randrange(size), numbers.randrange(1 << 20)
         self.nbytes = int(2.0 ** numbers.uniform(0, 20 if numbers.random() < 0.1 else 13))
         kind = numbers.choice(kinds)

@@ -521,7 +521,9 @@ def of_length(nbytes: int, choice: random.Random) -> Any:
     ways: list[Callable[[str], Any]] = [
         str, str.encode, lambda text: [text, 1], lambda text: {"a": text[: nbytes // 2], "b": [text[: nbytes // 2]]},
         lambda text: {1, text}, lambda text: np.frombuffer(text.encode(), np.uint8),
-        lambda text: bytearray(text.encode()), lambda text: 1.5,
+        lambda text: bytearray(text.encode()), lambda text: 1.5, lambda text: [1.5] * (len(text) // 16),
+        lambda text: {"a": np.frombuffer(text.encode(), np.int8), "b": (np.float32(2), [None])},
+        lambda text: Vector([len(text), text]), lambda text: [np.ones((len(text) // 80, 5, 2)), {"x": {2.5}}],
     ]  # fmt: skip
     return choice.choice(ways)(text[:nbytes])
 
@@ -544,7 +546,85 @@ def test_objects_of_any_length_arrive(comm: mpicoll.Intracomm, plain: Any, mixed
             [found.gather(own, root) for found in (comm, plain)],
         ):
             assert differ(*results) == "", (each, [type(found) for found in given])
+        several = [given[(comm.rank + rank) % size] for rank in range(size)]
+        for results in (
+            [found.scatter(given if comm.rank == root else None, root) for found in (comm, plain)],
+            [found.alltoall(several) for found in (comm, plain)],
+        ):
+            assert differ(*results) == "", (each, [type(found) for found in given])
     assert comm.allgather(comm.rank) == list(range(size))
+
+
+class Counted:
+    """An object that counts how often it is pickled."""
+
+    def __init__(self, contents: Any) -> None:
+        self.contents, self.count = contents, 0
+
+    def __reduce__(self) -> Any:
+        self.count += 1
+        return Counted, (self.contents,)
+
+
+@pytest.mark.parametrize("nbytes", [10, 1000, 30_000, 70_000, 300_000])
+def test_no_object_is_pickled_twice(comm: mpicoll.Intracomm, nbytes: int) -> None:
+    """Wherever it turns out that compiled code has to leave a call to Python."""
+    size = comm.size
+    others: list[Any] = ["x" * nbytes, np.zeros(nbytes // 8), [1.5] * (nbytes // 16), np.zeros((9, 8))[:, ::3], 5]
+    for number in range(4 * len(others)):
+        given: list[Any] = [Counted("y" * (nbytes if (number + rank) % 3 else 5)) for rank in range(size)]
+        given[number % size] = others[number % len(others)]
+        counted = [each for each in given if type(each) is Counted]
+        received = comm.alltoall(given)
+        assert [each.count for each in counted] == [1] * len(counted)
+        assert [type(each) for each in received] == [type(given[comm.rank])] * size
+        root = number % size
+        comm.scatter(given if comm.rank == root else None, root)
+        assert [each.count for each in counted] == [1 + (comm.rank == root)] * len(counted)
+        own = Counted(["z" * nbytes, np.zeros(nbytes // 8)])
+        assert type(comm.bcast(own, root)) is Counted
+        assert own.count == (comm.rank == root)
+        comm.allgather(own)
+        comm.gather(own if comm.rank % 2 else 3, root)
+        comm.allreduce(own, lambda a, b: a)
+        assert own.count == (comm.rank == root) + comm.rank % 2 + 2
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_arrays_of_any_length_are_reduced_as_by_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str) -> None:
+    """Equal long ones by the collective on arrays, others by Python's operators."""
+    common = random.Random(5)
+    shapes: list[Any] = [(), (1,), (60,), (61,), (62,), (3, 50), (8192,), (8193,), (100, 100), (40_000,), (2, 0)]
+    for number in range(30):
+        shape, char = common.choice(shapes), common.choice("dfilBD?")
+        own = np.random.default_rng(number).integers(0, 3, shape).astype(char)
+        if number % 3 == 0 and comm.rank == comm.size - 1:
+            own = own.reshape((1, *shape))  # the sum of both has this shape
+        if number % 5 == 0 and comm.rank == 0 and name.endswith("reduce"):
+            own.flags.writeable = False
+        for op in (MPI.SUM, MPI.PROD, MPI.BXOR, MPI.MAX):
+            found, expected = reduced(comm, name, own, op), expected_of(plain, name, own, op)
+            if "error" in (found[0], expected[0]):
+                continue
+            assert differ(found[1], expected[1]) == "", (shape, char)
+            if isinstance(found[1], np.ndarray):
+                assert found[1].flags.writeable == expected[1].flags.writeable
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_pairs_are_reduced_as_by_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str) -> None:
+    common = random.Random(9)
+    values: list[Any] = [0, 1, -5, 2**63 - 1, 2**64, 0.0, -0.0, 1.5, math.inf, math.nan, "a", True]
+    for _ in range(150):
+        kinds = common.choice([(int,), (float,), (float, int), (float, int, bool)])
+        possible = [each for each in values if type(each) in kinds]
+        pairs: list[Any] = [(common.choice(possible), common.choice([0, 1, 2, rank])) for rank in range(comm.size)]
+        if common.random() < 0.2:
+            pairs = list(map(list, pairs))
+        for op in (MPI.MAXLOC, MPI.MINLOC):
+            results = [getattr(each, name)(pairs[comm.rank], op) for each in (comm, plain)]
+            assert differ(*results) == "", pairs
 
 
 NUMBERS: list[Any] = [0, 1, -3, 2**31, 2**33 + 1, -(2**62), 2**62, 2**63 - 1, -(2**63), 2**63, 0.0, -0.0, 0.1, -2.5]
