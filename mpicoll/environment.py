@@ -20,6 +20,14 @@ _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 """Open MPI's variable, which ``mpirun --with-ft ulfm`` sets for the ranks."""
+_SWITCHES = {
+    "MPICOLL_ARENA": ("on", "off"),
+    "MPICOLL_NODE": ("on", "off"),
+    "MPICOLL_PROGRESS": ("on", "off"),
+    "MPICOLL_PROGRESS_THREAD": ("on", "eager", "off"),
+    "MPICOLL_SEGMENTS": ("on", "off"),
+    "MPICOLL_TRANSFER": ("on", "off"),
+}
 UNLIMITED = (1 << 63) - 1
 """Number of bytes where there is no limit."""
 
@@ -91,6 +99,13 @@ def core_numbers() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def check_switches(variables: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError if a variable that switches something on or off has another value."""
+    for name, values in _SWITCHES.items():
+        if variables.get(name) and variables[name] not in values:
+            raise ValueError(f"{name}: {variables[name]!r} is not one of {', '.join(values)}")
 
 
 def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int | None:

@@ -37,6 +37,15 @@ def test_mismatch_is_found_only_when_many_were_launched_and_one_is_seen(monkeypa
     assert environment.launcher_mismatch(8, "MPICH") is None
 
 
+def test_switches_have_few_values() -> None:
+    right = {"MPICOLL_NODE": "off", "MPICOLL_SEGMENTS": "", "MPICOLL_PROGRESS_THREAD": "eager"}
+    environment.check_switches(right)
+    for name in ("MPICOLL_NODE", "MPICOLL_PROGRESS", "MPICOLL_SEGMENTS", "MPICOLL_ARENA", "MPICOLL_TRANSFER"):
+        for value in ("0", "OFF", "eager", " off"):
+            with pytest.raises(ValueError, match=f"{name}: '{value}' is not one of on, off"):
+                environment.check_switches({**right, name: value})
+
+
 def test_a_limit_of_cores_is_read(tmp_path: Path) -> None:
     assert core_limit({"MPICOLL_CORES": "3"}, tmp_path) == 3
     for wrong in ("0", "-1", "two", "1.5"):

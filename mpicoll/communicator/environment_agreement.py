@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.communicator.topology import pretended_node
-from mpicoll.environment import core_limit
+from mpicoll.environment import check_switches, core_limit
 from mpicoll.errors import RemoteError
 
 _TEXT_NBYTES = 512
@@ -51,6 +51,7 @@ def what_is_wrong() -> str:
     """Return an error text for this rank's environment, "" if it is right."""
     try:
         check_mode()
+        check_switches()
         core_limit()
         pretended_node()
     except ValueError as error:

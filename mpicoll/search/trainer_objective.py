@@ -61,9 +61,12 @@ class TrainerObjective:
         self.defaults = asdict(self.config)
         known = option_names()
         for parameter in space:
+            option = parameter.name.replace("_", "-")
             if parameter.name not in known or parameter.name in _NOT_SEARCHED:
-                option = parameter.name.replace("_", "-")
                 raise UsageError(f"--space {option}: not an option of the trainer that a trial can choose")
+            wrong = [value for value in parameter.ends() if not isinstance(value, bool)]
+            if isinstance(self.defaults.get(parameter.name), bool) and wrong:
+                raise UsageError(f"--space {option}={wrong[0]}: true or false, an option that is given or not")
         self._check_files()
         check_meaning(space, self.defaults)
         for values in samples_of_space(space, self.defaults):

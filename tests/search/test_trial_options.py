@@ -68,6 +68,9 @@ def test_alexnet_has_filters() -> None:
 @pytest.mark.parametrize(
     ("space", "fixed", "says"),
     [
+        ("nesterov=maybe", "", "--space nesterov=maybe: true or false, an option that is given or not"),
+        ("nesterov=true,3", "", "--space nesterov=3: true or false, an option that is given or not"),
+        ("nesterov=0..1", "", "--space nesterov=0.0: true or false, an option that is given or not"),
         ("filters=4,8", "", "--space filters: is for --model conv or alexnet, not mlp"),
         ("batch-norm=none,local", "--model conv", "--space batch-norm: is for --model mlp or alexnet, not conv"),
         ("trust=1e-4..1e-2 optimizer=sgd,adam", "", "--space trust: is for --optimizer lars, not sgd, adam"),

@@ -51,6 +51,7 @@ def test_a_node_is_oversubscribed_if_one_of_its_ranks_says_so() -> None:
     [
         ("MPICOLL_CORES", "many", "'many' is not a number of cores"),
         ("MPICOLL_CHECK", "ful", "'ful' is not one of off, default, full"),
+        ("MPICOLL_NODE", "of", "'of' is not one of on, off"),
         ("MPICOLL_NODES", "2;1", "'2;1' is not a list of positive numbers of ranks"),
     ],
 )
