@@ -39,6 +39,7 @@ from .object_words import (
     RESULT,
     STAGE,
     TABLE,
+    UNREAD,
     VALUES,
     is_apart,
     kind_of,
@@ -290,7 +291,8 @@ def _reduce_arrays(words, thing, call, collective, number, root):
         if collective != _REDUCE or get(words, RANK) == root:
             result = array_like(words, get(words, OWN_DATA), description_of(get(words, OWN_DATA), call))
             if result == 0:
-                return ended(words, 0)
+                forget_error()  # the general way meets it again, and tells the others
+                return left(words, UNREAD)
         put(words, RESULT, result)
         into, operation = result if result else get(words, NOTHING), load(get(words, OPS) + 8 * (number - 1))
         status = make_call(get(words, TABLE), _collective_of(collective), thing, into, operation, root)
