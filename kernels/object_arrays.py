@@ -20,7 +20,6 @@ from .object_words import (
     SCALAR_TYPES,
     TABLE,
     ndim_of,
-    type_of,
 )
 from .operation_words import get
 from .python_interface import keep, new_array, new_scalar
@@ -80,9 +79,9 @@ def shape_of(words, array):
 
 
 @linked("int64", "int64", "int64")
-def describe_scalar(words, thing):
-    """Return what the first word of a record says of a scalar of NumPy; 0 for any other object."""
-    number = _place_in(get(words, SCALAR_TYPES), type_of(words, thing))
+def describe_scalar(words, kind):
+    """Return what the first word of a record says of a scalar of NumPy of this type; 0 for any other type."""
+    number = _place_in(get(words, SCALAR_TYPES), kind)
     return 0 if number < 0 or get(words, NEW_ARRAY) == 0 else SCALAR << KIND_BIT | number << DTYPE_BIT
 
 

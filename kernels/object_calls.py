@@ -138,6 +138,21 @@ def longest_of(words, call, predictable):
     return length if length * get(words, RANKS) <= GATHERED_ROOM else -1
 
 
+@helper
+def _get_from(words, memory, call, data):
+    """Return the new object of a record, whose bytes are at `data` if they are not in it; see `get_object`."""
+    description = description_of(memory, call)
+    if is_apart(description, nbytes_of(memory)):
+        return get_object(words, memory, description, data)
+    return get_here(words, memory, call)
+
+
+@helper
+def get_own(words, call):
+    """Return the new object of the record that has come for this rank."""
+    return _get_from(words, get(words, OWN_DATA), call, get(words, LONG_ADDRESS))
+
+
 @linked("int64", "int64", "int64", "int64")
 def read_all(words, call, length):
     """Return a list of the objects of all records, which are known; 0 with an exception set if that fails.
@@ -147,11 +162,7 @@ def read_all(words, call, length):
     size, memory = get(words, RANKS), get(words, ALL_DATA)
     found = list_object(size)
     for rank in range(size if found else 0):
-        description = description_of(memory, call)
-        if is_apart(description, nbytes_of(memory)):
-            item = get_object(words, memory, description, get(words, LONGS_ADDRESS) + rank * length)
-        else:
-            item = get_here(words, memory, call)
+        item = _get_from(words, memory, call, get(words, LONGS_ADDRESS) + rank * length)
         if item == 0:
             drop(found)
             return 0
@@ -189,16 +200,14 @@ def _bcast(words, thing, root, goes_on):
             return left(words, PENDING)
     if is_known(words, memory, call, 0) == 0:
         return left(words, UNREAD)
-    description, nbytes = description_of(memory, call), nbytes_of(memory)
-    follows = is_apart(description, nbytes)
+    nbytes = nbytes_of(memory)
+    follows = is_apart(description_of(memory, call), nbytes)
     if follows and get(words, STAGE) == 0 and not _bcast_payload(words, root, nbytes):
         return left(words, PENDING)
     if is_root and is_scalar(words, thing):
         keep(thing)
         return ended(words, thing)
-    if follows:
-        return ended(words, get_object(words, memory, description, get(words, LONG_ADDRESS)))
-    return ended(words, get_here(words, memory, call))
+    return ended(words, get_own(words, call))
 
 
 @object_kernel

@@ -30,7 +30,6 @@ from .object_words import (
     MAX_DEPTH,
     MAX_SEEN,
     SCALAR,
-    SCRATCH,
     SEEN,
     STACK,
     TABLE,
@@ -82,17 +81,9 @@ def size_of(container, thing):
 
 
 @helper
-def item_of(words, container, thing, place):
-    """Return the item or value of a container at a place; those of a dictionary have to be asked for in order."""
-    if container == LIST:
-        return list_item(thing, place)
-    if container == TUPLE:
-        return tuple_item(thing, place)
-    scratch = get(words, SCRATCH)
-    if place == 0:
-        store(scratch, 0)
-    dict_next(thing, scratch, scratch + 8, scratch + 16)
-    return load(scratch + 16)
+def item_of(container, thing, place):
+    """Return the item of a list or tuple at a place."""
+    return list_item(thing, place) if container == LIST else tuple_item(thing, place)
 
 
 @helper
@@ -134,10 +125,8 @@ def _next_item(frame):
     """Return the next item of a container, of a dictionary the next key or value, and go on."""
     thing, container, place = load(frame + _THING), load(frame + _CONTAINER), load(frame + _PLACE)
     store(frame + _PLACE, place + 1)
-    if container == LIST:
-        return list_item(thing, place)
-    if container == TUPLE:
-        return tuple_item(thing, place)
+    if container != DICT:
+        return item_of(container, thing, place)
     if place & 1:
         return load(frame + _VALUE)
     dict_next(thing, frame + _POSITION, frame + _KEY, frame + _VALUE)
@@ -159,10 +148,10 @@ def _put_array(words, at, end, array):
     return at + 16 + in_shape + padded(nbytes)
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def _put_scalar_of_numpy(words, at, end, thing):
-    """Write a scalar of NumPy; return the address after it, 0 if it is none or has no place."""
-    description = describe_scalar(words, thing)
+@linked("int64", "int64", "int64", "int64", "int64", "int64")
+def _put_scalar_of_numpy(words, at, end, thing, kind):
+    """Write a scalar of NumPy of this type; return the address after it, 0 if it is none or has no place."""
+    description = describe_scalar(words, kind)
     nbytes = itemsize_at(words, dtype_in(description)) if description else 0
     if description == 0 or nbytes > end - at - 24:
         return 0
@@ -177,8 +166,11 @@ def _put_leaf(words, at, end, item, is_array):
     """Write what is no container; return the address after it, 0 if it has no place."""
     if is_array:
         return _put_array(words, at, end, item)
+    # The type is read first: for a text that cannot be encoded `put_item` makes an exception, which may run code of the
+    # program in a collection of garbage, and the item may be gone then.
+    kind = type_of(words, item)
     after = put_item(words, at, end, item)
-    return after if after else _put_scalar_of_numpy(words, at, end, item)
+    return after if after else _put_scalar_of_numpy(words, at, end, item, kind)
 
 
 @linked("int64", "int64", "int64", "int64", "int64")

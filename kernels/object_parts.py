@@ -8,11 +8,11 @@ from .atomics import load, store
 from .decorators import helper, linked
 from .dispatch import make_call
 from .dispatch_table import set_length
-from .object_calls import begin, begins, copy_long, ended, exchanged, left, not_put, read_all
+from .object_calls import begin, begins, copy_long, ended, exchanged, get_own, left, not_put, read_all
 from .object_items import DICT, container_of, item_of, size_of
 from .object_kernels import int_at, object_at, object_kernel
 from .object_pickles import hold
-from .object_records import description_of, get_here, get_object, is_known, put_object
+from .object_records import description_of, is_known, put_object
 from .object_words import (
     ALL,
     ALL_DATA,
@@ -22,7 +22,6 @@ from .object_words import (
     FLAGS_BIT,
     GATHERED_ROOM,
     LONG,
-    LONG_ADDRESS,
     LONG_SOMEWHERE,
     LONGS,
     NBYTES,
@@ -77,7 +76,7 @@ def _put_each(words, call, things):
     for rank in range(size):
         if size_of(container, things) != size:  # the pickler may have run code of the program
             return OTHER
-        thing = item_of(words, container, things, rank)
+        thing = item_of(container, things, rank)
         keep(thing)
         nbytes = put_object(words, memory, call, thing, rank)
         if nbytes > 0 and is_apart(description_of(memory, call), nbytes):
@@ -118,6 +117,15 @@ def _room_of(memory, call):
     return 1 << exponent if 0 < exponent <= 16 else -1
 
 
+@linked("int64", "int64", "int64", "int64")
+def known_room(words, memory, call):
+    """Return `_room_of` a record, -1 if the record is not known or its object has more bytes than that."""
+    each = _room_of(memory, call)
+    if each < 0 or is_known(words, memory, call, 0) == 0:
+        return -1
+    return -1 if is_apart(description_of(memory, call), nbytes_of(memory)) and nbytes_of(memory) > each else each
+
+
 @helper
 def _pack(words, call, each):
     """Copy what follows the records of this rank to where it is sent from."""
@@ -152,15 +160,12 @@ def _scatter(words, things, root, goes_on):
         sent = get(words, SENT if is_root else NOTHING)
         if not exchanged(words, make_call(get(words, TABLE), SCATTER, sent, get(words, OWN), 0, root)):
             return left(words, PENDING)
-    each = _room_of(memory, call)
-    if each < 0 or is_known(words, memory, call, 0) == 0:
+    each = known_room(words, memory, call)
+    if each < 0:
         return left(words, UNREAD)
     if each and get(words, STAGE) == 0 and not exchanged(words, _scatter_payloads(words, call, each, root)):
         return left(words, PENDING)
-    description = description_of(memory, call)
-    if is_apart(description, nbytes_of(memory)):
-        return ended(words, get_object(words, memory, description, get(words, LONG_ADDRESS)))
-    return ended(words, get_here(words, memory, call))
+    return ended(words, get_own(words, call))
 
 
 @object_kernel
@@ -178,8 +183,8 @@ def _room_of_all(words, call):
     """Return the bytes that each object takes up in what follows, 0 if nothing does, -1 if it is left to Python."""
     memory, largest = get(words, ALL_DATA), 0
     for _rank in range(get(words, RANKS)):
-        each = _room_of(memory, call)
-        if each < 0 or is_known(words, memory, call, 0) == 0:
+        each = known_room(words, memory, call)
+        if each < 0:
             return -1
         largest = max(largest, each)
         memory += NBYTES

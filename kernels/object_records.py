@@ -20,7 +20,7 @@ from .object_arrays import (
     shape_of,
 )
 from .object_items import container_of, get_items, put_items
-from .object_pickles import get_pickled, put_any, put_bytes, put_head, put_pickle, unless_it_matters
+from .object_pickles import get_pickled, put_bytes, put_head, put_pickle, unless_it_matters
 from .object_scalars import get_scalar, is_scalar_size, text_data, text_nbytes
 from .object_words import (
     ALIGNMENT,
@@ -126,9 +126,9 @@ def _put_other(words, memory, call, thing, slot):
     if type_of(words, thing) == get(get(words, TABLE), ARRAY_TYPE):
         is_writable = is_plain(get(words, TABLE), thing, WRITABLE)
         return put_array(words, memory, call, thing, LONG_ROOM, slot) if is_writable else OTHER
-    description = describe_scalar(words, thing)
+    description = describe_scalar(words, type_of(words, thing))
     if description == 0:
-        return put_any(words, memory, call, thing, slot)
+        return put_pickle(words, memory, call, thing, slot)
     fields, nbytes = thing + get(get(words, TABLE), HEADER), itemsize_at(words, dtype_in(description))
     return put_bytes(words, memory, call | description, fields, nbytes, slot)
 

@@ -55,13 +55,13 @@ NUMBER_BIT = 8
 @helper
 def text_data(words, thing):
     """Return the address of a text in UTF-8, and write its length to SCRATCH; 0 with an exception set."""
-    return str_data(thing, get(words, SCRATCH) + 24)
+    return str_data(thing, get(words, SCRATCH))
 
 
 @helper
 def text_nbytes(words):
     """Return the length that `text_data` has written."""
-    return load(get(words, SCRATCH) + 24)
+    return load(get(words, SCRATCH))
 
 
 @helper

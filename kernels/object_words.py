@@ -31,8 +31,6 @@ MAX_NDIM, DTYPE_COUNT = 32, 16
 """Arrays with more axes, and of other element types, are pickled."""
 ALIGNMENT = 16
 """Of every object in memory with others, so that an array can stay where it was received."""
-FEW = 32
-"""Longer containers are not looked through before they are pickled."""
 MAX_DEPTH, FRAME_WORDS, MAX_SEEN = 8, 7, 64
 """Of ITEMS: containers inside each other, and lists, dictionaries and arrays in all; others are pickled."""
 
@@ -58,8 +56,7 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     PENDING,
     UNREAD,
     PICKLED,
-    DUMPS,  # functions that pickle, that pickle with buffers apart, and that unpickle
-    DUMPS_APART,
+    DUMPS,  # functions that pickle, with buffers apart, and that unpickle
     LOADS,
     ORDINARY,  # the type Exception
     ERRORS,  # address of the name of the handler of errors in texts
@@ -76,7 +73,7 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     DICT_TYPE,
     BOOL_TYPE,
     NONE_TYPE,
-    SCRATCH,  # address of SCRATCH_WORDS words; the last one is for lengths of texts
+    SCRATCH,  # address of a word, for the length of a text
     STACK,  # of MAX_DEPTH frames of FRAME_WORDS words
     SEEN,  # of MAX_SEEN addresses of objects
     VALUES,  # of two words for each rank
@@ -98,11 +95,11 @@ _MAGIC_BITS, _ROOT_BIT = 0x6F << 56, 12
     NEW_SCALAR,
     SCALAR_TYPES,  # of DTYPE_COUNT addresses of types of scalars
     CORRUPT,  # a function that raises an exception for a record that cannot be read
-    PICKLE_APART,  # what DUMPS_APART has returned, if it is too long or has buffers; else 0
+    PICKLE_APART,  # what DUMPS has returned, if it is too long or has buffers; else 0
     RECORD_COUNT,  # and how many records to other ranks are before it
     RESULT,  # the array that a reduction has made for its result; else 0
-) = range(58)
-WORDS, SCRATCH_WORDS, OP_COUNT = 58, 4, 12
+) = range(57)
+WORDS, OP_COUNT = 57, 12
 OTHER, FAILED, APART_ALREADY = -1, -2, -3
 """In place of a number of bytes: the object has no place in a record; an exception is set; it has none, but a pickle of
 it, or records of others, are there."""

@@ -43,8 +43,7 @@ _OBJECTS: dict[int, Any] = {
     layout.PENDING: PENDING,
     layout.UNREAD: UNREAD,
     layout.PICKLED: PICKLED,
-    layout.DUMPS: pickling.dumps,
-    layout.DUMPS_APART: pickling.dumps_apart,
+    layout.DUMPS: pickling.dumps_apart,
     layout.LOADS: pickling.loads,
     layout.CORRUPT: corrupt,
     layout.ORDINARY: Exception,
@@ -92,7 +91,7 @@ class CompiledRecords:
         self.long, self.longs, self.sent_longs = (np.empty(length, np.uint8)[:] for length in lengths)
         self._words = np.zeros(layout.WORDS, np.int64)
         self._long_data, self._held = np.zeros(size, np.int64), np.zeros(2 * size, np.int64)
-        self._scratch, self._values = np.zeros(layout.SCRATCH_WORDS, np.int64), np.zeros(2 * size, np.int64)
+        self._scratch, self._values = np.zeros(1, np.int64), np.zeros(2 * size, np.int64)
         self._stack = np.zeros(layout.MAX_DEPTH * layout.FRAME_WORDS, np.int64)
         self._seen = np.zeros(layout.MAX_SEEN, np.int64)
         self._space = np.empty(layout.GATHERED_ROOM, np.uint8)
@@ -147,16 +146,19 @@ class CompiledRecords:
 
     def taken_pickle(self) -> Payload:
         """Return the object that has been pickled, and leave the memory to the next call."""
-        (found,) = self._pickles()
-        self.release()
+        try:
+            (found,) = self._pickles()
+        finally:
+            self.release()
         return found
 
     def taken_pickles(self) -> list[Payload]:
         """Return this rank's first objects, which are written or pickled, and leave the memory to the next call."""
         written = range(self._words[layout.RECORD_COUNT])
-        found = [*(self._payload(self.sent[slot * NBYTES :], slot) for slot in written), *self._pickles()]
-        self.release()
-        return found
+        try:
+            return [*(self._payload(self.sent[slot * NBYTES :], slot) for slot in written), *self._pickles()]
+        finally:
+            self.release()
 
     def _pickles(self) -> list[Payload]:
         address = int(self._words[layout.PICKLE_APART])

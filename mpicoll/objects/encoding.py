@@ -24,7 +24,6 @@ from mpicoll.kernels.object_words import (
     DTYPE_BIT,
     ERROR,
     FALSE,
-    FEW,
     FLAGS_BIT,
     FLOAT,
     INT,
@@ -49,6 +48,8 @@ _DTYPE_NUMBERS = {dtype.char: number for number, dtype in enumerate(DTYPES)}
 _INT64, _FLOAT64, _COMPLEX128 = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<dd")
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Exact types whose objects need no copy, and run no code of the program."""
+_FEW = 32
+"""Longer containers are not looked through before they are pickled."""
 _BUFFER_ALIGNMENT = 64
 _COUNT = struct.Struct("<q")
 
@@ -145,14 +146,14 @@ def _encode_scalar(obj: np.generic) -> Payload:
 
 
 def _encode_sequence(obj: list[Any] | tuple[Any, ...]) -> Payload:
-    if len(obj) <= FEW and PLAIN.issuperset(map(type, obj)):
+    if len(obj) <= _FEW and PLAIN.issuperset(map(type, obj)):
         data = pickling.dumps(obj)
         return Payload(PICKLE, len(data), (data,), 0, TRUSTED)
     return _pickle(obj)
 
 
 def _encode_dict(obj: dict[Any, Any]) -> Payload:
-    if len(obj) <= FEW and PLAIN.issuperset(map(type, obj.values())):
+    if len(obj) <= _FEW and PLAIN.issuperset(map(type, obj.values())):
         data = pickling.dumps(obj)
         return Payload(PICKLE, len(data), (data,))
     return _pickle(obj)

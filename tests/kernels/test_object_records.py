@@ -21,13 +21,17 @@ from mpicoll.kernels.atomics import load
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.object_calls import ended
 from mpicoll.kernels.object_kernels import int_at, object_at, object_kernel
+from mpicoll.kernels.object_parts import known_room
 from mpicoll.kernels.object_records import description_of, get_here, is_known, put_object
+from mpicoll.kernels.object_reductions import reduced_types
 from mpicoll.kernels.object_words import (
     ASIDE,
+    DTYPE_COUNT,
     FAILED,
     HEAD_NBYTES,
     ITEMS,
     LONG_ROOM,
+    LONG_SOMEWHERE,
     MAX_DEPTH,
     MAX_SEEN,
     OTHER,
@@ -161,6 +165,41 @@ def test_which_objects_are_taken(memory: CompiledRecords) -> None:
     left += [[list(range(300))], np.zeros(61), np.zeros(9)[::2], {"weights": np.arange(70_000.0)}]
     for obj in left:
         assert travelled(memory, obj) is LEFT, obj
+
+
+@object_kernel
+def room(module, arguments, count):  # type: ignore[no-untyped-def]
+    """Return what `known_room` does for the record."""
+    words = int_at(arguments, 0)
+    return int_object(known_room(words, get(words, OWN_DATA), int_at(arguments, 1)))
+
+
+def test_objects_are_no_longer_than_the_room_that_is_announced_for_them(memory: CompiledRecords) -> None:
+    for nbytes, exponent, expected in (
+        (600, 10, 1024),
+        (1024, 10, 1024),
+        (1025, 10, -1),
+        (LONG_ROOM, 15, -1),
+        (LONG_ROOM, 16, LONG_ROOM),
+        (600, 17, -1),
+        (600, 0, -1),
+        (5, 10, 1024),
+    ):
+        memory.own[:] = 0
+        records.write(memory.own.data, 0, CALL, encoding.encode(b"x" * nbytes), LONG_SOMEWHERE, exponent)
+        assert room.run(memory.address, CALL) == expected, (nbytes, exponent)
+    records.write(memory.own.data, 0, CALL, encoding.encode(b"x" * 600))
+    assert room.run(memory.address, CALL) == -1
+    records.write(memory.own.data, 0, CALL, encoding.encode(b"x" * 6))
+    assert room.run(memory.address, CALL) == 0
+
+
+def test_element_types_have_the_numbers_of_compiled_code() -> None:
+    assert len(encoding.DTYPES) == DTYPE_COUNT
+    for number, dtype in enumerate(encoding.DTYPES):
+        assert (reduced_types(1) >> number & 1) == (dtype.char in "bBhHiIlLfdFD")
+        assert (reduced_types(8) >> number & 1) == (dtype.char in "bBhHiIlL")
+    assert reduced_types(0) == reduced_types(3) == reduced_types(11) == 0
 
 
 def test_what_occurs_twice_is_one_object_after_it(memory: CompiledRecords) -> None:
