@@ -77,7 +77,10 @@ class ObjectCollectives(PersistentCollectives):
         return self._objects.allreduce(sendobj, op)
 
     def scan(self, sendobj: Any, op: AnyObjectOp = MPI.SUM) -> Any:
-        """Return the reduction of the objects of ranks 0 to this one; see :meth:`allreduce`."""
+        """Return the reduction of the objects of ranks 0 to this one; see :meth:`allreduce`.
+
+        Where built-in objects cannot be added, ranks that add none return theirs, and the others raise TypeError.
+        """
         return self._objects.scan(sendobj, op)
 
     def exscan(self, sendobj: Any, op: AnyObjectOp = MPI.SUM) -> Any:

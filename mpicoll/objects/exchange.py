@@ -80,17 +80,22 @@ class Exchange:
     def complete(self, kernel: Any, stages: Stages, arguments: tuple[Any, ...], op: MPI.Op = MPI.SUM) -> Any:
         """Complete the exchanges that a compiled collective has begun; return what it returns then."""
         found: Any = PENDING
-        while found is PENDING:
-            status = self.compiled.status
-            collective, sendbuf, recvbuf, root = stages(self.compiled)[self.compiled.stage]
-            try:
+        try:
+            while found is PENDING:
+                status = self.compiled.status
+                collective, sendbuf, recvbuf, root = stages(self.compiled)[self.compiled.stage]
                 go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, op, root)
-            except BaseException:
-                if self.scope.channel.broken is None:  # it was refused before anything was exchanged
-                    self.compiled.release()
-                raise
-            found = kernel.run(self.words, *arguments, None)
+                found = kernel.run(self.words, *arguments, None)
+        except BaseException:
+            self.abandon()
+            raise
         return found
+
+    def abandon(self) -> None:
+        """Leave the memory of compiled collectives to the next call, unless an operation may still use it."""
+        channel = self.scope.channel
+        if channel.broken is None and not channel.dispatch.is_at_work:
+            self.compiled.release()
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""

@@ -25,8 +25,6 @@ _NUMBERS = {id(op): number for number, op in enumerate(_PREDEFINED, 1)}
 _BY_HANDLE = {op.handle: number for number, op in enumerate(_PREDEFINED, 1)}
 _QUICKER = {1: operator.add, 2: operator.mul}
 """Functions that do the same as an operation, sooner."""
-_EXACT = ("SUM", "PROD", "BAND", "BOR", "BXOR")
-"""Operations that do to arrays, element by element, what they do to objects; others ask for the truth of an array."""
 
 
 def number_of(op: Any) -> int:
@@ -52,13 +50,6 @@ def function_of(op: Any, number: int) -> AnyCallable:
     if not callable(op):
         raise TypeError(f"op: {op!r} is neither an MPI.Op nor a function of two objects")
     return op
-
-
-def is_compiled(number: int, char: str) -> bool:
-    """Say whether our reducers give for arrays of an element type what Python's operators give."""
-    if number == 0 or OPS[number - 1] not in _EXACT:
-        return False
-    return char in ("bBhHiIlL" if OPS[number - 1].startswith("B") else "bBhHiIlLfdFD")
 
 
 def predefined(number: int) -> MPI.Op:

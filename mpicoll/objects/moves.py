@@ -6,7 +6,7 @@ ones follow in a collective on bytes, or for reductions of equal arrays, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from mpicoll.errors import RemoteError
 from mpicoll.kernels.object_calls import bcast_object, gather_objects
 from mpicoll.kernels.object_parts import scatter_objects, swap_objects
 from mpicoll.kernels.object_words import LONG_SOMEWHERE
-from mpicoll.objects.compiled_records import PENDING, PICKLED, UNREAD, CompiledRecords, Left
+from mpicoll.objects.compiled_records import ASIDE, PENDING, PICKLED, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import Payload, copied, encode, failure
 from mpicoll.objects.exchange import Exchange, Stage, restored
 from mpicoll.objects.records import Description, call_word
@@ -26,15 +26,21 @@ _ALLGATHER, _ALLTOALL = call_word("allgather"), call_word("alltoall")
 
 
 class Given:
-    """An object that a rank gives to a call, or why it cannot."""
+    """An object that a rank gives to a call, or why it cannot.
+
+    Parameters
+    ----------
+    make
+        Returns the object's bytes for `arguments`; what it raises is told to the others.
+    """
 
     __slots__ = ("error", "payload")
 
-    def __init__(self, obj: Any) -> None:
+    def __init__(self, make: Callable[..., Payload], *arguments: Any) -> None:
         self.error: Exception | None = None
         try:
-            self.payload: Payload = encode(obj)
-        except Exception as error:  # the others hear of it
+            self.payload = make(*arguments)
+        except Exception as error:
             self.error, self.payload = error, failure(error)
 
     def fail(self, error: Exception) -> None:
@@ -42,14 +48,7 @@ class Given:
         self.error, self.payload = self.error or error, failure(self.error or error)
 
 
-class GivenPayload(Given):
-    """An object that is bytes already."""
-
-    def __init__(self, payload: Payload) -> None:
-        self.error, self.payload = None, payload
-
-
-NOTHING = Given(None)
+NOTHING = Given(encode, None)
 """What a rank has for those that follow their records, if its own object was in its record."""
 
 
@@ -68,13 +67,22 @@ class Moves:
             self.exchange.scope.channel.refuse(error)
             raise
 
+    def rest(self, method: Callable[..., Any], left: Any, *arguments: Any) -> Any:
+        """Return what a method makes of what compiled code has left to it; after an error the memory is free again."""
+        try:
+            return method(left, *arguments)
+        except BaseException:
+            if type(left) is Left and left is not ASIDE:
+                self.exchange.abandon()
+            raise
+
     def bcast(self, obj: Any, root: Any) -> Any:
         """Return the root's object."""
         exchange = self.exchange
         found = (
             bcast_object.run(exchange.words, obj, root) if exchange.words else exchange.begin(bcast_object, obj, root)
         )
-        return self._rest_of_bcast(found, obj, root) if type(found) is Left else found
+        return self.rest(self._rest_of_bcast, found, obj, root) if type(found) is Left else found
 
     def _rest_of_bcast(self, left: Left, obj: Any, root: Any) -> Any:
         """Do what compiled code has left to Python."""
@@ -124,7 +132,7 @@ class Moves:
             return found
         if self.size == 1:
             return [copied(obj)]
-        return self.objects(*self.described(found, obj, _ALLGATHER))
+        return self.rest(self._rest_of_gather, found, obj, _ALLGATHER, None)
 
     def gathered(self, obj: Any, call: int, root: int | None) -> Any:
         """Return the objects of all ranks, None where they are for another one, or what compiled code has left."""
@@ -152,16 +160,18 @@ class Moves:
 
     def given(self, left: Left, obj: Any) -> Given:
         """Return this rank's object for the general way, on which compiled code has left it."""
-        return GivenPayload(self.exchange.compiled.taken_pickle()) if left is PICKLED else Given(obj)
+        return Given(self.exchange.compiled.taken_pickle) if left is PICKLED else Given(encode, obj)
 
     def _own(self, obj: Any) -> Given:
         """Return this rank's object, which compiled code has entered in a record, for an exchange of what follows.
 
         A pickle is not made again, since it might be another one.
         """
-        if type(obj) in (bytes, str, np.ndarray):
-            return Given(obj)
-        return GivenPayload(self.exchange.compiled.payload())
+        whole = type(obj) in (bytes, str, np.ndarray)
+        given = Given(encode, obj) if whole else Given(self.exchange.compiled.payload)
+        if given.error is not None:
+            raise given.error
+        return given
 
     def objects(self, given: Given, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks' records, on all ranks or on `root`."""
@@ -181,8 +191,12 @@ class Moves:
             return found
         if self.size == 1:
             return [copied(obj)]
-        objects = self.objects(*self.described(found, obj, call), root)
+        objects = self.rest(self._rest_of_gather, found, obj, call, root)
         return objects if self.rank == root else None
+
+    def _rest_of_gather(self, left: Left, obj: Any, call: int, root: int | None) -> list[Any]:
+        """Do what compiled code has left to Python."""
+        return self.objects(*self.described(left, obj, call), root)
 
     def scatter(self, objects: Any, root: Any) -> Any:
         """Return this rank's object from the root's sequence."""
@@ -191,7 +205,7 @@ class Moves:
             found = exchange.begin(scatter_objects, *arguments)
         else:
             found = scatter_objects.run(exchange.words, *arguments)
-        return self._rest_of_scatter(found, objects, root) if type(found) is Left else found
+        return self.rest(self._rest_of_scatter, found, objects, root) if type(found) is Left else found
 
     def _rest_of_scatter(self, left: Left, objects: Any, root: Any) -> Any:
         """Do what compiled code has left to Python."""
@@ -223,8 +237,8 @@ class Moves:
 
     def _parts(self, left: Left, objects: Any) -> tuple[list[Payload], Exception | None]:
         """Return one payload a rank, and the error if there is none."""
-        made = self.exchange.compiled.taken_pickles() if left is PICKLED else []
         try:
+            made = self.exchange.compiled.taken_pickles() if left is PICKLED else []
             items = as_many(objects, self.size, "sendobj")
             return [*made, *(encode(each) for each in items[len(made) :])], None
         except Exception as error:  # the others hear of it
@@ -237,7 +251,7 @@ class Moves:
             found = exchange.begin(swap_objects, objects)
         else:
             found = swap_objects.run(exchange.words, objects)
-        return self._rest_of_alltoall(found, objects) if type(found) is Left else found
+        return self.rest(self._rest_of_alltoall, found, objects) if type(found) is Left else found
 
     def _rest_of_alltoall(self, left: Left, objects: Any) -> list[Any]:
         """Do what compiled code has left to Python."""

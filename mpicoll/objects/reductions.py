@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from mpicoll.errors import MpicollError
-from mpicoll.kernels.object_reductions import reduce_objects
+from mpicoll.kernels.object_reductions import reduce_objects, reduced_types
 from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.objects import folding
 from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
-from mpicoll.objects.encoding import copied, dtype_at
+from mpicoll.objects.encoding import copied, dtype_at, encode
 from mpicoll.objects.exchange import Stage
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description, call_word
@@ -56,7 +56,7 @@ class Reductions(Moves):
             found = reduce_objects.run(exchange.words, obj, op, collective, root)
         else:
             found = exchange.begin(reduce_objects, obj, op, collective, root)
-        return self._rest_of_reduction(found, collective, obj, op, root) if type(found) in _LEFT else found
+        return self.rest(self._rest_of_reduction, found, collective, obj, op, root) if type(found) in _LEFT else found
 
     def _rest_of_reduction(self, found: Any, collective: int, obj: Any, op: Any, root: Any) -> Any:
         """Do what compiled code has left to Python."""
@@ -115,7 +115,7 @@ class Reductions(Moves):
         first = found[0]
         if first.kind != ARRAY or first.data is not None:
             return False
-        if not folding.is_compiled(number, dtype_at(first.dtype).char):
+        if not reduced_types(number) >> first.dtype & 1:
             return False
         return all((each.kind, each.dtype, each.shape) == (ARRAY, first.dtype, first.shape) for each in found)
 
@@ -140,7 +140,7 @@ class Reductions(Moves):
         if self.rank == root:
             if error is None:
                 result, error = _attempted(partial(folding.fold, function, objects))
-            outcome = Given(result if name == "allreduce" else None)
+            outcome = Given(encode, result if name == "allreduce" else None)
             if error is not None:
                 outcome.fail(error)
         arrived = self.bcast_given(outcome, _OUTCOME, root)
@@ -154,7 +154,7 @@ class Reductions(Moves):
         objects, error = self._received(given, found)
         if error is None:
             result, error = _attempted(partial(self._fold, name, function, objects))
-        outcome = Given(None)
+        outcome = Given(encode, None)
         if error is not None:
             outcome.fail(error)
         self.gather_records(_OUTCOME, outcome)

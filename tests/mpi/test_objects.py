@@ -18,6 +18,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
+from mpicoll.kernels.object_words import HELD_COUNT, IN_USE, PICKLE_APART
 from mpicoll.shared_memory import segment
 from tests import extent
 from tests.objects import Unpicklable, Vector, differ, samples
@@ -588,6 +589,45 @@ def test_no_object_is_pickled_twice(comm: mpicoll.Intracomm, nbytes: int) -> Non
         comm.gather(own if comm.rank % 2 else 3, root)
         comm.allreduce(own, lambda a, b: a)
         assert own.count == (comm.rank == root) + comm.rank % 2 + 2
+        counted = Counted(0)
+        comm.bcast([counted, "x" * nbytes], root)
+        assert counted.count == (comm.rank == root)
+
+
+@pytest.mark.parametrize("name", ["bcast", "allgather", "scatter", "alltoall", "allreduce"])
+def test_a_pickler_that_returns_no_bytes_is_an_error_on_all_ranks(comm: mpicoll.Intracomm, name: str) -> None:
+    own: Any = [Vector([1])] * comm.size if name in ("scatter", "alltoall") else Vector([1])
+    getattr(comm, name)(own)
+    if comm.rank == 0:
+        MPI.pickle.__init__(lambda obj, protocol=None: None, None, 4)  # type: ignore[misc]
+    try:
+        with pytest.raises(RemoteError if comm.rank else TypeError):
+            getattr(comm, name)(own)
+    finally:
+        MPI.pickle.__init__()  # type: ignore[misc]
+    assert comm.allgather(Vector([comm.rank])) == [Vector([rank]) for rank in range(comm.size)]
+
+
+def test_the_memory_of_compiled_code_is_free_after_an_interrupt(
+    comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all later calls would take the general way."""
+    comm.allgather(1)
+    compiled = comm._objects.exchange.compiled
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(compiled), "taken", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            comm.allreduce({comm.rank})
+        patched.setattr(type(compiled), "_payload", interrupted)
+        patched.setattr(type(compiled), "_pickles", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            comm.alltoall([{"a"}, *[{"x" * 70_000}] * (comm.size - 1)])
+    assert compiled._words[[IN_USE, HELD_COUNT, PICKLE_APART]].tolist() == [0, 0, 0]
+    assert comm.alltoall([{comm.rank}] * comm.size) == [{rank} for rank in range(comm.size)]
 
 
 @pytest.mark.parametrize("name", REDUCING)
