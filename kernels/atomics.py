@@ -96,6 +96,11 @@ def sleep(microseconds):
 
 
 @primitive
+def clock_gettime(clock, time):
+    """Write the seconds and the nanoseconds of a clock of the system to two words."""
+
+
+@primitive
 def release_interpreter():
     """Let other threads of the interpreter run; return what `take_interpreter` wants."""
 

@@ -35,6 +35,7 @@ from .dispatch_table import (
     OP_IDS,
     OPS,
     REDUCERS,
+    TRIED,
     agreed_entry,
     count_of,
     pack_call,
@@ -42,6 +43,7 @@ from .dispatch_table import (
 )
 from .dispatch_table import METHOD as SHARED_METHOD
 from .executor import progress, start
+from .method_trials import begin_timing, bit_length, current_method
 from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import (
     BARRIER,
@@ -52,6 +54,7 @@ from .operation_words import (
     COUNT,
     DONE,
     EARLY,
+    FIRST_METHOD,
     GATHER,
     IDLE,
     ITEMSIZE,
@@ -96,18 +99,23 @@ def _offsets(job, part):
 
 
 @helper
-def _bit_length(number):
-    bits = 0
-    while number:
-        number >>= 1
-        bits += 1
-    return bits
+def _choice(table, collective, nbytes):
+    """Return what the table says for a vector of so many bytes."""
+    return get(table, CHOSEN + BUCKETS * collective + bit_length(nbytes))
+
+
+@helper
+def _current(table, collective, nbytes, choice):
+    """Return METHOD + 1, 0 for messages, by what the table says and trials have shown."""
+    if choice < TRIED:
+        return choice
+    return current_method(get(table, JOB), collective, nbytes, choice - TRIED)
 
 
 @helper
 def chosen_for(table, collective, nbytes):
     """Return METHOD + 1 for a vector of so many bytes, 0 if it goes by messages."""
-    return get(table, CHOSEN + BUCKETS * collective + _bit_length(nbytes))
+    return _current(table, collective, nbytes, _choice(table, collective, nbytes))
 
 
 @helper
@@ -126,9 +134,12 @@ def _prepare(table, wanted, job, collective, main, op, distinction, bounds):
     reducer = get(table, REDUCERS + MAX_DTYPES * operation + dtype)
     if reduces and reducer == 0:
         return -1
-    chosen = wanted
+    chosen, nbytes = wanted, count * itemsize
+    put(job, FIRST_METHOD, 0)
     if wanted == 0:
-        chosen = chosen_for(table, collective, count * itemsize)
+        choice = _choice(table, collective, nbytes)
+        chosen = _current(table, collective, nbytes, choice)
+        put(job, FIRST_METHOD, max(0, choice - TRIED))
     if bounds:
         put(job, BOUNDS, bounds)
     elif collective in BY_PARTS:
@@ -218,6 +229,7 @@ def begin(table, job, plan):
         return False
     put(job, PLAN, plan)
     note(table, get(job, CALL), get(job, COUNT))
+    begin_timing(job)
     start(job)
     return True
 

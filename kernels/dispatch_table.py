@@ -54,7 +54,9 @@ DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
 CHOSEN = REDUCERS + MAX_OPS * MAX_DTYPES
-"""By collective and bit length of the vector in bytes: 0 if it is not done on shared memory, else METHOD + 1."""
+"""By collective and bit length of the vector in bytes: 0 if it is not done on shared memory, else METHOD + 1; plus
+TRIED where this is the method before any trial, see `method_trials`."""
+TRIED = 4
 SINGLE_COPY_BIT = 7
 """In packed calls: the algorithm is "single_copy" instead of "shared"."""
 PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS

@@ -74,6 +74,7 @@ from .instructions import (
 )
 from .instructions import DONE as DONE_ROW
 from .messages import execute_bound
+from .method_trials import end_timing
 from .movement import copy_range, reduce_range
 from .operands import (
     find_own_buffers,
@@ -95,6 +96,7 @@ from .operation_words import (
     IDLE,
     ITEMSIZE,
     LEAVING,
+    LONG_CALLS,
     LOST,
     MISMATCH,
     OTHER,
@@ -112,11 +114,13 @@ from .operation_words import (
     STATE,
     TILE_START,
     TILE_STOP,
+    TIMED,
     WAITING,
     WORKED,
     YIELDS,
     get,
     is_brief,
+    is_short,
     put,
 )
 from .operation_words import OTHERS_STAGED as OTHERS_STAGED_WORD
@@ -131,6 +135,8 @@ _WORK_NBYTES = 32 << 20
 def start(job):
     """Start the operation that the job's words describe: set its state to the begin of its plan."""
     put(job, SEQUENCE, get(job, SEQUENCE) + 1)
+    if not is_short(job):
+        put(job, LONG_CALLS, get(job, LONG_CALLS) + 1)
     put(job, STATE, ENTERING)
     put(job, PLACE, 0)
     put(job, WORKED, 0)
@@ -178,6 +184,8 @@ def _next_segment(job):
 @helper
 def end(job, status):
     """End the operation, and return `status`."""
+    if get(job, TIMED):
+        end_timing(job)
     put(job, STATE, IDLE)
     put(job, CAREFUL, 0)
     return status

@@ -52,7 +52,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 46
+JOB_WORDS = 52
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -102,6 +102,12 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     WHOLE_SLOT,  # the last operation in which ranks used whole slots
     PIECE,  # where in a slot the vector of this operation is
     AWAITED,  # the operation whose records are compared, or waited for: this one or one before
+    LONG_CALLS,  # operations so far whose vector did not travel through slots
+    METHODS,  # address of what ranks share of trials of methods, see `method_trials`; 0: there are none
+    METHOD_TIMES,  # address of what this rank keeps of them for itself
+    FIRST_METHOD,  # METHOD + 1 before any trial, if trials decide about the next operation, else 0
+    TIMED,  # what of `method_trials` the operation's time is for; 0: it is not timed
+    BEGAN,  # nanoseconds of the clock when it began
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""

@@ -28,6 +28,7 @@ _COLLECTIVES = (
     "dispatch_table",
     "driven_jobs",
     "executor",
+    "method_trials",
     "object_calls",
     "object_parts",
     "object_reductions",

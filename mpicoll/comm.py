@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import compressed, compression_tuning, select
+from mpicoll.collectives.call_context import tried
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel, note_freeing_of, sit_out
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
@@ -176,7 +177,10 @@ class Intracomm(ObjectCollectives):
         if compression is not None:
             facts = (np.dtype(np.float32), nbytes // 4, select.AUTO, self.size, self._scope.nodes)
             return compressed.choose(compression, MPI.SUM, *facts)[0]
-        return select.choice(collective, nbytes, means, commutative=commutative)
+        name = select.choice(collective, nbytes, means, commutative=commutative)
+        if select.of_own_counts(collective, means) is not None:
+            return name
+        return tried(self.channel, select.row_of(collective), nbytes, name)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return an uninitialised array in this process' memory segment, with arguments as :func:`numpy.empty`; local.

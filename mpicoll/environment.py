@@ -27,6 +27,7 @@ _SWITCHES = {
     "MPICOLL_PROGRESS_THREAD": ("on", "eager", "off"),
     "MPICOLL_SEGMENTS": ("on", "off"),
     "MPICOLL_TRANSFER": ("on", "off"),
+    "MPICOLL_TRIALS": ("on", "eager", "off"),
 }
 UNLIMITED = (1 << 63) - 1
 """Number of bytes where there is no limit."""

@@ -80,7 +80,17 @@ def algorithm_for(
     scope: CallContext, collective: str, wanted: str | None, nbytes: int, *, commutative: bool = True
 ) -> str:
     """Return the name of the algorithm for a call on `nbytes` bytes."""
-    return select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
+    name = select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
+    asked = scope.algorithm if wanted is None else wanted
+    return name if asked in select.ON_NODE else tried(scope.channel, collective, nbytes, name)
+
+
+def tried(channel: Channel, collective: str, nbytes: int, name: str) -> str:
+    """Return the algorithm of ``"auto"`` for the next call; without trials (`shared_memory/trials.py`) it is `name`."""
+    if name not in select.ON_NODE or channel.node is None or channel.node.trials is None:
+        return name
+    first = select.ON_NODE.index(name)
+    return select.ON_NODE[channel.node.trials.method(collective, nbytes, first)]
 
 
 def check_root(root: Any, size: int) -> int:

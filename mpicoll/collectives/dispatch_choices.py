@@ -8,8 +8,9 @@ import numpy as np
 
 from mpicoll.collectives.select import SHARED, SINGLE_COPY, Capabilities, choose
 from mpicoll.communicator.channel import Channel
-from mpicoll.kernels.dispatch_table import BUCKETS
-from mpicoll.kernels.operation_words import TRANSFER
+from mpicoll.kernels.dispatch_table import BUCKETS, TRIED
+from mpicoll.kernels.method_trials import is_tried
+from mpicoll.kernels.operation_words import COLLECTIVES, TRANSFER
 
 
 def fill_dispatch(channel: Channel, means: Capabilities) -> int:
@@ -21,18 +22,19 @@ def fill_dispatch(channel: Channel, means: Capabilities) -> int:
         return channel.dispatch.address
     methods = {SHARED: node.method, SINGLE_COPY: TRANSFER}
     choices = _choices_by_length(means, BUCKETS)
-    key = id(choices), node.method
+    key = id(choices), node.method, node.trials is not None
     if key in _chosen:
         channel.dispatch.chosen = _chosen[key]
         return channel.dispatch.address
     for collective, bits, name in choices:
         if name in methods:
-            channel.dispatch.choose(collective, bits, methods[name])
+            tried = node.trials is not None and is_tried(COLLECTIVES.index(collective), bits)
+            channel.dispatch.choose(collective, bits, methods[name] + TRIED * tried)
     _chosen[key] = channel.dispatch.chosen
     return channel.dispatch.address
 
 
-_chosen: dict[tuple[int, int], np.ndarray] = {}
+_chosen: dict[tuple[int, int, bool], np.ndarray] = {}
 """The part of a dispatch table that has choices, by the identity of choices, which are never dropped."""
 
 

@@ -196,7 +196,7 @@ def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     UnknownAlgorithm
         If there is no such collective.
     """
-    only = _of_own_counts(collective, means)
+    only = of_own_counts(collective, means)
     if only is not None:
         return (*only, NATIVE)
     collective = row_of(collective)
@@ -204,7 +204,7 @@ def names(collective: str, means: Capabilities) -> tuple[str, ...]:
     return (*special, *ALGORITHMS[collective], NATIVE)
 
 
-def _of_own_counts(collective: str, means: Capabilities) -> tuple[str, ...] | None:
+def of_own_counts(collective: str, means: Capabilities) -> tuple[str, ...] | None:
     """Return the algorithms of a collective whose ranks know only their own counts; None if they know all or are told.
 
     The first is that of ``"auto"``.
@@ -223,7 +223,7 @@ def choice(collective: str, nbytes: int, means: Capabilities, *, commutative: bo
     UnknownAlgorithm
         If there is no such collective.
     """
-    only = _of_own_counts(collective, means)
+    only = of_own_counts(collective, means)
     return only[0] if only is not None else choose(row_of(collective), nbytes, means, commutative=commutative)
 
 

@@ -167,6 +167,12 @@ class Memory:
         self.copy(remote, local, nbytes)
         return True
 
+    def clock_gettime(self, clock: int, time: int) -> int:
+        """Write two words to private memory: no time passes here."""
+        self.store(time, 0)
+        self.store(time + 8, 0)
+        return 0
+
     # The caller's accesses: what a program does with its buffers before and after a call ------------------------------
 
     def write(self, address: int, values: Array) -> None:

@@ -22,9 +22,14 @@ _MODULES = (
     "operands",
     "movement",
     "call_records",
+    "method_trials",
     "executor",
     "withdrawal",
 )
+_ATOMICS = (
+    "load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process", "clock_gettime",
+)  # fmt: skip
+"""Methods of the memory that stand for primitives."""
 
 
 def load_executor(memory: Memory, edits: Edits = None) -> types.SimpleNamespace:
@@ -38,7 +43,7 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
     """Return modules of kernels, each after those that it imports, with `memory` in the place of `atomics`."""
     package = f"simulated_{id(memory)}"
     atomics = types.ModuleType(f"{package}.atomics")
-    for name in ("load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process"):
+    for name in _ATOMICS:
         setattr(atomics, name, getattr(memory, name))
     atomics.call_reducer = memory.reduce  # type: ignore[attr-defined]
     atomics.pause = atomics.yield_core = lambda: None  # type: ignore[attr-defined]

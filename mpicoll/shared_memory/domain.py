@@ -25,7 +25,7 @@ from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths
-from mpicoll.shared_memory.announcements import Announcements, lines_nbytes
+from mpicoll.shared_memory.announcements import Announcements
 from mpicoll.shared_memory.domain_memory import (
     NONBLOCKING_LANES,
     PLAN_LANES,
@@ -35,8 +35,10 @@ from mpicoll.shared_memory.domain_memory import (
     common_nbytes,
     memory_for,
     page_from,
+    parts_of_records,
     records_nbytes,
 )
+from mpicoll.shared_memory.trials import Trials
 
 _SPINS, YIELDS = 2000, 100
 """Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
@@ -83,9 +85,9 @@ class SharedMemoryDomain:
         The method of access to private memory, see :mod:`mpicoll.kernels.operands`.
     segments
         Whether every rank has mapped the memory segments of all others.
-    copies
-        Times of collectives by copies between processes relative to those through stages; None if only one of them is
-        possible.
+    copies, trials
+        Times of collectives by copies between processes relative to those through stages, and trials of both; None if
+        only one of them is possible.
     announcements
         Numbers that the ranks tell each other outside collectives.
     exchange_memory
@@ -112,12 +114,13 @@ class SharedMemoryDomain:
             common = common_file.common_memory(comm, common_nbytes(self.size))
             self._memory, records = self._memory._replace(records=common, slots=common[:0]), common.ctypes.data
             slots = records + records_nbytes(self.size)
-        lines, self._slots = page_from(records), page_from(slots)
+        lines, trials, self._base = parts_of_records(records, self.size)
+        self._slots = page_from(slots)
         self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
-        self._base = lines + lines_nbytes(self.size)
         self.blocking = self._job(0, self.slot_nbytes)
         self.blocking_address = self.blocking.ctypes.data
         self.copies = self._ratios(comm, known)
+        self.trials = Trials(self.blocking, trials, oversubscribed) if self.copies is not None else None
         self._sequences = [0] * PLAN_LANES
         self._nonblocking: dict[int, np.ndarray] = {}
         self._turns: list[NonblockingSlot] = []

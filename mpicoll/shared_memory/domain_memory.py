@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import numpy_allocator, segment, slot_lengths
+from mpicoll.shared_memory import numpy_allocator, segment, slot_lengths, trials
 from mpicoll.shared_memory.announcements import lines_nbytes
 
 PLAN_LANES = 62
@@ -56,8 +56,15 @@ def memory_for(comm: MPI.Intracomm) -> SharedArrays:
 
 
 def records_nbytes(size: int) -> int:
-    """Return the bytes of the lines and records of `size` ranks, and to the start of a page."""
-    return lines_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
+    """Return the bytes of the lines, trials and records of `size` ranks, and to the start of a page."""
+    return lines_nbytes(size) + trials.shared_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
+
+
+def parts_of_records(address: int, size: int) -> tuple[int, int, int]:
+    """Return where the lines, the trials and the records begin in memory of :func:`records_nbytes` bytes."""
+    lines = page_from(address)
+    trials_begin = lines + lines_nbytes(size)
+    return lines, trials_begin, trials_begin + trials.shared_nbytes(size)
 
 
 def slots_nbytes(size: int) -> int:

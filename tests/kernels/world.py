@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from mpicoll import plans
-from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
 from tests.kernels.interleaving import Machine
 
 KINDS = plans.COLLECTIVES
@@ -35,9 +35,9 @@ def _places(pick: random.Random, near: float) -> tuple[int, int]:
 class World(Ranks):
     """Ranks with one lane of operations."""
 
-    def __init__(self, size: int, seed: int, method: str = "STAGE", ahead: int = 1) -> None:
+    def __init__(self, size: int, seed: int, method: str = "STAGE", ahead: int = 1, edits: Edits = None) -> None:
         self.machine = Machine(size, size * (PLANS_NBYTES + (1 << 19)), seed)
-        super().__init__(self.machine, method, ahead=ahead)
+        super().__init__(self.machine, method, edits, ahead=ahead)
 
     def draw(self, kinds: tuple[str, ...], counts: tuple[int, ...] = COUNTS) -> SimulatedOperation:
         """Draw an operation, of which all ranks know everything."""

@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "messages only": {"MPICOLL_NODE": "off"},
     "every call compared": {"MPICOLL_CHECK": "full"},
     "driver thread": {"MPICOLL_PROGRESS_THREAD": "eager"},
+    "methods tried": {"MPICOLL_TRIALS": "eager"},
 }
 RANKS = (2, 3, 4, 5, 8)
 _START_SECONDS = 240.0

@@ -20,6 +20,7 @@ from mpicoll import Intracomm
 from mpicoll.collectives import select
 from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.errors import MismatchError
+from mpicoll.kernels import method_trials
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.operation_words import COLLECTIVES
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS
@@ -387,3 +388,35 @@ def test_a_busy_machine_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(method_times.os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
         assert method_times._Undisturbed(2)() == quiet
         assert method_times._Undisturbed(3)() == quiet_in_turns
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "bcast", "alltoall"])
+def test_trials_change_the_way_of_all_ranks_in_the_same_call(single: Intracomm, collective: str) -> None:
+    node, size = single.channel.node, single.size
+    assert node is not None
+    assert node.trials is not None
+    own = node.trials._own
+    own[method_trials.OWN_FIRST] = own[method_trials.OWN_LONGEST] = 1
+    kept, node.blocking[words.METHOD_TIMES] = node.blocking[words.METHOD_TIMES], own.ctypes.data
+    count = LONG // 8 * size
+    given, result = np.empty(count), np.empty(count)
+    taken = []
+    try:
+        for turn in range(60):
+            taken.append(single.choice(collective, given.nbytes))
+            given[:] = np.arange(count) + turn * (single.rank + 1)
+            if collective == "allreduce":
+                single.Allreduce(given, result)
+                expected = size * np.arange(count) + turn * size * (size + 1) // 2
+            elif collective == "bcast":
+                single.Bcast(given, root=turn % size)
+                result[:], expected = given, np.arange(count) + turn * (turn % size + 1)
+            else:
+                single.Alltoall(given, result)
+                part = np.arange(count // size) + single.rank * (count // size)
+                expected = np.concatenate([part + turn * (rank + 1) for rank in range(size)])
+            np.testing.assert_array_equal(result, expected)
+    finally:
+        node.blocking[words.METHOD_TIMES] = kept
+    assert set(taken) == {select.SHARED, select.SINGLE_COPY}
+    assert WORLD.allgather(taken) == [taken] * size

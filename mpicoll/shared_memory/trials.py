@@ -1,0 +1,54 @@
+"""Trials of the methods of access to private memory in the blocking calls of a domain.
+
+:mod:`mpicoll.kernels.method_trials` describes them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from mpicoll.kernels import method_trials as layout
+from mpicoll.kernels import operation_words as words
+
+_PAGE = 4096
+
+
+def shared_nbytes(size: int) -> int:
+    """Return the bytes that `size` ranks share, in whole pages."""
+    return -(-8 * layout.shared_words(size) // _PAGE) * _PAGE
+
+
+class Trials:
+    """Trials in the calls that are made on a job; all ranks of its domain have an object.
+
+    The first rank decides, so its setting of ``MPICOLL_TRIALS`` is the one that counts.
+
+    Parameters
+    ----------
+    job
+        Job of the blocking calls.
+    address
+        Address of `shared_nbytes` bytes, in memory that all ranks share; zeros at first.
+    oversubscribed
+        Whether ranks share cores. Then the times of single calls say nothing about methods, and there are no trials.
+    """
+
+    def __init__(self, job: np.ndarray, address: int, oversubscribed: bool) -> None:
+        setting = os.environ.get("MPICOLL_TRIALS", "on")
+        self._own = np.zeros(layout.own_words(), np.int64)
+        is_eager = setting == "eager"
+        self._own[layout.OWN_FIRST] = 1 if is_eager else layout.FIRST_TRIAL
+        self._own[layout.OWN_LONGEST] = 1 if is_eager else layout.LONGEST_INTERVAL
+        self._job = job
+        job[words.METHODS] = address
+        if is_eager or (setting == "on" and not oversubscribed):
+            job[words.METHOD_TIMES] = self._own.ctypes.data
+
+    def method(self, collective: str, nbytes: int, first: int) -> int:
+        """Return the method of the next call on a long vector; `first` is that before any trial."""
+        number = words.COLLECTIVES.index(collective)
+        if not layout.is_tried(number, nbytes.bit_length()):
+            return first
+        return int(layout.method_now.run(self._job.ctypes.data, number, nbytes, first + 1)) - 1
