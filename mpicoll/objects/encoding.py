@@ -51,6 +51,8 @@ PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _FEW = 32
 """Longer containers are not looked through before they are pickled."""
 _BUFFER_ALIGNMENT = 64
+IN_PLACE_NBYTES = 512 << 10
+"""Buffers of this length are broadcast from where they lie."""
 _COUNT = struct.Struct("<q")
 
 
@@ -62,7 +64,7 @@ class Payload(NamedTuple):
     dtype
         Number of the element type.
     shape
-        Of an array.
+        Of an array; of a pickle with buffers, the bytes of the last one if a broadcast sends it from where it lies.
     parts
         Contiguous buffers, which are `nbytes` bytes together.
     """
@@ -75,9 +77,11 @@ class Payload(NamedTuple):
     shape: tuple[int, ...] = ()
 
     def write(self, out: memoryview) -> None:
-        """Copy the parts to memory of `nbytes` bytes."""
+        """Copy the parts, or the first of them, to memory that they fill."""
         begin = 0
         for part in self.parts:
+            if begin == len(out):
+                return
             view = memoryview(part).cast("B") if not isinstance(part, bytes) else part
             out[begin : begin + len(view)] = view
             begin += len(view)
@@ -97,6 +101,13 @@ def encode(obj: Any) -> Payload:
     if isinstance(obj, np.generic):
         return _encode_scalar(obj)
     return _pickle(obj)
+
+
+def in_place_nbytes(kind: int, flags: int, shape: tuple[int, ...], nbytes: int) -> int:
+    """Return how many of an object's last bytes a broadcast sends from where they lie on the root."""
+    if kind == APART and len(shape) == 1:
+        return shape[0]
+    return nbytes if kind == ARRAY and nbytes >= IN_PLACE_NBYTES and not flags & READ_ONLY else 0
 
 
 def failure(error: Exception) -> Payload:
@@ -175,7 +186,10 @@ def pickled(data: bytes, buffers: Sequence[Any], flags: int = 0) -> Payload:
         padding = -end % _BUFFER_ALIGNMENT
         parts += [bytes(padding), view]
         end += padding + len(view)
-    return Payload(APART, end, parts, 0, flags)
+    last = views[-1]
+    return Payload(
+        APART, end, parts, 0, flags, (len(last),) if len(last) >= IN_PLACE_NBYTES and not last.readonly else ()
+    )
 
 
 _ENCODERS: dict[type, Callable[[Any], Payload]] = {

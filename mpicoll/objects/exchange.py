@@ -14,24 +14,21 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.call_context import CallContext
-from mpicoll.collectives.execute import go_on
+from mpicoll.collectives.execute import go_on, start
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.object_words import ALIGNMENT, ERROR, LONG_SOMEWHERE
+from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
 from mpicoll.objects import records
 from mpicoll.objects.compiled_records import ASIDE, PENDING, CompiledRecords, known_layout
-from mpicoll.objects.encoding import Payload, decode
+from mpicoll.objects.encoding import Payload
 from mpicoll.objects.folding import OP_NAMES
+from mpicoll.objects.long_objects import OWN_MEMORY_NBYTES, packed, padded, restored, room_for, rounded, taken, to_send
 from mpicoll.objects.records import NBYTES, Description, Workspace
-from mpicoll.shared_memory import numpy_allocator
 
-_EMPTY = np.empty(0, np.uint8)
 _making = threading.Lock()
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
-_IN_PLACE_NBYTES = 64 << 10
-"""Shorter parts are sent from memory of their own, which a compiled call does in one step."""
-_ROUNDED_NBYTES, _PADDED_NBYTES, _EQUAL_NBYTES = 1 << 20, 256 << 10, 64 << 10
+_EQUAL_NBYTES = 64 << 10
 
 
 Stage = tuple[str, Any, Any, int]
@@ -229,7 +226,7 @@ class Exchange:
     def _sent(self, payload: Payload, memory: np.ndarray | None, counts: Sequence[int]) -> Any:
         """Return what this rank sends to a gather: its part of the result where that is long."""
         own, begin = counts[self.rank], sum(counts[: self.rank])
-        in_place = memory is not None and own > _IN_PLACE_NBYTES
+        in_place = memory is not None and own > OWN_MEMORY_NBYTES
         sent = memory[begin : begin + own] if in_place and memory is not None else to_send(own)
         if records.is_long(payload):
             payload.write(sent.data)
@@ -237,12 +234,30 @@ class Exchange:
 
     def bcast_long(self, payload: Payload | None, found: Description, root: int) -> Any:
         """Return the root's object, which is long."""
+        last = found.in_place_nbytes
+        first = rounded(found.nbytes) if last == 0 else found.nbytes - last
         with self.announced():
-            memory = np.empty(rounded(found.nbytes), np.uint8)
+            memory = np.empty(first + last, np.uint8)
             if payload is not None:
-                payload.write(memory.data)
-        self.plain("bcast", None, memory, root=root)
+                payload.write(memory[: found.nbytes - last].data)
+        if first:  # some of the last buffer may be sent, too: a call of a new length takes longer once
+            self.plain("bcast", None, memory[: rounded(first)], root=root)
+        if last:
+            self._bcast_in_place(payload, memory[first:], root)
         return restored(found, memory)
+
+    def _bcast_in_place(self, payload: Payload | None, memory: np.ndarray, root: int) -> None:
+        """Broadcast the last buffer of an object from where it lies; the root copies it for itself meanwhile."""
+        sent = memory if payload is None else np.frombuffer(payload.parts[-1], np.uint8)
+        request = None
+        if self.scope.channel.node is None:
+            self.plain("bcast", None, sent, root=root)
+        else:
+            request = start(self.scope, "bcast", None, sent, MPI.SUM, root, None)
+        if payload is not None:
+            np.copyto(memory, sent)
+        if request is not None:
+            request.wait()
 
     def scatter_long(self, payloads: Sequence[Payload], found: Description, root: int) -> Any:
         """Return this rank's object from the root, where some are long."""
@@ -274,72 +289,3 @@ def remote_error(rank: int, call_word: int, found: Description) -> RemoteError:
     """Return the exception for a record that has an error in place of an object."""
     text = (found.data or b"").decode("utf-8", "replace")
     return RemoteError(f"{records.describe(call_word, OP_NAMES)}: rank {rank} could not take part: {text}")
-
-
-def to_send(nbytes: int) -> np.ndarray:
-    """Return memory for what is sent and then freed: shared by the ranks of the node if long, which copy from there.
-
-    Results lie in ordinary memory: they live on, and a forked child must not share them with its parent.
-    """
-    return numpy_allocator.empty(nbytes, np.uint8) if nbytes > _IN_PLACE_NBYTES else np.empty(nbytes, np.uint8)
-
-
-def aligned(nbytes: int) -> int:
-    """Return the bytes that a payload takes up beside others."""
-    return nbytes + -nbytes % ALIGNMENT
-
-
-def room_for(found: Description) -> int:
-    """Return the bytes of an object that travels apart from its record; 0 if it does not."""
-    return 0 if found.data is not None else aligned(found.nbytes)
-
-
-def rounded(nbytes: int) -> int:
-    """Return a length at least as large, of few different ones: a call of a new length takes longer once."""
-    if nbytes > _ROUNDED_NBYTES:
-        return aligned(nbytes)
-    step = max(ALIGNMENT, 1 << (nbytes.bit_length() - 4))
-    return nbytes + -nbytes % step
-
-
-def padded(counts: list[int]) -> list[int]:
-    """Return counts for all ranks, equal ones if that is not much more."""
-    longest = rounded(max(counts))
-    if longest * len(counts) <= max(2 * sum(counts), _PADDED_NBYTES):
-        return [longest] * len(counts)
-    return counts
-
-
-def packed(payloads: Sequence[Payload], room: int) -> tuple[np.ndarray, list[int]]:
-    """Return the long ones of some payloads, one after the other, and the bytes of each.
-
-    Parameters
-    ----------
-    room
-        Bytes that each payload takes up; 0 if they take up different ones.
-    """
-    counts = [room or (aligned(each.nbytes) if records.is_long(each) else 0) for each in payloads]
-    memory, begin = to_send(sum(counts)), 0
-    for payload, count in zip(payloads, counts, strict=True):
-        if records.is_long(payload):
-            payload.write(memory[begin : begin + count].data)
-        begin += count
-    return memory, counts
-
-
-def restored(found: Description, memory: np.ndarray | None) -> Any:
-    """Return the object of a record; `memory` has it if it is long."""
-    data: Any = found.data
-    if data is None:
-        assert memory is not None
-        data = memory[: found.nbytes].data
-    return decode(found.kind, found.dtype, found.flags, found.shape, data)
-
-
-def taken(found: Sequence[Description], memory: np.ndarray, counts: Sequence[int]) -> list[Any]:
-    """Return the objects of records; `memory` has the long ones."""
-    objects, begin = [], 0
-    for each, count in zip(found, counts, strict=True):
-        objects.append(restored(each, memory[begin : begin + count] if count else _EMPTY))
-        begin += count
-    return objects

@@ -19,7 +19,8 @@ from mpicoll.kernels.object_parts import scatter_objects, swap_objects
 from mpicoll.kernels.object_words import LONG_SOMEWHERE
 from mpicoll.objects.compiled_records import ASIDE, PENDING, PICKLED, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import Payload, copied, encode, failure
-from mpicoll.objects.exchange import Exchange, Stage, restored
+from mpicoll.objects.exchange import Exchange, Stage
+from mpicoll.objects.long_objects import restored
 from mpicoll.objects.records import Description, call_word
 
 _ALLGATHER, _ALLTOALL = call_word("allgather"), call_word("alltoall")

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpicoll.errors import CorruptPayload
 from mpicoll.kernels.object_words import (
+    APART,
     COLLECTIVES,
     DTYPE_BIT,
     ERROR,
@@ -28,7 +29,7 @@ from mpicoll.kernels.object_words import (
     ROOM_BIT,
     pack_word,
 )
-from mpicoll.objects.encoding import Payload
+from mpicoll.objects.encoding import Payload, in_place_nbytes
 
 HEADER = struct.Struct("<QQ")
 _MAGIC = 0x6F
@@ -55,6 +56,11 @@ class Description(NamedTuple):
     nbytes: int
     data: bytes | None
     room: int
+
+    @property
+    def in_place_nbytes(self) -> int:
+        """Bytes at the end of the object that a broadcast sends from where they lie on the root."""
+        return in_place_nbytes(self.kind, self.flags, self.shape, self.nbytes)
 
 
 @lru_cache(maxsize=4096)
@@ -104,6 +110,8 @@ def read(data: bytes, begin: int) -> Description:
         raise CorruptPayload(f"object: a record begins with {word:#018x}")
     begin += 16
     shape = _SHAPES[ndim].unpack_from(data, begin) if ndim else ()
+    if word >> KIND_BIT & 0xF == APART and (ndim > 1 or sum(shape) > nbytes):
+        raise CorruptPayload(f"object: a record of {nbytes} bytes says {shape} of its last buffer")
     begin += 8 * ndim
     short = nbytes + 8 * ndim <= ROOM
     return Description(

@@ -13,7 +13,20 @@ from tests.objects import Vector, differ
 
 COLLECTIVES = ("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan")
 REDUCING = COLLECTIVES[5:]
-KINDS = ("float", "int", "text", "bytes", "list", "dict", "array", "arrays in a tuple", "scalar", "nested", "pickle")
+KINDS = (
+    "float",
+    "int",
+    "text",
+    "bytes",
+    "list",
+    "dict",
+    "array",
+    "arrays in a tuple",
+    "scalar",
+    "nested",
+    "pickle",
+    "array in a tuple",
+)
 NOT_ADDED = ("dict", "nested")
 
 
@@ -30,6 +43,7 @@ def _object(kind: str, nbytes: int, seed: int, rank: int) -> Any:
         "dict": {"rank": rank, "text": text},
         "array": array,
         "arrays in a tuple": (array, rank, array[:3]),
+        "array in a tuple": (rank, array),
         "scalar": np.float64(seed % 1000 + rank),
         "nested": {"a": [array[:7], {"b": (text, rank)}], 1: [[rank]] * 2},
         "pickle": Vector([rank] * (nbytes // 64)),
@@ -43,7 +57,7 @@ class ObjectCall:
         self.collective = numbers.choice(COLLECTIVES)
         kinds = KINDS if self.collective not in REDUCING else tuple(kind for kind in KINDS if kind not in NOT_ADDED)
         self.root, self.seed = numbers.randrange(size), numbers.randrange(1 << 20)
-        self.nbytes = int(2.0 ** numbers.uniform(0, 20 if numbers.random() < 0.1 else 13))
+        self.nbytes = int(2.0 ** numbers.uniform(0, 21 if numbers.random() < 0.1 else 13))
         kind = numbers.choice(kinds)
         mixed = self.collective not in REDUCING and numbers.random() < 0.3
         self.kinds = [numbers.choice(kinds) if mixed else kind for _ in range(size)]

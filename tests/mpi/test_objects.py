@@ -17,11 +17,13 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.consensus import wait_politely
-from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
+from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, CorruptPayload, MismatchError, RemoteError
 from mpicoll.kernels.object_words import HELD_COUNT, IN_USE, PICKLE_APART
+from mpicoll.objects import records
+from mpicoll.objects.encoding import IN_PLACE_NBYTES, encode
 from mpicoll.shared_memory import segment
 from tests import extent
-from tests.objects import Unpicklable, Vector, differ, samples
+from tests.objects import Unpicklable, Vector, differ, read_only, samples
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="needs several ranks")
 SAMPLES = samples()
@@ -232,6 +234,40 @@ def test_lengths_around_the_limits(comm: mpicoll.Intracomm, nbytes: int) -> None
     assert comm.gather(uneven[comm.rank]) == (uneven if comm.rank == 0 else None)
     assert comm.scatter(uneven) == uneven[comm.rank]
     assert comm.alltoall(uneven) == [uneven[comm.rank]] * comm.size
+
+
+@pytest.mark.parametrize("count", [IN_PLACE_NBYTES // 8 - 1, IN_PLACE_NBYTES // 8, 300_000])
+def test_long_buffers_that_a_broadcast_sends_from_where_they_lie(
+    comm: mpicoll.Intracomm, plain: MPI.Intracomm, count: int
+) -> None:
+    array, short = np.arange(float(count)), np.arange(3.0)
+    fixed, two = read_only(array.copy()), array[: count // 2 * 2].reshape(2, -1)
+    for number, given in enumerate(
+        (
+            array, fixed, array[::-1], array.reshape(-1, 1).T, np.asfortranarray(two), array.astype(np.int8),
+            (array, "a"), {"first": short, "last": array}, {"first": array, "last": short}, [array, array],
+            (array, array + 1), (fixed, 1), (short, fixed), np.float32(array)[1:], array.view("V8"),
+            bytearray(array.tobytes()), (array[::2], [array[1:]]), array.tobytes(),
+        )
+    ):  # fmt: skip
+        root = number % comm.size
+        got = comm.bcast(given if comm.rank == root else None, root)
+        assert not differ(got, plain.bcast(given if comm.rank == root else None, root)), number
+        assert got is not given
+    got = comm.bcast((array, short))
+    got[0][:] = -1
+    comm.barrier()
+    assert array[-1] == count - 1
+
+
+def test_a_damaged_record_of_a_long_buffer_is_refused() -> None:
+    memory = bytearray(records.NBYTES)
+    payload = encode((np.zeros(IN_PLACE_NBYTES), 1))
+    records.write(memoryview(memory), 0, records.call_word("bcast"), payload)
+    assert records.read(bytes(memory), 0).in_place_nbytes == 8 * IN_PLACE_NBYTES
+    records.write(memoryview(memory), 0, records.call_word("bcast"), payload._replace(shape=(payload.nbytes + 1,)))
+    with pytest.raises(CorruptPayload, match="its last buffer"):
+        records.read(bytes(memory), 0)
 
 
 CALLS: dict[str, Callable[[mpicoll.Intracomm, Any], Any]] = {
