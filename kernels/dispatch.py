@@ -54,7 +54,6 @@ from .operation_words import (
     COUNT,
     DONE,
     EARLY,
-    FIRST_METHOD,
     GATHER,
     IDLE,
     ITEMSIZE,
@@ -69,6 +68,7 @@ from .operation_words import (
     SIZE,
     SPINS,
     STATE,
+    TIME_NEXT,
     TRANSFER,
     WAITING,
     YIELDS,
@@ -105,21 +105,21 @@ def _choice(table, collective, nbytes):
 
 
 @helper
-def _current(table, collective, nbytes, choice):
+def _current(table, collective, nbytes, choice, blocking):
     """Return METHOD + 1, 0 for messages, by what the table says and trials have shown."""
     if choice < TRIED:
         return choice
-    return current_method(get(table, JOB), collective, nbytes, choice - TRIED)
+    return current_method(get(table, JOB), collective, nbytes, choice - TRIED, blocking)
 
 
 @helper
 def chosen_for(table, collective, nbytes):
-    """Return METHOD + 1 for a vector of so many bytes, 0 if it goes by messages."""
-    return _current(table, collective, nbytes, _choice(table, collective, nbytes))
+    """Return METHOD + 1 for a blocking call on a vector of so many bytes, 0 if it goes by messages."""
+    return _current(table, collective, nbytes, _choice(table, collective, nbytes), True)
 
 
 @helper
-def _prepare(table, wanted, job, collective, main, op, distinction, bounds):
+def _prepare(table, blocking, wanted, job, collective, main, op, distinction, bounds):
     """Write the other words of the job; return METHOD + 1, 0 for messages, and -1 if not all is known."""
     count, dtype = count_of(table, main), number_of_dtype(table, main)
     if bounds:
@@ -135,11 +135,10 @@ def _prepare(table, wanted, job, collective, main, op, distinction, bounds):
     if reduces and reducer == 0:
         return -1
     chosen, nbytes = wanted, count * itemsize
-    put(job, FIRST_METHOD, 0)
     if wanted == 0:
         choice = _choice(table, collective, nbytes)
-        chosen = _current(table, collective, nbytes, choice)
-        put(job, FIRST_METHOD, max(0, choice - TRIED))
+        chosen = _current(table, collective, nbytes, choice, blocking)
+        put(job, TIME_NEXT, int(choice >= TRIED))
     if bounds:
         put(job, BOUNDS, bounds)
     elif collective in BY_PARTS:
@@ -203,6 +202,7 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
         bounds, distinction, root = root + 16, load(root + 8), load(root)
     if not is_open(table, job) or not 0 <= root < get(job, SIZE):
         return -1
+    put(job, TIME_NEXT, 0)
     put(job, ROOT, root)
     put(job, COLLECTIVE, collective)
     if collective == BARRIER:
@@ -217,7 +217,7 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
     main = describe(table, job, collective, send, recv, root, bounds)
     if main == 0:
         return -1
-    return _prepare(table, wanted, job, collective, main, op, distinction, bounds)
+    return _prepare(table, blocking, wanted, job, collective, main, op, distinction, bounds)
 
 
 @helper

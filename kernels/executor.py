@@ -74,7 +74,7 @@ from .instructions import (
 )
 from .instructions import DONE as DONE_ROW
 from .messages import execute_bound
-from .method_trials import end_timing
+from .method_trials import begin_timing, end_timing
 from .movement import copy_range, reduce_range
 from .operands import (
     find_own_buffers,
@@ -185,7 +185,7 @@ def _next_segment(job):
 def end(job, status):
     """End the operation, and return `status`."""
     if get(job, TIMED):
-        end_timing(job)
+        end_timing(job, status)
     put(job, STATE, IDLE)
     put(job, CAREFUL, 0)
     return status
@@ -267,6 +267,7 @@ def begin(job):
     """
     if job == 0 or get(job, STATE) != IDLE:
         return OTHER
+    begin_timing(job)
     start(job)
     spins, yields = get(job, SPINS), get(job, YIELDS)
     put(job, SPINS, get(job, START_SPINS))

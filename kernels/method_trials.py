@@ -7,21 +7,22 @@ calls have become slower, and keeps it if it was faster. (Collectives that choos
 Lowenthal, "STAR-MPI: self tuned adaptive routines for MPI collective operations", ICS 2006; there each change of
 algorithm is a collective of its own.)
 
-A decision is one word in shared memory, ``16 * number + 4 * before + after``: from the long call with this number on,
-counted by all ranks alike, the method is `after`. No rank waits for it. At the end of long call i the first rank
-decides for call i + 3:
+A decision is one word in shared memory. It says which method holds from some long call on, counted by all ranks alike,
+and which one before. No rank waits for it. At the end of long call i the first rank decides for call i + 3:
 
 - A rank that chooses for call j has made call j - 1, and before that it has seen every rank start whatever precedes
   that call, which is call j - 2 or later. So for j of i + 3 and more it sees the decision.
-- For j of i + 2 and less the decision says the same as the one before it, whether the rank sees it or not, since the
-  first rank only decides when the decision before it holds, and all ranks have begun call i - 1 by then.
+- When the first rank decides, the decision before it holds, and all ranks have begun call i - 1, so that they choose
+  for calls i and later. For j of i to i + 2 the decision says what the one before it says, so that both will do.
 
-On the first rank, with L long calls made::
+What holds before any decision must therefore be the same for all calls that a word is for: each bit length has one.
+On the first rank::
 
-    i         i+1       i+2       i+3       ...  i+12               i+15 ...
-    decides   stages    stages    copies (the trial)  compares      stages or copies
+    i         i + 1     i + 2     i + 3                i + 13     i + 16
+    decides   stages    stages    copies (the trial)   compares   stages or copies
 
-Nonblocking calls choose as the next blocking call would; they are not timed.
+Only blocking calls are tried, and timed. Nonblocking calls, which do not match those, and persistent ones when they are
+set up, take the method that is kept, of which the word says the same.
 """
 
 from .atomics import clock_gettime, load, load_acquire, store, store_release
@@ -32,7 +33,7 @@ from .operation_words import (
     BEGAN,
     COLLECTIVE,
     COLLECTIVES,
-    FIRST_METHOD,
+    DONE,
     LONG_CALLS,
     METHOD,
     METHOD_TIMES,
@@ -40,6 +41,7 @@ from .operation_words import (
     RANK,
     ROOTED,
     SIZE,
+    TIME_NEXT,
     TIMED,
     get,
     is_short,
@@ -47,8 +49,8 @@ from .operation_words import (
     vector_nbytes,
 )
 
-FIRST_BITS, LENGTHS = 16, 16
-"""Bit length of the shortest vectors that are tried, 32 KB, and number of lengths; the last one has all longer ones."""
+FIRST_BITS, LENGTHS = 16, 24
+"""Bit length of the shortest vectors that are tried, 32 KB, and number of lengths."""
 ENTRIES = len(COLLECTIVES) * LENGTHS
 _LEAD = 3
 _TRIAL_CALLS = 10
@@ -61,6 +63,11 @@ _GAIN, _SLOWER, _STEADY = 90, 150, 200
 """Per cent: of the other method's time below which a method is taken; of the earlier time from which on calls have
 become slower; and of the shortest of the last times up to which the shorter half of them differ little."""
 
+_KEPT_BITS, _NUMBER = 4, 8
+"""In a decision: METHOD + 1 after and before the call from which it holds, in two bits each; from bit 4 on the same of
+the method that is kept; from bit 8 on the number of that call."""
+_NEVER = 1 << 50
+"""Nanoseconds of a call whose buffers cannot be reached by its method."""
 _MONOTONIC = 1
 _TIMES = 8
 OWN_WORDS = 22
@@ -68,7 +75,7 @@ OWN_WORDS = 22
     _CALLS,  # timed calls since the last decision took effect
     _IN_TRIAL,
     _INTERVAL,  # calls until the next trial; 0: OWN_FIRST
-    _REFERENCE,  # nanoseconds of a call at the last decision; 0: none
+    _REFERENCE,  # nanoseconds of a call on this rank by the method that is kept, when that was decided; 0: not known
     _TIMED_CALLS,  # number of times that were taken; a word for each method
 ) = (0, 1, 2, 3, 4)
 _RING = 6
@@ -99,27 +106,32 @@ def bit_length(number):
 
 def is_tried(collective: int, bits: int) -> bool:
     """Return whether both methods are tried for a collective, and vectors whose length has so many bits."""
-    return BARRIER < collective <= ALLTOALL and bits >= FIRST_BITS
+    return BARRIER < collective <= ALLTOALL and FIRST_BITS <= bits < FIRST_BITS + LENGTHS
 
 
 @helper
 def _entry(collective, nbytes):
-    return collective * LENGTHS + min(bit_length(nbytes) - FIRST_BITS, LENGTHS - 1)
+    return collective * LENGTHS + bit_length(nbytes) - FIRST_BITS
 
 
 @helper
-def current_method(job, collective, nbytes, first):
+def current_method(job, collective, nbytes, first, blocking):
     """Return METHOD + 1 for the next long call; `first` before any decision. `job` is that of blocking calls."""
     decision = load_acquire(get(job, METHODS) + 8 * _entry(collective, nbytes))
     if decision == 0:
         return first
-    return decision & 3 if get(job, LONG_CALLS) + 1 >= decision >> 4 else decision >> 2 & 3
+    return _method_in(decision if blocking else decision >> _KEPT_BITS, get(job, LONG_CALLS) + 1 >= decision >> _NUMBER)
 
 
-@short_kernel("int64", "int64", "int64", "int64")
-def method_now(job, collective, nbytes, first):
+@helper
+def _method_in(decision, holds):
+    return decision & 3 if holds else decision >> 2 & 3
+
+
+@short_kernel("int64", "int64", "int64", "int64", "int64")
+def method_now(job, collective, nbytes, first, blocking):
     """Return METHOD + 1 for the next long call, see `current_method`."""
-    return current_method(job, collective, nbytes, first)
+    return current_method(job, collective, nbytes, first, blocking != 0)
 
 
 @helper
@@ -137,29 +149,29 @@ def _clock(job):
 
 @helper
 def begin_timing(job):
-    """Note when a call begins, if trials decide about its method; it is the job's next operation."""
+    """Note when the job's next operation begins, if its time is wanted."""
     put(job, TIMED, 0)
-    if get(job, FIRST_METHOD) and get(job, METHOD_TIMES) and not is_short(job):
+    if get(job, TIME_NEXT) and get(job, METHOD_TIMES) and not is_short(job):
         put(job, TIMED, 1 + _entry(get(job, COLLECTIVE), vector_nbytes(job)))
         put(job, BEGAN, _clock(job))
-    put(job, FIRST_METHOD, 0)
+    put(job, TIME_NEXT, 0)
 
 
 @helper
-def end_timing(job):
-    """Keep the time of a call that has ended, and decide on trials as the first rank."""
+def end_timing(job, status):
+    """Keep the time of a call that has ended with a status, and decide on trials as the first rank."""
     entry = get(job, TIMED) - 1
     put(job, TIMED, 0)
     own = get(job, METHOD_TIMES) + 8 * (_HEADER + OWN_WORDS * entry)
     method = get(job, METHOD)
     number = load(own + 8 * (_TIMED_CALLS + method))
     ring = own + 8 * (_RING + _TIMES * method)
-    store(ring + 8 * (number % _TIMES), _clock(job) - get(job, BEGAN))
+    store(ring + 8 * (number % _TIMES), _clock(job) - get(job, BEGAN) if status == DONE else _NEVER)
     store(own + 8 * (_TIMED_CALLS + method), number + 1)
-    if number + 1 >= _TIMES:
-        store_release(_time_of(job, get(job, RANK), entry) + 8 * method, _typical(ring))
+    time = _typical(ring) if number + 1 >= _TIMES else 0
+    store_release(_time_of(job, get(job, RANK), entry) + 8 * method, time)
     if get(job, RANK) == 0:
-        _decide(job, entry, own)
+        _count(job, entry, own, time)
 
 
 @helper
@@ -203,47 +215,54 @@ def _of_all(job, entry, method, collective):
 
 
 @helper
-def _decide(job, entry, own):
-    """Decide on a trial after a timed call."""
-    method, number = get(job, METHOD), get(job, LONG_CALLS)
-    decision = load(get(job, METHODS) + 8 * entry)
-    if number < decision >> 4:
-        return  # it does not hold yet
+def _count(job, entry, own, time):
+    """Count a timed call, which usually takes `time`, 0 if times differ much; begin or end a trial if it is time to."""
+    if get(job, LONG_CALLS) < load(get(job, METHODS) + 8 * entry) >> _NUMBER:
+        return  # the last decision does not hold yet
     calls = load(own + 8 * _CALLS) + 1
     store(own + 8 * _CALLS, calls)
-    collective = entry // LENGTHS
-    mine = _of_all(job, entry, method, collective)
     if load(own + 8 * _IN_TRIAL):
         if calls >= _TRIAL_CALLS:
-            _end_trial(job, entry, own, mine, _of_all(job, entry, 1 - method, collective))
+            _end_trial(job, entry, own, time)
         return
     interval, reference = load(own + 8 * _INTERVAL), load(own + 8 * _REFERENCE)
-    has_slowed = reference and calls >= _TIMES and 100 * mine > _SLOWER * reference
-    if calls >= (interval if interval else _own(job, OWN_FIRST)) or has_slowed:
+    wait = interval if interval else _own(job, OWN_FIRST)
+    has_slowed = reference and calls >= _TIMES and 100 * time > _SLOWER * reference
+    if has_slowed or (calls >= wait and (time or wait == 1)):  # 1: for tests, whatever the times
         store(own + 8 * _IN_TRIAL, 1)
-        _take_other(job, entry, own)
+        store(own + 8 * _REFERENCE, time)
+        _decide(job, entry, own, 1 - get(job, METHOD), _kept(job, entry))
 
 
 @helper
-def _end_trial(job, entry, own, mine, other):
-    """Keep the method that was tried, which took `mine` nanoseconds, or return to the one that took `other`."""
-    interval = _SHORTEST_INTERVAL
+def _end_trial(job, entry, own, time):
+    """Keep the method that was tried, or return to the other one."""
+    method, collective, interval = get(job, METHOD), entry // LENGTHS, load(own + 8 * _INTERVAL)
+    mine, other = _of_all(job, entry, method, collective), _of_all(job, entry, 1 - method, collective)
     store(own + 8 * _IN_TRIAL, 0)
-    store(own + 8 * _CALLS, 0)
-    if mine and 100 * mine < _GAIN * other:  # the next trial, of the earlier method, is soon: it may have been chance
-        store(own + 8 * _REFERENCE, mine)
+    if mine and 100 * mine < _GAIN * other:
+        interval = _SHORTEST_INTERVAL  # the next trial, of the earlier method, is soon: it may have been chance
+        store(own + 8 * _REFERENCE, time)
+        _decide(job, entry, own, method, method)
     else:
-        store(own + 8 * _REFERENCE, other)
-        if mine and other:
-            interval = max(interval, _PER_LOSS * (100 * mine // other - 100))
-        _take_other(job, entry, own)
+        loss = 100 * mine // other - 100 if mine and other else 0
+        interval = max(_SHORTEST_INTERVAL, _PER_LOSS * loss if loss > 0 else 2 * interval)
+        _decide(job, entry, own, 1 - method, 1 - method)
     store(own + 8 * _INTERVAL, min(_own(job, OWN_LONGEST), interval))
 
 
 @helper
-def _take_other(job, entry, own):
-    """Decide for the other method."""
-    method = get(job, METHOD)
+def _kept(job, entry):
+    """Return the method that is kept since the last decision; if there is none, that of the call that has ended."""
+    decision = load(get(job, METHODS) + 8 * entry)
+    return (decision >> _KEPT_BITS & 3) - 1 if decision else get(job, METHOD)
+
+
+@helper
+def _decide(job, entry, own, method, kept):
+    """Decide for a method, and for the one that is kept."""
+    now = 4 * (get(job, METHOD) + 1) + method + 1
+    now_kept = 4 * (_kept(job, entry) + 1) + kept + 1
     number = get(job, LONG_CALLS) + _LEAD
     store(own + 8 * _CALLS, 0)
-    store_release(get(job, METHODS) + 8 * entry, 16 * number + 4 * (method + 1) + 2 - method)
+    store_release(get(job, METHODS) + 8 * entry, number << _NUMBER | now_kept << _KEPT_BITS | now)

@@ -70,6 +70,7 @@ from .operation_words import (
     TILE_NBYTES,
     TILE_START,
     TILE_STOP,
+    TIMED,
     TRANSFER,
     UNREADABLE,
     WORKED,
@@ -223,6 +224,7 @@ def resolve(job):
     method = get(job, METHOD)
     if not private:
         put(job, STAGED, 0)
+        put(job, TIMED, 0)  # both methods are the same here
     put(job, OTHERS_STAGED, others_staged and method == STAGE)
     tile_nbytes = TILE_NBYTES if private and method == TRANSFER else _NEAR_TILE_NBYTES
     put(job, TILE_COUNT, max(1, tile_nbytes // get(job, ITEMSIZE)))

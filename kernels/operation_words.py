@@ -104,8 +104,8 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     AWAITED,  # the operation whose records are compared, or waited for: this one or one before
     LONG_CALLS,  # operations so far whose vector did not travel through slots
     METHODS,  # address of what ranks share of trials of methods, see `method_trials`; 0: there are none
-    METHOD_TIMES,  # address of what this rank keeps of them for itself
-    FIRST_METHOD,  # METHOD + 1 before any trial, if trials decide about the next operation, else 0
+    METHOD_TIMES,  # address of what this rank keeps of them for itself; 0: its operations are not timed
+    TIME_NEXT,  # 1 if trials decide about the method of the next operation
     TIMED,  # what of `method_trials` the operation's time is for; 0: it is not timed
     BEGAN,  # nanoseconds of the clock when it began
 ) = range(JOB_WORDS)

@@ -42,7 +42,6 @@ from .operation_words import (
     COLLECTIVE,
     COUNT,
     DONE,
-    FIRST_METHOD,
     GATHER,
     ITEMSIZE,
     OTHER,
@@ -54,6 +53,7 @@ from .operation_words import (
     SEND,
     SIZE,
     SLOT_NBYTES,
+    TIME_NEXT,
     get,
     put,
     read_word,
@@ -171,7 +171,7 @@ def _tell(table, job, collective, words, root):
     put(job, ITEMSIZE, 8)
     put(job, REDUCER, 0)
     put(job, JOB_METHOD, get(table, METHOD))
-    put(job, FIRST_METHOD, 0)
+    put(job, TIME_NEXT, 0)
     put(job, ROOT, root)
     put(job, SEND, words)
     put(job, RECV, words)

@@ -180,7 +180,7 @@ class Intracomm(ObjectCollectives):
         name = select.choice(collective, nbytes, means, commutative=commutative)
         if select.of_own_counts(collective, means) is not None:
             return name
-        return tried(self.channel, select.row_of(collective), nbytes, name)
+        return tried(self.channel, select.row_of(collective), nbytes, name, False)
 
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray:
         """Return an uninitialised array in this process' memory segment, with arguments as :func:`numpy.empty`; local.

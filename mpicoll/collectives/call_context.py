@@ -81,16 +81,20 @@ def algorithm_for(
 ) -> str:
     """Return the name of the algorithm for a call on `nbytes` bytes."""
     name = select.resolve(collective, wanted, scope.algorithm, nbytes, scope.means, commutative=commutative)
-    asked = scope.algorithm if wanted is None else wanted
-    return name if asked in select.ON_NODE else tried(scope.channel, collective, nbytes, name)
+    return tried(scope.channel, collective, nbytes, name, scope.is_blocking) if is_auto(scope, wanted) else name
 
 
-def tried(channel: Channel, collective: str, nbytes: int, name: str) -> str:
+def is_auto(scope: CallContext, wanted: str | None) -> bool:
+    """Return whether nobody has asked for one of the ways to reach private memory of a node."""
+    return (scope.algorithm if wanted is None else wanted) not in select.ON_NODE
+
+
+def tried(channel: Channel, collective: str, nbytes: int, name: str, is_blocking: bool) -> str:
     """Return the algorithm of ``"auto"`` for the next call; without trials (`shared_memory/trials.py`) it is `name`."""
     if name not in select.ON_NODE or channel.node is None or channel.node.trials is None:
         return name
     first = select.ON_NODE.index(name)
-    return select.ON_NODE[channel.node.trials.method(collective, nbytes, first)]
+    return select.ON_NODE[channel.node.trials.method(collective, nbytes, first, is_blocking)]
 
 
 def check_root(root: Any, size: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
-from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
+from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
 from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.message_requests import MessageRequest
 from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
@@ -43,7 +43,7 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
         made = CallArguments(collective, sendbuf, recvbuf, op, root, *settings)
         task = validate.prepare(scope, made)
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-            if on_shared_memory.run(task, scope.timeout):
+            if on_shared_memory.run(task, scope.timeout, is_auto(scope, made.algorithm)):
                 return
             # Its plan is not kept: ranks with other arrays would try shared memory again.
             _make_in_another_way(scope, made._replace(algorithm=None))

@@ -56,8 +56,10 @@ class OperationWords(NamedTuple):
         return Signature.of(describe(self.words[words.CALL], self.words[words.COUNT]))
 
 
-def run(task: CheckedOperation, timeout: float) -> bool:
+def run(task: CheckedOperation, timeout: float, is_auto: bool = False) -> bool:
     """Execute an operation; return False, having done nothing, if ranks cannot access some rank's buffers.
+
+    Trials may have decided how private memory is reached if it `is_auto`.
 
     Raises
     ------
@@ -69,6 +71,8 @@ def run(task: CheckedOperation, timeout: float) -> bool:
     operation = _operation_or_refusal(task, timeout)
     number = _number(channel, operation, timeout)
     fill(node.blocking, task, operation)
+    if is_auto and node.trials is not None:
+        node.blocking[words.TIME_NEXT] = node.trials.are_for(task.collective, task.nbytes)
     status = begin.run(node.blocking_address)
     flight = SharedOperation(channel, node.blocking, number, status, task.op_name, patient=True)
     flight.may_fall_back = True

@@ -41,14 +41,18 @@ class Trials:
         is_eager = setting == "eager"
         self._own[layout.OWN_FIRST] = 1 if is_eager else layout.FIRST_TRIAL
         self._own[layout.OWN_LONGEST] = 1 if is_eager else layout.LONGEST_INTERVAL
-        self._job = job
+        self._job = job.ctypes.data
         job[words.METHODS] = address
         if is_eager or (setting == "on" and not oversubscribed):
             job[words.METHOD_TIMES] = self._own.ctypes.data
 
-    def method(self, collective: str, nbytes: int, first: int) -> int:
+    def are_for(self, collective: str, nbytes: int) -> bool:
+        """Return whether they decide about a collective, and vectors of this length."""
+        return layout.is_tried(words.COLLECTIVES.index(collective), int(nbytes).bit_length())
+
+    def method(self, collective: str, nbytes: int, first: int, is_blocking: bool) -> int:
         """Return the method of the next call on a long vector; `first` is that before any trial."""
-        number = words.COLLECTIVES.index(collective)
-        if not layout.is_tried(number, nbytes.bit_length()):
+        if not self.are_for(collective, nbytes):
             return first
-        return int(layout.method_now.run(self._job.ctypes.data, number, nbytes, first + 1)) - 1
+        number = words.COLLECTIVES.index(collective)
+        return int(layout.method_now.run(self._job, number, int(nbytes), first + 1, int(is_blocking))) - 1

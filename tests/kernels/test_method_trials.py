@@ -16,36 +16,46 @@ STAGE, TRANSFER = operation_words.STAGE, operation_words.TRANSFER
 
 
 class TryingWorld(World):
-    """Ranks that try methods from the first call on, in vectors of every length.
+    """Ranks that try methods in vectors of every length.
+
+    Parameters
+    ----------
+    calls
+        Calls before the first trial, at most between two, and in each.
 
     Attributes
     ----------
-    methods
-        By rank, the method of each call so far.
-    nanoseconds
-        By method, how long a call takes.
+    methods, kept
+        By rank, the method of each call so far, and of a nonblocking call before each.
+    nanoseconds, swaps_after
+        By method, how long a call takes; and after how many calls the two are swapped, again and again.
     """
 
-    def __init__(self, size: int, seed: int, ahead: int = 1, edits: Edits = None) -> None:
+    def __init__(
+        self, size: int, seed: int, ahead: int = 1, edits: Edits = None, calls: tuple[int, int, int] = (1, 1, 2)
+    ) -> None:
         super().__init__(size, seed, ahead=ahead, edits=edits)
         self.methods: list[list[int]] = [[] for _ in range(size)]
-        self.nanoseconds = [100, 100]
+        self.kept: list[list[int]] = [[] for _ in range(size)]
+        self.nanoseconds, self.swaps_after = [100, 100], 1 << 30
         trials, memory = self.modules.method_trials, self.machine
-        trials.FIRST_BITS, trials._TRIAL_CALLS = 1, 2
+        first, longest, trials._TRIAL_CALLS = calls
+        trials.FIRST_BITS = 1
         shared = memory.shared(8 * trials.shared_words(size))
         memory.clock_gettime = self._clock  # type: ignore[method-assign]
         trials.clock_gettime = self._clock
         self._now = [0] * size
         for rank in range(size):
             own = memory.private(8 * trials.own_words())
-            memory.store(own + 8 * trials.OWN_FIRST, 1)
-            memory.store(own + 8 * trials.OWN_LONGEST, 1)
+            memory.store(own + 8 * trials.OWN_FIRST, first)
+            memory.store(own + 8 * trials.OWN_LONGEST, longest)
             self.put(rank, self.words.METHODS, shared)
             self.put(rank, self.words.METHOD_TIMES, own)
 
     def _clock(self, clock: int, time: int) -> int:
         rank, memory = self.machine.rank, self.machine
-        self._now[rank] += self.nanoseconds[self.methods[rank][-1]]
+        calls, method = len(self.methods[rank]), self.methods[rank][-1]
+        self._now[rank] += self.nanoseconds[(method + calls // self.swaps_after) % 2]
         memory.store(time, 0)
         memory.store(time + 8, self._now[rank])
         return 0
@@ -56,16 +66,17 @@ class TryingWorld(World):
         collective, method = words.COLLECTIVES.index(operation.kind), STAGE
         tried = operation.kind in TRIED
         if tried:
-            method = trials.current_method(job, collective, 8 * operation.count, STAGE + 1) - 1
+            choice = job, collective, 8 * operation.count, STAGE + 1
+            self.kept[rank].append(trials.current_method(*choice, False) - 1)
+            method = trials.current_method(*choice, True) - 1
         self.methods[rank].append(method)
         for word, value in (
             (words.COLLECTIVE, collective),
             (words.COUNT, operation.count),
             (words.METHOD, method),
-            (words.FIRST_METHOD, (STAGE + 1) * tried),
+            (words.TIME_NEXT, int(tried)),
         ):
             self.put(rank, word, value)
-        trials.begin_timing(job)
         return super().start(rank, operation)
 
 
@@ -84,25 +95,37 @@ def run_calls(seed: int, size: int, edits: Edits = None, lead: int = 3, kinds: t
 def test_all_ranks_take_the_same_method(size: int) -> None:
     changes = 0
     for seed in range(25):
-        methods = run_calls(seed, size).methods
-        assert all(each == methods[0] for each in methods), seed
-        changes += np.count_nonzero(np.diff(methods[0]))
+        world = run_calls(seed, size)
+        assert all(each == world.methods[0] for each in world.methods), seed
+        changes += np.count_nonzero(np.diff(world.methods[0]))
     assert changes > 50
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "bcast", "gather"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_nonblocking_calls_take_the_method_that_is_kept(size: int, kind: str) -> None:
+    """Either method is the faster one for a while, and nonblocking calls never take one that is only tried."""
+    world = TryingWorld(size, 3, calls=(12, 16, 10))
+    world.nanoseconds, world.swaps_after = [300, 100], 100
+    run_all(world, [world.draw((kind,), (70,)) for _ in range(300)])
+    assert all(each == world.methods[0] for each in world.methods)
+    assert all(each == world.kept[0] for each in world.kept)
+    assert 1 <= np.count_nonzero(np.diff(world.kept[0])) < np.count_nonzero(np.diff(world.methods[0]))
 
 
 @pytest.mark.parametrize(
     ("lead", "edits"),
     [
         (2, None),
-        (3, {"method_trials": ("    if number < decision >> 4:\n        return", "    if False:\n        return")}),
-        (3, {"method_trials": ("4 * (method + 1) + 2 - method", "4 * (2 - method) + 2 - method")}),
+        (3, {"method_trials": (">> _NUMBER:\n        return", ">> 60:\n        return")}),
+        (3, {"method_trials": ("now = 4 * (get(job, METHOD) + 1)", "now = 4 * (2 - get(job, METHOD))")}),
     ],
     ids=["held too early", "decided before the last one holds", "wrong method before"],
 )
 def test_planted_errors_are_found(lead: int, edits: Edits) -> None:
     for seed in range(400):
         try:
-            methods = run_calls(seed, 3, edits, lead, ("bcast", "scatter", "gather", "reduce")).methods
+            methods = run_calls(seed, 4, edits, lead, ("bcast", "scatter", "gather", "reduce")).methods
         except (Race, AssertionError, Lost):
             return  # ranks went different ways at once
         if any(each != methods[0] for each in methods):
@@ -112,13 +135,8 @@ def test_planted_errors_are_found(lead: int, edits: Edits) -> None:
 
 @pytest.mark.parametrize(("nanoseconds", "faster"), [([300, 100], TRANSFER), ([100, 300], STAGE)])
 def test_the_faster_method_is_kept(nanoseconds: list[int], faster: int) -> None:
-    world = TryingWorld(2, 1)
+    world = TryingWorld(2, 1, calls=(12, 1000, 10))
     world.nanoseconds = nanoseconds
-    world.modules.method_trials._TRIAL_CALLS = 10
-    for rank in range(2):
-        own = world.machine.load(world.jobs[rank] + 8 * world.words.METHOD_TIMES)
-        world.machine.store(own + 8 * world.modules.method_trials.OWN_FIRST, 12)
-        world.machine.store(own + 8 * world.modules.method_trials.OWN_LONGEST, 1000)
     run_all(world, [world.draw(("allreduce",), (70,)) for _ in range(90)])
     assert {STAGE, TRANSFER} == set(world.methods[0])
     assert world.methods[0][-40:].count(faster) == 40

@@ -403,7 +403,7 @@ def test_trials_change_the_way_of_all_ranks_in_the_same_call(single: Intracomm, 
     taken = []
     try:
         for turn in range(60):
-            taken.append(single.choice(collective, given.nbytes))
+            taken.append(node.trials.method(collective, given.nbytes, words.STAGE, True))
             given[:] = np.arange(count) + turn * (single.rank + 1)
             if collective == "allreduce":
                 single.Allreduce(given, result)
@@ -418,5 +418,5 @@ def test_trials_change_the_way_of_all_ranks_in_the_same_call(single: Intracomm, 
             np.testing.assert_array_equal(result, expected)
     finally:
         node.blocking[words.METHOD_TIMES] = kept
-    assert set(taken) == {select.SHARED, select.SINGLE_COPY}
+    assert set(taken) == {words.STAGE, words.TRANSFER}
     assert WORLD.allgather(taken) == [taken] * size
