@@ -28,18 +28,17 @@ set up, take the method that is kept, of which the word says the same.
 from .atomics import clock_gettime, load, load_acquire, store, store_release
 from .decorators import helper, short_kernel
 from .operation_words import (
-    ALLTOALL,
     BARRIER,
     BEGAN,
     COLLECTIVE,
     COLLECTIVES,
     DONE,
+    EARLY,
     LONG_CALLS,
     METHOD,
     METHOD_TIMES,
     METHODS,
     RANK,
-    ROOTED,
     SIZE,
     TIME_NEXT,
     TIMED,
@@ -106,7 +105,7 @@ def bit_length(number):
 
 def is_tried(collective: int, bits: int) -> bool:
     """Return whether both methods are tried for a collective, and vectors whose length has so many bits."""
-    return BARRIER < collective <= ALLTOALL and FIRST_BITS <= bits < FIRST_BITS + LENGTHS
+    return collective != BARRIER and FIRST_BITS <= bits < FIRST_BITS + LENGTHS
 
 
 @helper
@@ -202,14 +201,14 @@ def _typical(ring):
 
 @helper
 def _of_all(job, entry, method, collective):
-    """Return the time of an entry, 0 if there is none: that of the slowest rank if a root has less to do than others.
+    """Return the time of an entry, 0 if there is none: that of the slowest rank if some have less to do than others.
 
     In other collectives all end together, and the one that came last has waited for nobody.
     """
     result = 0
     for rank in range(get(job, SIZE)):
         time = load_acquire(_time_of(job, rank, entry) + 8 * method)
-        if time and (result == 0 or (time > result) == (collective in ROOTED)):
+        if time and (result == 0 or (time > result) == (collective in EARLY)):
             result = time
     return result
 

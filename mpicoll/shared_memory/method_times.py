@@ -15,7 +15,7 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,8 @@ _PREEMPTED = 20
 """Times that a rank with a core of its own may lose it during a measurement of 40 ms that is kept."""
 _DTYPE = np.dtype(np.float64)
 _WAYS = (words.STAGE, words.TRANSFER)
+_CHECKED, _AGREES = [1, 2], 1.6
+"""Of `LENGTHS`, those of an allreduce by which ratios of earlier runs are checked, and by how much they may differ."""
 
 
 class Ratios(NamedTuple):
@@ -60,6 +62,8 @@ class Ratios(NamedTuple):
     gather: tuple[float, ...] = (1.0,) * len(LENGTHS)
     scatter: tuple[float, ...] = (1.0,) * len(LENGTHS)
     alltoall: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    scan: tuple[float, ...] = (1.0,) * len(LENGTHS)
+    exscan: tuple[float, ...] = (1.0,) * len(LENGTHS)
 
     def at(self, collective: str, nbytes: int) -> float:
         """Return the ratio for a vector of `nbytes` bytes; infinity where it was not measured.
@@ -102,18 +106,25 @@ def ratios(comm: MPI.Intracomm, job: np.ndarray, plan_of: PlanOf) -> Ratios:
     """
     known = np.array(_known[0] if _known else Ratios(*[(-1.0,) * len(LENGTHS)] * len(Ratios._fields)))
     comm.Allreduce(MPI.IN_PLACE, known, MPI.MIN)
-    caches = sharing(comm) if known[0, 0] < 0 else []
-    if caches:
-        known = _of_earlier_runs(comm, caches, known.shape)
     if known[0, 0] < 0:
         method = int(job[words.METHOD])
-        measured = _Collectives(comm, job, plan_of)
-        known = measured.measure()
+        known = _found(comm, _Collectives(comm, job, plan_of), known.shape)
         job[words.METHOD] = method
-        if comm.rank == 0 and measured.is_quiet:
-            kept_times.add(caches, known)
     _known[:] = [Ratios(*map(tuple, known.tolist()))]
     return _known[0]
+
+
+def _found(comm: MPI.Intracomm, collectives: _Collectives, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the ratios of earlier runs if they hold in this one, else measure them; collective."""
+    caches = sharing(comm)
+    known = _of_earlier_runs(comm, caches, shape)
+    is_first = known[0, 0] < 0
+    if not is_first and collectives.confirm(known):
+        return known
+    known = collectives.measure()
+    if is_first and comm.rank == 0 and collectives.is_quiet:
+        kept_times.add(caches, known)
+    return known
 
 
 def _of_earlier_runs(comm: MPI.Intracomm, caches: list[list[int]], shape: tuple[int, ...]) -> np.ndarray:
@@ -138,7 +149,9 @@ class _Collectives:
         self._offsets = np.zeros(comm.size + 1, np.int64)
         self._vectors = tuple(_private(_LONGEST) for _ in range(2))
         self._works = self._gives = True
-        self._calls = 1
+        in_turn = np.array([comm.size > cores()])
+        comm.Allreduce(MPI.IN_PLACE, in_turn, MPI.LOR)
+        self._calls = _CALLS_IN_TURN if in_turn[0] else 1
         self.is_quiet = False
         job[words.ITEMSIZE], job[words.ROOT], job[words.CAREFUL] = _DTYPE.itemsize, 0, 0
         job[words.BOUNDS] = self._offsets.ctypes.data
@@ -147,20 +160,35 @@ class _Collectives:
     def measure(self) -> np.ndarray:
         """Return the ratios, a row for each collective."""
         undisturbed = _Undisturbed(self._comm.size)
-        in_turn = np.array([self._comm.size > cores()])
-        self._comm.Allreduce(MPI.IN_PLACE, in_turn, MPI.LOR)
-        self._calls = _CALLS_IN_TURN if in_turn[0] else 1
+        measured = self._ratios(self._cases())
+        agreed = np.array([self._works, undisturbed()])
+        self._comm.Allreduce(MPI.IN_PLACE, agreed, MPI.LAND)
+        works, self.is_quiet = agreed.tolist()
+        return measured if works else np.full_like(measured, math.inf)
+
+    def confirm(self, known: np.ndarray) -> bool:
+        """Return whether a few measurements agree with what earlier runs have found.
+
+        They do not where a virtual machine has given the ranks cores that share no cache. If ranks take turns on the
+        cores, a few say nothing.
+        """
+        if self._calls > 1 or not np.isfinite(known).all():
+            return True
+        repeats = range(max(_REPEATS))
+        measured = self._ratios((0, length, way, repeat) for length in _CHECKED for repeat in repeats for way in (0, 1))
+        change = np.log(measured[0, _CHECKED] / known[0, _CHECKED]).mean()
+        return bool(abs(change) < math.log(_AGREES))
+
+    def _ratios(self, cases: Iterable[tuple[int, int, int, int]]) -> np.ndarray:
+        """Return ratios of medians, a row for each collective, for the cases that are given; of others NaN."""
         seconds = np.full((len(Ratios._fields), len(LENGTHS), len(_WAYS), max(_REPEATS)), math.nan)
-        for case in self._cases():
+        for case in cases:
             collective, length, way, _ = case
             self._prepare(Ratios._fields[collective], min(LENGTHS[length], _LONGEST), _WAYS[way])
             seconds[case] = self._run()
         self._comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
-        agreed = np.array([self._works, undisturbed()])
-        self._comm.Allreduce(MPI.IN_PLACE, agreed, MPI.LAND)
-        works, self.is_quiet = agreed.tolist()
         staged, single = np.moveaxis(_median(seconds), -1, 0)
-        return single / staged if works else np.full_like(staged, math.inf)
+        return single / staged
 
     def _cases(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield collective, length, way and repetition; both ways in turn, since what disturbs comes and goes."""

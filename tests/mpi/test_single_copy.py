@@ -280,7 +280,7 @@ def test_the_choice_is_made_from_what_was_measured() -> None:
         none = fast._replace(copies=None)
         for collective in COLLECTIVES:
             chosen = [select.choose(collective, 1 << 20, means) for means in (fast, slow, none)]
-            moved = collective not in ("barrier", "scan", "exscan")
+            moved = collective != "barrier"
             assert chosen == ["single_copy" if moved else "shared", "shared", "shared"], (collective, size)
             assert select.choose(collective, LENGTHS[0] - 1, fast) == "shared"
 
@@ -369,12 +369,35 @@ def test_only_the_first_runs_on_a_quiet_machine_measure(unmeasured: Intracomm, m
         return made
 
     monkeypatch.setattr(method_times._Collectives, "measure", measure)
+    monkeypatch.setattr(method_times._Collectives, "confirm", lambda own, known: True)
     for _ in range(kept_times.ENOUGH + 3):
         monkeypatch.setattr(method_times, "_known", [])
         found = method_times.ratios(unmeasured.channel.comm, node.blocking, node.plan)
         unmeasured.Barrier()
     assert len(measured) == kept_times.ENOUGH + 1
     assert set(found.bcast) == {3.0}  # of 1, 3 and 4
+    monkeypatch.setattr(method_times._Collectives, "confirm", lambda own, known: False)
+    for _ in range(2):  # on other cores: measured again, and not kept
+        monkeypatch.setattr(method_times, "_known", [])
+        found = method_times.ratios(unmeasured.channel.comm, node.blocking, node.plan)
+        assert set(found.bcast) == {float(len(measured))}
+        unmeasured.Barrier()
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1.0, True), (1.4, True), (0.4, False), (3.0, False)])
+def test_ratios_of_earlier_runs_are_checked(
+    unmeasured: Intracomm, monkeypatch: pytest.MonkeyPatch, factor: float, agrees: bool
+) -> None:
+    node = unmeasured.channel.node
+    assert node is not None
+    monkeypatch.setattr(method_times, "_CALLS_IN_TURN", 1)
+    collectives = method_times._Collectives(unmeasured.channel.comm, node.blocking, node.plan)
+    known = np.full((len(Ratios._fields), len(LENGTHS)), 0.5)
+    monkeypatch.setattr(
+        collectives, "_run", lambda: {words.STAGE: 1.0, words.TRANSFER: 0.5 * factor}[node.blocking[words.METHOD]]
+    )
+    assert collectives.confirm(known) == agrees
+    node.blocking[words.METHOD] = node.method
 
 
 def test_a_busy_machine_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
