@@ -139,12 +139,15 @@ def _memory(comm: Intracomm) -> Iterator[Fact]:
     )
     if found.copies is not None:
         yield Fact("single_copy", _ratios(found.copies))
+    if found.trials is not None:
+        obstacle = found.trials.obstacle
+        yield Fact("trials of both", f"none: {obstacle}" if obstacle else "while a program runs")
 
 
 def _ratios(copies: Ratios) -> str:
     """Return times of collectives by `single_copy` relative to those of `shared`, as ranks measured at their start."""
     shown = (f"{name} {copies.at(name, _SHOWN_NBYTES):.2f}" for name in ("allreduce", "bcast", "allgather", "gather"))
-    return f"time over that of shared for {format_nbytes(_SHOWN_NBYTES)}, measured by first runs: {', '.join(shown)}"
+    return f"time over that of shared for {format_nbytes(_SHOWN_NBYTES)}, as measured: {', '.join(shown)}"
 
 
 def _no_segment() -> str:

@@ -33,6 +33,11 @@ class Trials:
         Address of `shared_nbytes` bytes, in memory that all ranks share; zeros at first.
     oversubscribed
         Whether ranks share cores. Then the times of single calls say nothing about methods, and there are no trials.
+
+    Attributes
+    ----------
+    obstacle
+        The reason why there are none, "" if there are.
     """
 
     def __init__(self, job: np.ndarray, address: int, oversubscribed: bool) -> None:
@@ -43,7 +48,10 @@ class Trials:
         self._own[layout.OWN_LONGEST] = 1 if is_eager else layout.LONGEST_INTERVAL
         self._job = job.ctypes.data
         job[words.METHODS] = address
-        if is_eager or (setting == "on" and not oversubscribed):
+        self.obstacle = "MPICOLL_TRIALS=off" if setting == "off" else ""
+        if setting == "on" and oversubscribed:
+            self.obstacle = "ranks share cores"
+        if not self.obstacle:
             job[words.METHOD_TIMES] = self._own.ctypes.data
 
     def are_for(self, collective: str, nbytes: int) -> bool:
