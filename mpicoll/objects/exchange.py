@@ -28,7 +28,7 @@ from mpicoll.objects.records import NBYTES, Description, Workspace
 
 _making = threading.Lock()
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
-_EQUAL_NBYTES = 64 << 10
+_EQUAL_NBYTES, _OVERLAPPED_NBYTES = 64 << 10, 4 << 20
 
 
 Stage = tuple[str, Any, Any, int]
@@ -247,13 +247,13 @@ class Exchange:
         return restored(found, memory)
 
     def _bcast_in_place(self, payload: Payload | None, memory: np.ndarray, root: int) -> None:
-        """Broadcast the last buffer of an object from where it lies; the root copies it for itself meanwhile."""
-        sent = memory if payload is None else np.frombuffer(payload.parts[-1], np.uint8)
+        """Broadcast the last buffer of an object from where it lies; the root makes its copy, meanwhile if long."""
+        sent, node = memory if payload is None else np.frombuffer(payload.parts[-1], np.uint8), self.scope.channel.node
         request = None
-        if self.scope.channel.node is None:
-            self.plain("bcast", None, sent, root=root)
-        else:
+        if sent.size >= _OVERLAPPED_NBYTES and node is not None and not node.oversubscribed:
             request = start(self.scope, "bcast", None, sent, MPI.SUM, root, None)
+        else:
+            self.plain("bcast", None, sent, root=root)
         if payload is not None:
             np.copyto(memory, sent)
         if request is not None:

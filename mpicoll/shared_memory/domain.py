@@ -79,8 +79,8 @@ class SharedMemoryDomain:
 
     Attributes
     ----------
-    peers, reach
-        Processes of all ranks; whether processes may copy from each other's private memory.
+    oversubscribed, peers, reach
+        Whether ranks share cores; processes of all ranks; whether they may copy from each other's private memory.
     method
         The method of access to private memory, see :mod:`mpicoll.kernels.operands`.
     segments
@@ -97,7 +97,7 @@ class SharedMemoryDomain:
 
     def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: Known | None = None) -> None:
         self.size, self.rank = comm.size, comm.rank
-        self._oversubscribed = oversubscribed
+        self.oversubscribed = oversubscribed
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = slot_lengths.records_nbytes(self.size)
         self._lane_slots = 2 * self.size * slot_lengths.largest(self.size)
@@ -160,10 +160,10 @@ class SharedMemoryDomain:
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
             (words.AHEAD, slot_lengths.ahead(self.size)),
-            (words.SPINS, 1 if self._oversubscribed else _SPINS),
+            (words.SPINS, 1 if self.oversubscribed else _SPINS),
             (words.YIELDS, YIELDS),
-            (words.START_SPINS, 1 if self._oversubscribed else _START_SPINS),
-            (words.START_YIELDS, self.size if self._oversubscribed else 0),
+            (words.START_SPINS, 1 if self.oversubscribed else _START_SPINS),
+            (words.START_YIELDS, self.size if self.oversubscribed else 0),
         ):
             job[word] = value
         return job
@@ -195,7 +195,7 @@ class SharedMemoryDomain:
 
     def near_slot_nbytes(self, collective: str) -> int:
         """Return the longest vector, in bytes, that passes through slots where all ranks' buffers lie in segments."""
-        return slot_lengths.for_segments(collective, self.size, self._oversubscribed)
+        return slot_lengths.for_segments(collective, self.size, self.oversubscribed)
 
     def take_lane(self, lane: int, longest_in_slots: int | None = None) -> np.ndarray:
         """Take a persistent operation lane that is free on all ranks, and return its job.
@@ -222,8 +222,8 @@ class SharedMemoryDomain:
         job = self._nonblocking.get(number)
         if job is None:
             job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
-            job[words.SPINS] = 1 if self._oversubscribed else _START_SPINS
-            job[words.YIELDS] = YIELDS if self._oversubscribed else 0
+            job[words.SPINS] = 1 if self.oversubscribed else _START_SPINS
+            job[words.YIELDS] = YIELDS if self.oversubscribed else 0
         return job
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
