@@ -423,10 +423,11 @@ def test_trials_change_the_way_of_all_ranks_in_the_same_call(single: Intracomm, 
     kept, node.blocking[words.METHOD_TIMES] = node.blocking[words.METHOD_TIMES], own.ctypes.data
     count = LONG // 8 * size
     given, result = np.empty(count), np.empty(count)
+    first = select.ON_NODE.index(select.choose(collective, given.nbytes, single._scope.means))
     taken = []
     try:
         for turn in range(60):
-            taken.append(node.trials.method(collective, given.nbytes, words.STAGE, True))
+            taken.append(node.trials.method(collective, given.nbytes, first, True))
             given[:] = np.arange(count) + turn * (single.rank + 1)
             if collective == "allreduce":
                 single.Allreduce(given, result)
