@@ -68,17 +68,19 @@ the method that is kept; from bit 8 on the number of that call."""
 _NEVER = 1 << 50
 """Nanoseconds of a call whose buffers cannot be reached by its method."""
 _MONOTONIC = 1
+"""Number of the clock that is read, as Linux has it: only there do processes copy from each other."""
 _TIMES = 8
-OWN_WORDS = 22
+"""Last times by each method that are kept."""
 (
     _CALLS,  # timed calls since the last decision took effect
     _IN_TRIAL,
     _INTERVAL,  # calls until the next trial; 0: OWN_FIRST
     _REFERENCE,  # nanoseconds of a call on this rank by the method that is kept, when that was decided; 0: not known
     _TIMED_CALLS,  # number of times that were taken; a word for each method
-) = (0, 1, 2, 3, 4)
-_RING = 6
-"""Words of an entry that a rank keeps for itself; the last `_TIMES` times by each method follow."""
+) = range(5)
+_RING = _TIMED_CALLS + 2
+OWN_WORDS = _RING + 2 * _TIMES
+"""Words of an entry that a rank keeps for itself; from _RING on the last times by each method."""
 OWN_FIRST, OWN_LONGEST, _HEADER = 2, 3, 4
 """Words before all entries: two for the clock, then FIRST_TRIAL and LONGEST_INTERVAL or what is in their places."""
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.kernels import method_trials
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import numpy_allocator, segment, slot_lengths, trials
+from mpicoll.shared_memory import numpy_allocator, segment, slot_lengths
 from mpicoll.shared_memory.announcements import lines_nbytes
 
 PLAN_LANES = 62
@@ -57,14 +58,18 @@ def memory_for(comm: MPI.Intracomm) -> SharedArrays:
 
 def records_nbytes(size: int) -> int:
     """Return the bytes of the lines, trials and records of `size` ranks, and to the start of a page."""
-    return lines_nbytes(size) + trials.shared_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
+    return lines_nbytes(size) + _trials_nbytes(size) + _LANES * slot_lengths.records_nbytes(size) + _PAGE
 
 
 def parts_of_records(address: int, size: int) -> tuple[int, int, int]:
     """Return where the lines, the trials and the records begin in memory of :func:`records_nbytes` bytes."""
     lines = page_from(address)
-    trials_begin = lines + lines_nbytes(size)
-    return lines, trials_begin, trials_begin + trials.shared_nbytes(size)
+    trials = lines + lines_nbytes(size)
+    return lines, trials, trials + _trials_nbytes(size)
+
+
+def _trials_nbytes(size: int) -> int:
+    return page_from(8 * method_trials.shared_words(size))
 
 
 def slots_nbytes(size: int) -> int:
@@ -78,5 +83,5 @@ def common_nbytes(size: int) -> int:
 
 
 def page_from(address: int) -> int:
-    """Return the start of the first page at an address or behind it."""
+    """Return the start of the first page at an address or behind it; of a length, that of whole pages."""
     return address + -address % _PAGE

@@ -12,13 +12,6 @@ import numpy as np
 from mpicoll.kernels import method_trials as layout
 from mpicoll.kernels import operation_words as words
 
-_PAGE = 4096
-
-
-def shared_nbytes(size: int) -> int:
-    """Return the bytes that `size` ranks share, in whole pages."""
-    return -(-8 * layout.shared_words(size) // _PAGE) * _PAGE
-
 
 class Trials:
     """Trials in the calls that are made on a job; all ranks of its domain have an object.
@@ -30,7 +23,7 @@ class Trials:
     job
         Job of the blocking calls.
     address
-        Address of `shared_nbytes` bytes, in memory that all ranks share; zeros at first.
+        Address of `method_trials.shared_words` words, in memory that all ranks share; zeros at first.
     oversubscribed
         Whether ranks share cores. Then the times of single calls say nothing about methods, and there are no trials.
 
