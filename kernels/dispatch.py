@@ -99,7 +99,7 @@ def _offsets(job, part):
 
 
 @helper
-def _choice(table, collective, nbytes):
+def choice_for(table, collective, nbytes):
     """Return what the table says for a vector of so many bytes."""
     return get(table, CHOSEN + BUCKETS * collective + bit_length(nbytes))
 
@@ -115,7 +115,7 @@ def _current(table, collective, nbytes, choice, blocking):
 @helper
 def chosen_for(table, collective, nbytes):
     """Return METHOD + 1 for a blocking call on a vector of so many bytes, 0 if it goes by messages."""
-    return _current(table, collective, nbytes, _choice(table, collective, nbytes), True)
+    return _current(table, collective, nbytes, choice_for(table, collective, nbytes), True)
 
 
 @helper
@@ -136,7 +136,7 @@ def _prepare(table, blocking, wanted, job, collective, main, op, distinction, bo
         return -1
     chosen, nbytes = wanted, count * itemsize
     if wanted == 0:
-        choice = _choice(table, collective, nbytes)
+        choice = choice_for(table, collective, nbytes)
         chosen = _current(table, collective, nbytes, choice, blocking)
         put(job, TIME_NEXT, int(choice >= TRIED))
     if bounds:

@@ -32,6 +32,7 @@ from .operation_words import (
     BEGAN,
     COLLECTIVE,
     COLLECTIVES,
+    COUNT,
     DONE,
     EARLY,
     LONG_CALLS,
@@ -173,6 +174,35 @@ def end_timing(job, status):
     store_release(_time_of(job, get(job, RANK), entry) + 8 * method, time)
     if get(job, RANK) == 0:
         _count(job, entry, own, time)
+
+
+@helper
+def begin_own_call(job, nbytes, first):
+    """Begin a call whose method this rank chooses by itself; return METHOD + 1.
+
+    Parameters
+    ----------
+    job
+        Job of one rank, with its COLLECTIVE, RANK, SIZE, METHODS and METHOD_TIMES.
+    nbytes
+        At least ``1 << (FIRST_BITS - 1)``.
+    first
+        METHOD + 1 before any decision.
+    """
+    method = current_method(job, get(job, COLLECTIVE), nbytes, first, True)
+    put(job, METHOD, method - 1)
+    put(job, LONG_CALLS, get(job, LONG_CALLS) + 1)
+    put(job, COUNT, nbytes)
+    put(job, TIME_NEXT, 1)
+    begin_timing(job)
+    return method
+
+
+@helper
+def end_own_call(job, status):
+    """End a call that `begin_own_call` has begun."""
+    if get(job, TIMED):
+        end_timing(job, status)
 
 
 @helper

@@ -84,18 +84,22 @@ _PLAN_USERS = (
 )
 _EXCHANGE_FILES = (
     "block_exchange.py",
+    "block_offers.py",
     "dispatch.py",
     "dispatch_arguments.py",
     "dispatch_table.py",
+    "exchange_methods.py",
+    "exchange_words.py",
     "method_trials.py",
     "object_kernels.py",
     "operation_words.py",
-    "short_exchange.py",
+    "process_copy.py",
+    "exchange_calls.py",
     "strided_copy.py",
     "vector_specs.py",
 )
 """Used by the kernels of `_EXCHANGE_USERS`."""
-_EXCHANGE_USERS = ("block_exchange", "short_exchange", "typed_specs")
+_EXCHANGE_USERS = ("block_exchange", "block_offers", "exchange_methods", "exchange_calls", "typed_specs")
 _RANDOM_FILES = ("codecs/counter_random.py",)
 """Used by the kernels of `_RANDOM_USERS`, and of codecs."""
 _RANDOM_USERS = ("network_layers",)

@@ -12,7 +12,7 @@ the longest piece that is contiguous in both, and takes together pieces at equal
 """
 
 from .atomics import copy, load, store
-from .decorators import helper, inline_helper
+from .decorators import helper, inline_helper, kernel_for
 
 MAX_DIMENSIONS = 12
 ADDRESS, NBYTES, RUN, DIMENSIONS, SHAPE = range(5)
@@ -22,6 +22,8 @@ LAYOUT_WORDS = STRIDES + MAX_DIMENSIONS
 _LAYOUT, _NOW, _LEFT, _COUNTERS = range(4)
 """Words of a cursor: its layout, the address of the next byte, what is left of the run, numbers of the run."""
 CURSOR_WORDS = _COUNTERS + MAX_DIMENSIONS
+CURSORS = 2 * CURSOR_WORDS
+"""Words of memory for `copy_block`."""
 _WORD_COPY_NBYTES = 128
 """Pieces up to this length are copied word by word, which is quicker than a call of memcpy."""
 
@@ -55,6 +57,18 @@ def seek(cursor, layout, base, first):
     store(cursor + 8 * _LEFT, run - offset)
 
 
+@helper
+def next_byte(cursor):
+    """Return the address of the next byte."""
+    return load(cursor + 8 * _NOW)
+
+
+@helper
+def bytes_left(cursor):
+    """Return how many bytes are left of the run, at least one."""
+    return load(cursor + 8 * _LEFT)
+
+
 @inline_helper
 def _pieces(cursor, nbytes):
     """Return how many pieces of so many bytes, no more than are left of the run, follow, and their distance."""
@@ -69,7 +83,7 @@ def _pieces(cursor, nbytes):
 
 
 @inline_helper
-def _go_on(cursor, nbytes, pieces):
+def go_on(cursor, nbytes, pieces):
     """Move a cursor on by pieces that `_pieces` has found."""
     left = load(cursor + 8 * _LEFT)
     if left > nbytes:
@@ -121,11 +135,20 @@ def _copy_pieces(target, target_step, source, source_step, nbytes, pieces):
 def copy_between(target, source, nbytes):
     """Copy the next `nbytes` bytes from one cursor to another; both move on."""
     while nbytes > 0:
-        piece = min(nbytes, load(target + 8 * _LEFT), load(source + 8 * _LEFT))
+        piece = min(nbytes, bytes_left(target), bytes_left(source))
         targets, target_step = _pieces(target, piece)
         sources, source_step = _pieces(source, piece)
         pieces = min(targets, sources, nbytes // piece)
-        _copy_pieces(load(target + 8 * _NOW), target_step, load(source + 8 * _NOW), source_step, piece, pieces)
-        _go_on(target, piece, pieces)
-        _go_on(source, piece, pieces)
+        _copy_pieces(next_byte(target), target_step, next_byte(source), source_step, piece, pieces)
+        go_on(target, piece, pieces)
+        go_on(source, piece, pieces)
         nbytes -= piece * pieces
+
+
+@kernel_for("int64", "int64", "int64", "int64", "int64")
+def copy_block(target, target_base, source, source_base, cursors):
+    """Copy a block between two layouts of equal length that do not overlap."""
+    other = cursors + 8 * CURSOR_WORDS
+    seek(cursors, target, target_base, 0)
+    seek(other, source, source_base, 0)
+    copy_between(cursors, other, load(source + 8 * NBYTES))

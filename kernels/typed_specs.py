@@ -6,8 +6,14 @@ have other items by now, and datatypes may have been freed: their items and hand
 """
 
 from .atomics import load, load_int32, store
-from .block_exchange import (
+from .decorators import helper
+from .dispatch import is_open
+from .dispatch_arguments import number_of_dtype
+from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain
+from .exchange_calls import NOT_READ, make_exchange
+from .exchange_words import (
     ALLTOALLW,
+    ASKED,
     MARK,
     MAY_DIRECT,
     RANK,
@@ -18,13 +24,8 @@ from .block_exchange import (
     SIZE,
     TYPE,
 )
-from .decorators import helper
-from .dispatch import is_open
-from .dispatch_arguments import number_of_dtype
-from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain
 from .object_kernels import takes_objects
 from .operation_words import get
-from .short_exchange import NOT_READ, make_exchange
 from .strided_copy import LAYOUT_WORDS, NBYTES
 from .vector_specs import items_of, nbytes_of
 
@@ -128,19 +129,20 @@ def _read(words, table, send, recv, specs):
     store(words + 8 * SEND_BASE, base)
     store(words + 8 * RECV_BASE, into)
     store(words + 8 * MAY_DIRECT, 0 if first < behind else 1)
+    store(words + 8 * ASKED, 0)
     store(words + 8 * MARK, ALLTOALLW)
     store(words + 8 * TYPE, 0)
     return True
 
 
-@takes_objects("int64", "int64", "object", "object", "int64", "object", "object")
-def exchange_typed(words, table, send, recv, specs, offers, arrived):
-    """Make an Alltoallw of short blocks with specifications that are known.
+@takes_objects("int64", "int64", "object", "object", "int64")
+def exchange_typed(words, table, send, recv, specs):
+    """Make an Alltoallw with specifications that are known.
 
     Parameters
     ----------
-    words, table, offers, arrived
-        As `short_exchange.exchange` takes them; what the layouts and the type of elements are is written here.
+    words, table
+        As `exchange_calls.exchange` takes them; what the layouts and the type of elements are is written here.
     send, recv : object
         The caller's specifications.
     specs : int
@@ -149,8 +151,8 @@ def exchange_typed(words, table, send, recv, specs, offers, arrived):
     Returns
     -------
     int
-        What `short_exchange.exchange` does; NOT_READ if nothing has happened.
+        What `exchange_calls.exchange` does; NOT_READ if nothing has happened.
     """
     if not is_open(table, get(table, JOB)) or not _read(words, table, send, recv, specs):
         return NOT_READ
-    return make_exchange(words, table, offers, arrived)
+    return make_exchange(words, table)

@@ -1,7 +1,8 @@
 """Alltoallw, and Alltoallv on a node: blocks of any length for each pair of ranks.
 
-On a node blocks are copied between the layouts of sender and receiver, without packing where the sender's array lies in
-a memory segment (:mod:`mpicoll.kernels.block_exchange`). Elsewhere they are packed and travel as bytes by Alltoallv.
+On a node blocks are copied between the layouts of sender and receiver (:mod:`mpicoll.kernels.block_exchange`): straight
+from a memory segment, from other memory through stages or between the processes, as the faster way turns out to be
+(:mod:`mpicoll.kernels.exchange_methods`). Elsewhere they are packed and travel as bytes by Alltoallv.
 """
 
 from __future__ import annotations
@@ -21,25 +22,31 @@ from mpicoll.buffers.typed_blocks import (
     ranges_meet,
 )
 from mpicoll.collectives import select
-from mpicoll.collectives.block_layouts import copy_own, layouts_of, parts_of
+from mpicoll.collectives.block_layouts import copy_own, layouts_of
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
-from mpicoll.collectives.library_alltoallw import operation
+from mpicoll.collectives.library_alltoallw import copied_by_library, operation
+from mpicoll.collectives.packed_alltoallw import by_messages
 from mpicoll.communicator.call_lock import BUSY
 from mpicoll.errors import MismatchError
-from mpicoll.kernels import block_exchange as kernels
+from mpicoll.kernels import exchange_words as words
+from mpicoll.kernels.block_exchange import take, take_round
+from mpicoll.kernels.block_offers import offer_round
 from mpicoll.kernels.dispatch import call
-from mpicoll.kernels.operation_words import ALLREDUCE, ALLTOALL, AT_ONCE_NBYTES, BARRIER, DONE, OTHER
-from mpicoll.kernels.short_exchange import NOT_READ, TAKEN, exchange, exchange_vectors
+from mpicoll.kernels.exchange_calls import ENDING, NOT_READ, TAKEN, exchange, exchange_vectors
+from mpicoll.kernels.exchange_methods import begin_exchange, end_exchange
+from mpicoll.kernels.operation_words import ALLREDUCE, BARRIER, DONE, OTHER
 from mpicoll.kernels.typed_specs import exchange_typed
 from mpicoll.messages.call_agreement import refuse, settle
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _IN_MEMORY = (select.AUTO, *select.ON_NODE)
-_IS_MPICH = MPI.get_vendor()[0] == "MPICH"
-"""Open MPI 5.0.11 leaves out the displacement of the only rank's block."""
-_MARKS = {"Alltoallw": kernels.ALLTOALLW, "Alltoallv": kernels.ALLTOALLV}
+_MARKS = {"Alltoallw": words.ALLTOALLW, "Alltoallv": words.ALLTOALLV}
+
+
+class _OutOfReach(MismatchError):
+    """Error for a block that the system does not copy between processes."""
 
 
 class BlockExchange:
@@ -86,15 +93,16 @@ class BlockExchange:
         if self._memory.ready and self._table and algorithm is None and self._exchange_known(sendbuf, recvbuf):
             return
         scope = self._scope
-        if scope.channel.size == 1 and algorithm is None and self._by_library_alone(sendbuf, recvbuf):
+        if scope.channel.size == 1 and algorithm is None and copied_by_library(scope, sendbuf, recvbuf):
             return
         if scope.channel.refusal is not None:
             settle(scope.channel, scope.timeout)
         try:
             shared = algorithm is None and self.on_node and self._table
-            name = select.SHARED if shared else self._algorithm(algorithm)
+            name = select.SHARED if shared else select.resolve("alltoall", algorithm, scope.algorithm, 0, scope.means)
             if name == select.NATIVE:
-                self._native(sendbuf, recvbuf)
+                with scope.channel.alone:
+                    operation(scope, sendbuf, recvbuf, chosen=True).run(scope.timeout)
                 return
             recv = self._descriptions.blocks(recvbuf, "recvbuf", writable=True)
             send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)
@@ -106,25 +114,16 @@ class BlockExchange:
             scope.channel.ensure_usable()
             copy_own(source, recv)
         elif name in select.ON_NODE and self._is_ready("alltoallw"):
-            self._note(sendbuf, recvbuf, send, recv)
-            self._on_shared_memory("Alltoallw", source, recv)
+            self._memory.specs.note(recvbuf, recv.description)
+            if send is not recv:
+                self._memory.specs.note(sendbuf, send.description)
+            self._on_shared_memory("Alltoallw", algorithm, source, recv)
         else:
-            self._by_messages(source, recv, None if name in select.ON_NODE else algorithm)
+            by_messages(scope, source, recv, None if name in select.ON_NODE else algorithm)
 
-    def _by_library_alone(self, sendbuf: Any, recvbuf: Any) -> bool:
-        """Let MPICH copy the block of a single rank, which takes it a microsecond; False if it refuses."""
-        if not _IS_MPICH or self._scope.algorithm != select.AUTO:
-            return False
-        self._scope.channel.ensure_usable()
-        try:
-            MPI.Intracomm.Alltoallw(self._scope.channel.comm, sendbuf, recvbuf)
-        except Exception:  # wrong arguments, which get an error of ours, or the same memory twice
-            return False
-        return True
-
-    def alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+    def alltoallv(self, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> None:
         """Give each rank its block from every rank, on a node; see :meth:`mpicoll.Intracomm.Alltoallv`."""
-        if self._memory.ready and self._table and self._exchange_quickly(sendbuf, recvbuf):
+        if self._memory.ready and self._table and algorithm is None and self._exchange_quickly(sendbuf, recvbuf):
             return
         scope = self._scope
         if scope.channel.refusal is not None:
@@ -141,17 +140,9 @@ class BlockExchange:
         if not self._is_ready("alltoallv"):
             run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
             return
-        self._on_shared_memory("Alltoallv", send, recv, dtype)
+        self._on_shared_memory("Alltoallv", algorithm, send, recv, dtype)
         if recv.buffer is not None:
             recv.buffer.give_back()
-
-    def _algorithm(self, algorithm: str | None) -> str:
-        scope = self._scope
-        return select.resolve("alltoall", algorithm, scope.algorithm, 0, scope.means)
-
-    def _native(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._scope.channel.alone:
-            operation(self._scope, sendbuf, recvbuf, chosen=True).run(self._scope.timeout)
 
     def _check_own(self, send: TypedBlocks, recv: TypedBlocks) -> None:
         rank = self._scope.channel.rank
@@ -162,7 +153,7 @@ class BlockExchange:
     # On a node --------------------------------------------------------------------------------------------------------
 
     def _on_shared_memory(
-        self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
+        self, title: str, algorithm: str | None, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
     ) -> None:
         """Exchange blocks; `dtype` is the type of all elements if they have one.
 
@@ -174,16 +165,22 @@ class BlockExchange:
         if not self._memory.alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
+            self._memory.words[words.ASKED] = self._asked(algorithm)
             self._exchange(title, send, recv, dtype)
         finally:
             self._memory.alone.release()
 
+    def _asked(self, algorithm: str | None) -> int:
+        """Return METHOD + 1 where somebody has asked for it, else 0."""
+        name = self._scope.algorithm if algorithm is None else algorithm
+        return 1 + select.ON_NODE.index(name) if name in select.ON_NODE else 0
+
     def _exchange_quickly(self, sendbuf: Any, recvbuf: Any) -> bool:
-        """Make an Alltoallv of short blocks whose specifications compiled code reads; False if nothing has happened."""
+        """Make an Alltoallv whose specifications compiled code reads; False if nothing has happened."""
         return self._in_one_call("Alltoallv", exchange_vectors.run, sendbuf, recvbuf)
 
     def _exchange_known(self, sendbuf: Any, recvbuf: Any) -> bool:
-        """Make an Alltoallw of short blocks whose specifications are known; False if nothing has happened."""
+        """Make an Alltoallw whose specifications are known; False if nothing has happened."""
         specs = self._memory.specs
         done = self._in_one_call("Alltoallw", exchange_typed.run, sendbuf, recvbuf, specs.address)
         if done:
@@ -195,94 +192,114 @@ class BlockExchange:
         if not memory.alone.acquire(blocking=False):
             raise RuntimeError(BUSY)
         try:
-            status = kernel(memory.address, self._table, *specs, memory.offers, memory.arrived)
-            if status == NOT_READ:
-                return False
-            if status != TAKEN:
-                rounds = self._taken(status)
-                if rounds:
-                    self._take_rounds(title, rounds)
-            return True
+            status = kernel(memory.address, self._table, *specs)
+            if status not in (TAKEN, NOT_READ):
+                self._go_on(title, status)
+            return status != NOT_READ
         finally:
             memory.alone.release()
 
-    def _note(self, sendbuf: Any, recvbuf: Any, send: TypedBlocks, recv: TypedBlocks) -> None:
-        """Let compiled code know specifications, which may come again."""
-        self._memory.specs.note(recvbuf, recv.description)
-        if send is not recv:
-            self._memory.specs.note(sendbuf, send.description)
-
     def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
-        words, inside = self._memory.words, send is recv
+        memory, inside = self._memory.words, send is recv
         try:
             target, unpacked = layouts_of(recv)
             source, packed = (target, unpacked) if inside else layouts_of(send)
-            for rank, memory in packed.items():
-                send.entries(rank, memory).pack()
+            for rank, block in packed.items():
+                send.entries(rank, block).pack()
         except Exception as error:
             refuse(self._scope.channel, title.lower(), error, self._scope.timeout)
-        words[kernels.SENDS], words[kernels.SEND_BASE] = source.address, send.address
-        words[kernels.RECVS], words[kernels.RECV_BASE] = target.address, recv.address
-        words[kernels.MAY_DIRECT] = not inside and not ranges_meet(send, recv)
-        words[kernels.MARK] = _MARKS[title]
-        words[kernels.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
-        rounds = self._first_round(send)
+        memory[words.SENDS], memory[words.SEND_BASE] = source.address, send.address
+        memory[words.RECVS], memory[words.RECV_BASE] = target.address, recv.address
+        memory[words.MAY_DIRECT] = not inside and not ranges_meet(send, recv)
+        memory[words.MARK] = _MARKS[title]
+        memory[words.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
+        self._begin(title)
+        for rank, block in unpacked.items():
+            recv.entries(rank, block).unpack()
+
+    def _begin(self, title: str) -> None:
+        """Make the exchange that the words describe."""
+        if self._table:
+            status = exchange.run(self._memory.address, self._table)
+        else:
+            begin_exchange.run(self._memory.address, 0)
+            status = OTHER
+        if status != TAKEN:
+            self._go_on(title, status)
+
+    def _go_on(self, title: str, status: int) -> None:
+        """Do what a compiled exchange has left to Python; `status` is what :func:`exchange_calls.exchange` returns."""
+        memory = self._memory
+        if status <= ENDING:
+            if ENDING - status != DONE:
+                self._finish(ENDING - status, "allreduce", memory.in_place, memory.wrong, memory.maximum)
+            self._conclude(title, None)
+            return
+        if status < TAKEN - 1:
+            self._finish(status, "alltoall", memory.offers, memory.arrived)
+        rounds = status - TAKEN if status >= TAKEN - 1 else int(take.run(memory.address))
         if rounds:
             self._take_rounds(title, rounds)
-        for rank, memory in unpacked.items():
-            recv.entries(rank, memory).unpack()
 
-    def _first_round(self, send: TypedBlocks) -> int:
-        """Offer own blocks and take those of the others; return what :func:`kernels.take` does."""
-        memory = self._memory
-        address, offers, arrived = memory.address, memory.offers, memory.arrived
-        if self._table and sum(send.description.nbytes) <= AT_ONCE_NBYTES:
-            return self._taken(exchange.run(address, self._table, offers, arrived))
-        kernels.offer.run(address)
-        status = call.run(self._table, ALLTOALL, offers, arrived, None, 0) if self._table else OTHER
-        return self._taken(status)
-
-    def _taken(self, status: int) -> int:
-        """Return what :func:`kernels.take` does, after an exchange, or an Alltoall of the records, with this status."""
-        if status >= TAKEN - 1:
-            return status - TAKEN
-        if status != DONE:
-            go_on(self._scope, self._table, status, None, "alltoall", self._memory.offers, self._memory.arrived)
-        return int(kernels.take.run(self._memory.address))
+    def _finish(self, status: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """Go on with a plain call that compiled code has begun."""
+        go_on(self._scope, self._table, status, None, collective, sendbuf, recvbuf, op)
 
     def _take_rounds(self, title: str, rounds: int) -> None:
-        """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`kernels.take`."""
+        """Take what is left of long blocks, and wait until all ranks have theirs; see :func:`block_exchange.take`."""
         memory, wrong = self._memory, None
         if rounds < 0:
-            wrong, rounds = self._found_wrong(title), memory.words[kernels.ROUNDS]
+            wrong, rounds = self._found_wrong(title), memory.words[words.ROUNDS]
             if rounds <= 0:
                 self._scope.channel.refuse(wrong)  # the others hear of it in their next call
                 raise wrong
+        memory.wrong[0] = 0 if wrong is None else self._number_of(wrong)
         for number in range(1, rounds):
-            memory.words[kernels.ROUND] = number
-            kernels.offer_round.run(memory.address)
+            memory.words[words.ROUND] = number
+            offer_round.run(memory.address)
             self._plain(BARRIER, "barrier", None, None)
-            if kernels.take_round.run(memory.address) < 0:
-                wrong = wrong or self._found_wrong(title)
-        memory.wrong[0] = 0 if wrong is None else 1 + self._scope.channel.rank
-        self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, memory.wrong, MPI.MAX)
-        if wrong is not None:
+            if take_round.run(memory.address) < 0 and wrong is None:
+                wrong = self._found_wrong(title)
+                memory.wrong[0] = self._number_of(wrong)
+        self._plain(ALLREDUCE, "allreduce", memory.in_place, memory.wrong, memory.maximum)
+        self._conclude(title, wrong)
+
+    def _conclude(self, title: str, wrong: MismatchError | None) -> None:
+        """Raise the error of this rank, or the one that another has found, and repeat what can be done otherwise."""
+        memory = self._memory
+        if memory.wrong[0] > self._scope.channel.size:
+            self._repeat(title)
+        elif wrong is not None:
             raise wrong
-        if memory.wrong[0]:
+        elif memory.wrong[0]:
             rank = int(memory.wrong[0]) - 1
             raise MismatchError(f"{title}: rank {rank} got a block of another length, or type, than it expects")
+        else:
+            end_exchange.run(memory.address)
+
+    def _number_of(self, wrong: MismatchError) -> int:
+        """Return by which number all ranks hear of an error; the greatest is for memory that is out of reach."""
+        channel = self._scope.channel
+        return 1 + (channel.size if isinstance(wrong, _OutOfReach) else channel.rank)
+
+    def _repeat(self, title: str) -> None:
+        """Exchange the blocks through stages, now and from now on: the system did not copy some between processes."""
+        self._memory.words[words.TRIALS] = 0
+        self._begin(title)
 
     def _found_wrong(self, title: str) -> MismatchError:
         """Return the error for a block that cannot be used here."""
-        words = self._memory.words
-        rank, nbytes = words[kernels.WRONG_RANK], words[kernels.WRONG_NBYTES]
-        if words[kernels.ROUNDS] < 0:
+        memory = self._memory.words
+        rank, nbytes = memory[words.WRONG_RANK], memory[words.WRONG_NBYTES]
+        if memory[words.ROUNDS] < 0:
             return MismatchError(f"this call differs between ranks: rank {rank} did not call {title}")
-        if nbytes == kernels.OF_ANOTHER_TYPE:
+        if nbytes == words.OF_ANOTHER_TYPE:
             return MismatchError(f"{title}: rank {rank} sends elements of another type than this rank expects")
-        if nbytes == kernels.DAMAGED:
+        if nbytes == words.DAMAGED:
             return MismatchError(f"{title}: the record of rank {rank} is damaged")
-        expected = words[kernels.EXPECTED_NBYTES]
+        if nbytes == words.OUT_OF_REACH:
+            return _OutOfReach(f"{title}: the memory of rank {rank} cannot be read from here")
+        expected = memory[words.EXPECTED_NBYTES]
         return MismatchError(f"{title}: rank {rank} sends {nbytes} bytes, but this rank expects {expected} from it")
 
     def _plain(self, number: int, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
@@ -291,22 +308,7 @@ class BlockExchange:
         if self._table:
             status = call.run(self._table, number, sendbuf, recvbuf, op, 0)
         if status != DONE:
-            go_on(self._scope, self._table, status, None, collective, sendbuf, recvbuf, op)
-
-    # Elsewhere --------------------------------------------------------------------------------------------------------
-
-    def _by_messages(self, send: TypedBlocks, recv: TypedBlocks, algorithm: str | None) -> None:
-        """Pack blocks, send them as bytes by Alltoallv, and unpack them."""
-        counts, expected = list(send.description.nbytes), list(recv.description.nbytes)
-        try:
-            out, into = np.empty(sum(counts), np.uint8), np.empty(sum(expected), np.uint8)
-            for rank, memory in parts_of(out, counts):
-                send.entries(rank, memory).pack()
-        except Exception as error:
-            refuse(self._scope.channel, "alltoallw", error, self._scope.timeout)
-        run(self._scope, "alltoallv", [out, counts], [into, expected], MPI.SUM, 0, algorithm)
-        for rank, memory in parts_of(into, expected):
-            recv.entries(rank, memory).unpack()
+            self._finish(status, collective, sendbuf, recvbuf, op)
 
 
 def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mpicoll.buffers.typed_blocks import Layouts, TypedBlocks, ranges_meet
-from mpicoll.kernels import block_exchange as kernels
 from mpicoll.kernels.decorators import DISABLED
-from mpicoll.kernels.strided_copy import ADDRESS, NBYTES, RUN
+from mpicoll.kernels.strided_copy import ADDRESS, CURSORS, NBYTES, RUN, copy_block
 from mpicoll.shared_memory import numpy_allocator
 
 
@@ -24,8 +23,8 @@ def copy_own(send: TypedBlocks, recv: TypedBlocks) -> None:
         send.entries(0, packed).pack()
         recv.entries(0, packed).unpack()
         return
-    cursors = np.empty(kernels.CURSORS, np.int64)
-    kernels.copy_block.run(target.address, recv.address, source.address, send.address, cursors.ctypes.data)
+    cursors = np.empty(CURSORS, np.int64)
+    copy_block.run(target.address, recv.address, source.address, send.address, cursors.ctypes.data)
 
 
 def layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:

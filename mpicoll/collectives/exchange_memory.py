@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+from mpi4py import MPI
 
 from mpicoll.collectives.known_specs import KnownSpecs
-from mpicoll.kernels import block_exchange as kernels
+from mpicoll.kernels import exchange_words as layout
 from mpicoll.kernels.strided_copy import LAYOUT_WORDS
 from mpicoll.shared_memory import numpy_allocator
 from mpicoll.shared_memory.domain import SharedMemoryDomain
+from mpicoll.shared_memory.trials import OwnTrials
 
 STAGE_NBYTES = 1 << 20
 """Length of the stage for one round, for all ranks together; with what is read it stays in the caches."""
@@ -29,11 +31,13 @@ class ExchangeMemory:
     alone
         Lock of the thread that makes an exchange.
     words, address
-        Words of :mod:`mpicoll.kernels.block_exchange`; empty, and 0, before :meth:`make`.
+        Words of :mod:`mpicoll.kernels.exchange_words`; empty, and 0, before :meth:`make`.
     offers, arrived
         Records that go to all ranks, and those that have come from them.
     wrong
         One word: 1 more than the rank that has found an error.
+    in_place, maximum
+        What an Allreduce of `wrong` takes; compiled code knows the addresses of these objects, and of the arrays.
     specs
         Specifications that programs give again.
     """
@@ -53,22 +57,31 @@ class ExchangeMemory:
         """Allocate the memory; local."""
         size = domain.size
         chunk = max(_MIN_CHUNK_NBYTES, STAGE_NBYTES // size)
-        self.offers = np.zeros(size * kernels.OFFER_NBYTES // 8, np.int64)
+        self.offers = np.zeros(size * layout.OFFER_NBYTES // 8, np.int64)
         self.arrived = np.zeros_like(self.offers)
         self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
         self.wrong = np.zeros(1, np.int64)
+        self.in_place, self.maximum = MPI.IN_PLACE, MPI.MAX
         self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
         self.specs = KnownSpecs(size)
-        words = np.zeros(kernels.ALL_WORDS, np.int64)
+        self._trials = OwnTrials("alltoall", domain.oversubscribed)
+        words = np.zeros(layout.ALL_WORDS, np.int64)
         for word, value in (
-            (kernels.SIZE, size),
-            (kernels.RANK, domain.rank),
-            (kernels.PEERS, domain.peers_address),
-            (kernels.OFFERS, self.offers.ctypes.data),
-            (kernels.ARRIVED, self.arrived.ctypes.data),
-            (kernels.STAGE, self._stage.ctypes.data),
-            (kernels.CHUNK, chunk),
-            (kernels.ROWS, self._rows.ctypes.data),
+            (layout.SIZE, size),
+            (layout.RANK, domain.rank),
+            (layout.PEERS, domain.peers_address),
+            (layout.OFFERS, self.offers.ctypes.data),
+            (layout.ARRIVED, self.arrived.ctypes.data),
+            (layout.STAGE, self._stage.ctypes.data),
+            (layout.CHUNK, chunk),
+            (layout.ROWS, self._rows.ctypes.data),
+            (layout.ERROR, self.wrong.ctypes.data),
+            (layout.OFFERS_ARRAY, id(self.offers)),
+            (layout.ARRIVED_ARRAY, id(self.arrived)),
+            (layout.ERROR_ARRAY, id(self.wrong)),
+            (layout.IN_PLACE, id(self.in_place)),
+            (layout.MAXIMUM, id(self.maximum)),
+            (layout.TRIALS, 0 if domain.copies is None else self._trials.address),
         ):
             words[word] = value
         self.words, self.address = words.data, words.ctypes.data

@@ -9,7 +9,6 @@ from mpi4py import MPI
 
 from mpicoll.buffers.typed_blocks import Description
 from mpicoll.kernels import typed_specs as words
-from mpicoll.kernels.operation_words import AT_ONCE_NBYTES
 
 _PATIENCE = 64
 """Entries that are written without one being used: a program that makes new lists each time pays for no more."""
@@ -45,7 +44,7 @@ class KnownSpecs:
         if not self._left or not 3 <= len(spec) <= 4:
             return
         items, layouts = tuple(spec[1:]), description.layouts
-        if sum(description.nbytes) > AT_ONCE_NBYTES or layouts.low < 0 or layouts.irregular:
+        if layouts.low < 0 or layouts.irregular:
             return
         containers = self._containers(items)
         if containers is not None:

@@ -211,7 +211,7 @@ class BlockingCollectives(DerivedIntracomm):
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Send a part of any length to each rank; both buffers are ``[data, counts, displs, datatype]``."""
         if self._block_exchange.takes(algorithm):
-            self._block_exchange.alltoallv(sendbuf, recvbuf)
+            self._block_exchange.alltoallv(sendbuf, recvbuf, algorithm)
         else:
             run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 

@@ -51,6 +51,8 @@ class Memory:
         The rank that runs; -1 outside of all ranks, when accesses are not checked.
     made
         By rank, its accesses to shared memory with address and length, and its releases with address and value.
+    hidden
+        Processes whose private memory the system does not copy.
     """
 
     def __init__(self, size: int, nbytes: int) -> None:
@@ -66,6 +68,7 @@ class Memory:
         self._clocks = np.zeros((size, size), np.int32)
         self._clocks[np.diag_indices(size)] = 1
         self._history: dict[int, list[tuple[int, Array]]] = {}
+        self.hidden: set[int] = set()
 
     # Allocation -----------------------------------------------------------------------------------------------------
 
@@ -166,6 +169,24 @@ class Memory:
         """Copy bytes to another rank's private memory."""
         self.copy(remote, local, nbytes)
         return True
+
+    def read_vectors(self, pid: int, local: int, locals_: int, remote: int, remotes: int, flags: int) -> int:
+        """Copy pieces of another rank's private memory; return how many bytes, -1 from a process that is `hidden`."""
+        if int(pid) in self.hidden:
+            return -1
+        here, there = (
+            [(self.load(words + 16 * piece), self.load(words + 16 * piece + 8)) for piece in range(pieces)]
+            for words, pieces in ((local, locals_), (remote, remotes))
+        )
+        done = 0
+        while here and there:
+            (target, room), (source, left) = here.pop(0), there.pop(0)
+            nbytes = min(room, left)
+            self.copy(target, source, nbytes)
+            here[:0] = [(target + nbytes, room - nbytes)] * (room > nbytes)
+            there[:0] = [(source + nbytes, left - nbytes)] * (left > nbytes)
+            done += nbytes
+        return done
 
     def clock_gettime(self, clock: int, time: int) -> int:
         """Write two words to private memory: no time passes here."""

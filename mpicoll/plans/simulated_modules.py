@@ -27,7 +27,8 @@ _MODULES = (
     "withdrawal",
 )
 _ATOMICS = (
-    "load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process", "clock_gettime",
+    "load", "store", "load_acquire", "store_release", "fence", "copy", "read_process", "write_process", "read_vectors",
+    "clock_gettime",
 )  # fmt: skip
 """Methods of the memory that stand for primitives."""
 

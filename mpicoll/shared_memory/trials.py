@@ -57,3 +57,27 @@ class Trials:
             return first
         number = words.COLLECTIVES.index(collective)
         return int(layout.method_now.run(self._job, number, int(nbytes), first + 1, int(is_blocking))) - 1
+
+
+class OwnTrials:
+    """Trials in calls whose method each rank chooses by itself (:mod:`mpicoll.kernels.exchange_methods`).
+
+    Parameters
+    ----------
+    collective
+        Name of the collective whose times tell most about them.
+    oversubscribed
+        As for :class:`Trials`.
+
+    Attributes
+    ----------
+    address
+        Of the job that they are made in.
+    """
+
+    def __init__(self, collective: str, oversubscribed: bool) -> None:
+        self._decisions = np.zeros(layout.shared_words(1), np.int64)
+        self._job = np.zeros(words.job_words(1), np.int64)
+        self._job[[words.SIZE, words.COLLECTIVE, words.ITEMSIZE]] = 1, words.COLLECTIVES.index(collective), 1
+        self._trials = Trials(self._job, self._decisions.ctypes.data, oversubscribed)
+        self.address = int(self._job.ctypes.data)

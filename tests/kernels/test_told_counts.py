@@ -47,12 +47,12 @@ def test_counts_are_laid_out_as_offsets(counts: tuple[int, ...]) -> None:
 
 def test_functions_of_several_kernels_are_compiled_once() -> None:
     """Their kernels are short, and refer to them by symbol."""
-    from mpicoll.kernels import dispatch, executor, short_exchange
+    from mpicoll.kernels import dispatch, exchange_calls, executor
 
     assert {"mpicoll.executor.progress", "mpicoll.dispatch.make_call"} <= set(machine_code.linked)
     if machine_code.obstacle():
         return
-    for kernel in (dispatch.call, executor.advance, told_counts.call_told, short_exchange.exchange):
+    for kernel in (dispatch.call, executor.advance, told_counts.call_told, exchange_calls.exchange):
         kernel.load()
     called = {dispatch.call.native: "dispatch.make_call", executor.advance: "executor.progress"}
     from mpicoll.kernels import decorators

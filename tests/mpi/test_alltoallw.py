@@ -133,7 +133,7 @@ def test_blocks_of_any_layout_arrive_as_the_library_has_them(comm: Intracomm, le
         recv.free()
 
 
-@pytest.mark.parametrize("algorithm", ["pairwise", "native", "auto", "shared"])
+@pytest.mark.parametrize("algorithm", ["pairwise", "native", "auto", "shared", "single_copy"])
 def test_each_algorithm_gives_the_same(comm: Intracomm, algorithm: str) -> None:
     if algorithm not in ("auto", *comm.algorithms("alltoall")):
         pytest.skip(f"there is no {algorithm} here")

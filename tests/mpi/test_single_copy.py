@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +24,12 @@ from mpicoll.shared_memory import kept_times, method_times
 from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES, SharedArrays
 from mpicoll.shared_memory.method_times import LENGTHS, Ratios
 from tests.mpi.conftest import TIMEOUT, WORLD
+from tests.secret_memory import secret, secret_on_one_rank
 
 pytestmark = pytest.mark.mpi(min_size=2)
 COUNT = 90_001
 LONG = 512 << 10
 """Bytes that do not pass through slots."""
-_MEMFD_SECRET = 447
-"""The number of a system call of Linux on these machines."""
 MEMORY = ("private", "shared", "by turns")
 
 
@@ -130,7 +125,7 @@ def test_nonblocking_and_persistent_calls(single: Intracomm) -> None:
 @pytest.mark.parametrize("algorithm", ["single_copy", None])
 def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, algorithm: str | None) -> None:
     count, rank = LONG // 4, single.rank
-    data, result = _secret_on_one_rank(single, count), np.zeros(count)
+    data, result = secret_on_one_rank(single, count), np.zeros(count)
     for turn in range(3):
         data[:] = rank + turn
         result[:] = 0
@@ -158,7 +153,7 @@ def test_memory_that_cannot_be_copied_passes_through_stages(single: Intracomm, a
 def test_a_late_rank_finds_a_call_that_begins_again_through_stages(single: Intracomm, how: str) -> None:
     """The ranks that wait have told each other what they call; it is the same call afterwards."""
     count, rank = LONG // 8, single.rank
-    data, result = _secret_on_one_rank(single, count), np.zeros(count)
+    data, result = secret_on_one_rank(single, count), np.zeros(count)
     data[:] = rank
     persistent = single.Allreduce_init(data, result, algorithm="single_copy")
     for _ in range(2):
@@ -192,7 +187,7 @@ def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segm
     comm = Intracomm(WORLD.Dup(), timeout=TIMEOUT)
     node = None if comm.channel.cluster is None else comm.channel.cluster.node.node
     count, size, rank = LONG // 8, comm.size, comm.rank
-    data = _secret(8 * count) if rank == 1 else np.zeros(count)
+    data = secret(8 * count) if rank == 1 else np.zeros(count)
     assert node is None or not node.segments
     usable = np.array([data.size > 0 and (rank != 1 or (node is not None and node.reach))])
     WORLD.Allreduce(MPI.IN_PLACE, usable, MPI.LAND)
@@ -225,31 +220,6 @@ def test_memory_that_cannot_be_copied_goes_by_messages_inside_nodes_without_segm
         comm.Allreduce(other, total)
         assert (total == size * (size - 1) // 2).all()
     persistent.Free()
-
-
-def _secret_on_one_rank(comm: Intracomm, count: int) -> np.ndarray:
-    """Return an array of float64, on rank 1 in memory that the system does not read for others; skip without any."""
-    data = _secret(8 * count) if comm.rank == 1 else np.zeros(count)
-    seen = np.array([data.size])
-    comm.Allreduce(MPI.IN_PLACE, seen, MPI.MIN)
-    if seen[0] == 0:
-        pytest.skip("this system has no secret memory")
-    return data
-
-
-def _secret(nbytes: int) -> np.ndarray:
-    """Return memory that not even the system reads for others; empty where there is none."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    opened = libc.syscall(_MEMFD_SECRET, 0) if platform.machine() in ("x86_64", "aarch64") else -1
-    if opened < 0:
-        return np.empty(0)
-    os.ftruncate(opened, nbytes)
-    try:
-        return np.frombuffer(mmap.mmap(opened, nbytes), np.float64)
-    except OSError:  # more than may be locked
-        return np.empty(0)
-    finally:
-        os.close(opened)
 
 
 def test_ranks_that_ask_for_different_ways_are_told(single: Intracomm) -> None:

@@ -1,0 +1,56 @@
+"""Method by which an exchange of blocks reaches private memory: stages, or copies between processes.
+
+Each rank chooses for the blocks that it sends, and its records say how to take them. So trials of the methods, see
+:mod:`mpicoll.kernels.method_trials`, need no agreement: every rank makes its own, in a job of one rank. Where ranks
+send about as much as each other, their calls are counted alike, and they try at the same time.
+"""
+
+from .atomics import load, store
+from .block_offers import offer_blocks
+from .decorators import helper, kernel_for
+from .dispatch import choice_for
+from .exchange_words import ASKED, SENDS, SHORTEST_RUN, TRIALS, nbytes_of
+from .method_trials import FIRST_BITS, begin_own_call, bit_length, end_own_call
+from .operation_words import ALLTOALL, DONE, STAGE, TRANSFER
+
+_SHORTEST_RUN = 1024
+"""Bytes of a run for which the system is not asked in vain: it needs some 100 ns for each."""
+
+
+@helper
+def choose_method(words, table):
+    """Choose the method of an exchange that begins now, and note when it began if it is timed.
+
+    Parameters
+    ----------
+    table
+        Address of the communicator's table for plain calls, which has the method before any trial; 0: there is none.
+    """
+    trials, method = load(words + 8 * TRIALS), load(words + 8 * ASKED)
+    if trials and method == 0:
+        nbytes = nbytes_of(words, SENDS)
+        if bit_length(nbytes) >= FIRST_BITS:
+            first = choice_for(table, ALLTOALL, nbytes) & 3 if table else 0
+            method = begin_own_call(trials, nbytes, first if first else STAGE + 1)
+    store(words + 8 * SHORTEST_RUN, _SHORTEST_RUN if trials and method == TRANSFER + 1 else 0)
+
+
+@kernel_for("int64", "int64")
+def begin_exchange(words, table):
+    """Choose the method of an exchange, write its records, and pack what is staged in the first round."""
+    choose_method(words, table)
+    offer_blocks(words)
+
+
+@helper
+def end_timed(words):
+    """Keep the time of an exchange that has succeeded on all ranks, if it is timed."""
+    trials = load(words + 8 * TRIALS)
+    if trials:
+        end_own_call(trials, DONE)
+
+
+@kernel_for("int64")
+def end_exchange(words):
+    """End an exchange as `end_timed` does."""
+    end_timed(words)
