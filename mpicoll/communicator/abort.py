@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from mpicoll.communicator.predefined import WORLD
+
 _FLUSH_SECONDS = 0.25
 """Time for the launcher to read the output before it kills the ranks."""
 
@@ -32,8 +34,8 @@ def install() -> None:
         previous(kind, error, trace)
         if os.getpid() != process:  # a forked child, which is no rank
             return
-        if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-            end(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed; the job ends\n")
+        if MPI.Is_initialized() and not MPI.Is_finalized() and WORLD.size > 1:
+            end(f"mpicoll: rank {WORLD.rank} failed; the job ends\n")
 
     sys.excepthook = hook
 
@@ -48,7 +50,7 @@ def end_job(error: BaseException) -> NoReturn:
     """Print `error` and end all ranks; for an error inside a call of the MPI library, where it cannot be raised."""
     import traceback
 
-    rank, text = MPI.COMM_WORLD.rank, "".join(traceback.format_exception(error))
+    rank, text = WORLD.rank, "".join(traceback.format_exception(error))
     end(f"{text}mpicoll: rank {rank} failed in a reduction; the job ends\n")
     os._exit(1)  # MPICH's Abort returns, and the reduction would go on with what is in memory
 
@@ -62,4 +64,4 @@ def end(text: str, status: int = 1) -> None:
     try:
         time.sleep(_FLUSH_SECONDS)
     finally:
-        MPI.COMM_WORLD.Abort(status)
+        WORLD.Abort(status)

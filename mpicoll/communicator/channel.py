@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mpicoll.communicator.call_lock import Alone
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
 from mpicoll.communicator.spare_channels import Origin, SpareChannels
 from mpicoll.communicator.tags import Tags
@@ -121,9 +122,8 @@ class Channel:
         parent: Ancestor | None = None,
         session: int | None = None,
     ) -> None:
-        self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
-        self.tags = Tags(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.tags = Tags(int(WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.session = agree_on_session(self.comm) if session is None else session
         self.check: str = agree_on_check_mode(self.comm) if parent is None else parent.channel.check
         self.polls: int = polls_before_yield(self.comm) if parent is None else parent.channel.polls
@@ -138,7 +138,7 @@ class Channel:
         self.agreed: set[int] = set()
         self.broken: str | None = None
         self.refusal: int | None = None
-        self.identity, self.random_seed = int(MPI.COMM_WORLD.rank), 0
+        self.identity, self.random_seed = int(WORLD.rank), 0
         self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None

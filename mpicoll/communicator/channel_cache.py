@@ -16,6 +16,7 @@ from mpicoll.communicator import forked_children
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.environment_agreement import check_environments, what_is_wrong
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
+from mpicoll.communicator.predefined import is_predefined
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
 from mpicoll.communicator.spare_channels import Origin, retire
@@ -159,7 +160,7 @@ def free_channel(comm: MPI.Intracomm) -> None:
     MPI.COMM_SELF keep theirs, since MPI refuses to free them.
     """
     attached = comm.Get_attr(_keyval())
-    if isinstance(attached, Attached) and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+    if isinstance(attached, Attached) and not is_predefined(comm):
         attached.end()
         comm.Delete_attr(_keyval())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from mpicoll.communicator import abort
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.environment import launcher_mismatch
 
 
@@ -16,7 +17,7 @@ def prepare_process() -> None:
     RuntimeError
         If the launcher belongs to another MPI library than the one that mpi4py has loaded.
     """
-    mismatch = launcher_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    mismatch = launcher_mismatch(WORLD.size, MPI.get_vendor()[0])
     if mismatch is not None:
         raise RuntimeError(mismatch)
     abort.install()

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator.channel import Ancestor, Channel
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.progress.communicator_creation import meet_before_making, node_communicator
 from mpicoll.progress.failed_ranks import revoked_after_failure
 
@@ -103,7 +104,7 @@ def pretended_node() -> int | None:
     ValueError
         If it is not a list of positive numbers.
     """
-    rank, text = MPI.COMM_WORLD.rank, os.environ.get("MPICOLL_NODES", "")
+    rank, text = WORLD.rank, os.environ.get("MPICOLL_NODES", "")
     if not text:
         return None
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from mpicoll.communicator.channel_cache import free_channel
+from mpicoll.communicator.predefined import is_predefined
 from mpicoll.progress.communicator_creation import meet_before_making
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
         free_channel(self)
         super().Free()
         self.note_freed()
+
+    def free(self) -> None:
+        """Call :meth:`Free`, if this is neither COMM_NULL nor predefined, as mpi4py's objects of those do."""
+        if not is_predefined(self):
+            super().free()
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.communicator.predefined import is_predefined
 from mpicoll.objects import pickling
 from mpicoll.program import method_wrappers
 from mpicoll.program.call_arguments import NAMES
@@ -41,7 +42,8 @@ def _observed_class(base: type, recorder: CallRecorder) -> type:
         if hasattr(base, name)
     }
     makers = {name: _making(getattr(base, name), recorder) for name in _MAKERS if hasattr(base, name)}
-    return type(base.__name__, (base,), {**methods, **makers, "__reduce__": _reduce, "__module__": base.__module__})
+    others = {"free": _free, "__reduce__": _reduce, "__module__": base.__module__}
+    return type(base.__name__, (base,), {**methods, **makers, **others})
 
 
 def _making(method: Any, recorder: CallRecorder) -> Any:
@@ -49,6 +51,12 @@ def _making(method: Any, recorder: CallRecorder) -> Any:
         return observed(method(self, *arguments, **named), recorder)
 
     return make
+
+
+def _free(comm: Any) -> None:
+    """Free a communicator that is not predefined, as mpi4py's ``free`` does."""
+    if not is_predefined(comm):
+        MPI.Intracomm.free(comm)
 
 
 def _reduce(comm: Any) -> Any:

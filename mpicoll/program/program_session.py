@@ -98,12 +98,13 @@ class ProgramSession:
         self._status = status
         self.report()
         MPI: Any = sys.modules.get("mpi4py.MPI")
-        if MPI is None or not abort or not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        if MPI is None or not abort or not MPI.Is_initialized() or MPI.Is_finalized():
             return
         from mpicoll.communicator import abort as job
+        from mpicoll.communicator.predefined import WORLD
 
-        rank = MPI.COMM_WORLD.rank
-        job.end(f"mpicoll: rank {rank} failed; the job ends\n", status)
+        if WORLD.size > 1:
+            job.end(f"mpicoll: rank {WORLD.rank} failed; the job ends\n", status)
 
     def forget(self) -> None:
         """Write no profile."""

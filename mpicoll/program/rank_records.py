@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.program.call_recorder import CallRecorder, Kind, Stream
 from mpicoll.program.program_clock import Drift
 
@@ -78,7 +79,7 @@ def _name_of(op: Any) -> str:
 def own_record(recorder: CallRecorder, facts: dict[str, Any], drift: Drift) -> RankRecord:
     """Return this rank's record, with times converted to rank 0's clock."""
     streams = [_as_arrays(stream, drift) for stream in recorder.streams if stream.calls]
-    return RankRecord(MPI.COMM_WORLD.rank, facts, [describe(kind) for kind in recorder.kinds], streams)
+    return RankRecord(WORLD.rank, facts, [describe(kind) for kind in recorder.kinds], streams)
 
 
 def _as_arrays(stream: Stream, drift: Drift) -> CallStream:

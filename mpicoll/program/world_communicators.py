@@ -42,6 +42,8 @@ def install(MPI: Any, timeout: float, library_calls: int, recorder: CallRecorder
 
 def keep_native(MPI: Any, recorder: CallRecorder | None) -> None:
     """Keep the MPI library's COMM_WORLD and COMM_SELF; with a recorder, record their calls. Local."""
+    from mpicoll.communicator import predefined  # noqa: F401, before the program gives the names to others
+
     if recorder is not None:
         from mpicoll.program.native_communicators import observed
 

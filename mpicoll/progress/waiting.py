@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.environment import core_limit, core_numbers, local_ranks
 from mpicoll.progress import driver_thread
 from mpicoll.progress.communicator_creation import node_communicator
@@ -95,7 +96,7 @@ def let_library_progress() -> None:
     A probe on COMM_SELF makes no progress under MPICH.
     """
     with contextlib.suppress(MPI.Exception):  # of a rank that has died, which the watchdog reports
-        MPI.COMM_WORLD.Iprobe()
+        WORLD.Iprobe()
 
 
 def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], float]) -> None:

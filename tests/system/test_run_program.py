@@ -183,6 +183,26 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> Non
     assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr
 
 
+def test_a_program_may_give_the_name_of_all_ranks_to_others(tmp_path: Path) -> None:
+    program = tmp_path / "rebound.py"
+    program.write_text(
+        "from mpi4py import MPI\n"
+        "MPI.COMM_WORLD.free()\n"
+        "world = MPI.COMM_WORLD\n"
+        "assert world.allreduce(1) == world.size > 1\n"
+        "MPI.COMM_WORLD = MPI.COMM_SELF\n"
+        "assert world.Split(0).allreduce(1) == world.size\n"
+        "if world.rank == 0:\n"
+        "    raise ValueError('wrong on purpose')\n"
+        "world.barrier()\n"
+    )
+    for options in ((), ("--native", "--profile", "--compare=0")):
+        outcome = launch(*options, str(program))
+        assert outcome.returncode, outcome.text
+        assert "wrong on purpose" in outcome.stderr, outcome.text
+        assert "mpicoll: rank 0 failed; the job ends" in outcome.stderr, outcome.text
+
+
 def test_ranks_that_end_long_after_a_failed_one_do_not_wait_for_it(tmp_path: Path) -> None:
     program = tmp_path / "late.py"
     program.write_text(

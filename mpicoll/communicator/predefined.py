@@ -1,0 +1,12 @@
+"""COMM_WORLD and COMM_SELF of the MPI library, whatever a program assigns to those names of ``mpi4py.MPI``."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+WORLD, SELF = MPI.Intracomm(MPI.COMM_WORLD), MPI.Intracomm(MPI.COMM_SELF)
+
+
+def is_predefined(comm: MPI.Comm) -> bool:
+    """Return whether a communicator is one of them, which MPI never frees."""
+    return comm in (WORLD, SELF)
