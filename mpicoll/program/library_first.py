@@ -19,9 +19,11 @@ from mpicoll import comm as ours
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
 from mpicoll.communicator.channel_cache import known_channel, live_channels
+from mpicoll.communicator.predefined import WORLD
 from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.interface.derived_communicators import Settings
 from mpicoll.program.call_arguments import NAMES, OBJECTS
+from mpicoll.program.refused_calls import is_refused
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 
 _KEYWORDS = frozenset({"algorithm", "compression"})
@@ -64,14 +66,22 @@ class LibraryFirst:
     _left: float = 0
     """Number of calls that are left to the library; 0 in an object that the program has made by the class."""
     _settings: Settings
+    _ours: Any
+    """Class of mpicoll's communicators of this kind."""
+    _is_ours = False
+    """True in an object of a class that the program has derived, which keeps it, once mpicoll makes its collectives."""
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Return the name of the MPI library's algorithms; local."""
+        if self._is_ours:
+            return self._ours.algorithms(self, collective)
         select.row_of(collective)
         return (select.NATIVE,)
 
     def choice(self, collective: str, nbytes: int, **options: Any) -> str:
         """Return the name of the MPI library's algorithms; local."""
+        if self._is_ours:
+            return self._ours.choice(self, collective, nbytes, **options)
         select.row_of(collective)
         return select.NATIVE
 
@@ -81,18 +91,22 @@ class LibraryFirst:
         False where one of its ranks has very many of them, or the MPI library can make no more, which all ranks learn
         together. Then this one stays with the library, unless it `must` not.
         """
-        live, world = np.array([live_channels()], np.int64), known_channel(MPI.Intracomm(MPI.COMM_WORLD))
+        live, world = np.array([live_channels()], np.int64), known_channel(WORLD)
         polls = POLLS_BEFORE_YIELD if world is None else world.polls
         largest_of_all(MPI.Intracomm(self), live, self._settings.timeout, polls=polls)
         if live[0] >= MOST_CHANNELS and not must:
             self._left = math.inf
             return False
-        plain, self.__class__ = type(self), type(self).__mro__[2]
+        plain = type(self)
+        if plain in classes.values():
+            self.__class__ = self._ours
+        else:
+            self._is_ours = True
         made = known_channel(MPI.Intracomm(self)) is not None  # by the program, which has made another object
         try:
             self._set_up(self._settings, None if made else world)
         except MPI.Exception:
-            self.__class__, self._left = plain, math.inf
+            self.__class__, self._is_ours, self._left = plain, False, math.inf
             if must:
                 raise
             return False
@@ -105,11 +119,18 @@ def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
     is_persistent = name.endswith("_init")
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self._is_ours:
+            return getattr(self._ours, name)(self, *arguments, **named)
         has_ours = not _KEYWORDS.isdisjoint(named) or any(map(_is_ours, (*arguments, *named.values())))
         only_ours = is_persistent or has_ours
         if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
             self._left -= 1
-            return library(self, *arguments, **named)
+            try:
+                return library(self, *arguments, **named)
+            except Exception as error:
+                if not isinstance(error, MPI.Exception) and is_refused(self, name, arguments, named):
+                    self._left += 1  # the other ranks have not counted it either
+                raise
         if self._become_ours(must=has_ours):
             return getattr(self, name)(*arguments, **named)
         return library(self, *arguments, **named)
@@ -125,7 +146,7 @@ def _is_ours(argument: Any) -> bool:
 def _class_of(kind: type) -> type:
     library: Any = kind._kind  # type: ignore[attr-defined]
     methods = {name: _counted(name, getattr(library, name)) for name in NAMES if hasattr(library, name)}
-    return type(kind.__name__, (LibraryFirst, kind), {**methods, "__module__": kind.__module__})
+    return type(kind.__name__, (LibraryFirst, kind), {**methods, "_ours": kind, "__module__": kind.__module__})
 
 
 classes = {kind: _class_of(kind) for kind in (ours.Intracomm, ours.Cartcomm, ours.Graphcomm, ours.Distgraphcomm)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -208,6 +210,65 @@ def test_an_object_made_by_the_class(comm):
     for _ in range(2):
         _sum(again)
     assert _is_ours(again)
+
+
+def test_a_class_derived_from_one_that_begins_with_the_library(comm):
+    made = comm.Split(0, comm.rank)
+
+    class Named(type(made)):
+        name = "own"
+
+    named = Named(made)
+    for _ in range(2):
+        _sum(named)
+    assert named.name == "own"
+    assert named.choice("allreduce", 8) == mpicoll.Intracomm(MPI.Intracomm(made)).choice("allreduce", 8)
+    assert "native" in named.algorithms("allreduce")
+    assert named.allgather(named.rank) == list(range(named.size))
+
+
+REFUSED = {
+    "an object without a pickle": lambda comm: comm.allgather(lambda: 0),
+    "the root's object without a pickle": lambda comm: comm.bcast(lambda: 0),
+    "a buffer that is none": lambda comm: comm.Allreduce(MPI.IN_PLACE, "text"),
+    "too few objects": lambda comm: comm.alltoall([None] * (comm.size - 1)),
+    "objects for no rank": lambda comm: comm.scatter([], 0),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", REFUSED.values(), ids=list(REFUSED))
+def test_a_call_that_is_refused_on_one_rank_is_not_counted(comm, call):
+    """A program may catch the error, and try again: all ranks have to become ours in the same call."""
+    made = comm.Split(0, comm.rank)
+    if made.rank == 0:
+        with pytest.raises((AttributeError, TypeError, ValueError, pickle.PicklingError)):
+            call(made)
+    for _ in range(CALLS):
+        assert not _is_ours(made)
+        _sum(made)
+    _sum(made)
+    assert _is_ours(made)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_call_that_fails_after_its_messages_is_counted(comm):
+    class Unloadable:
+        def __reduce__(self):
+            return _raise, ()
+
+    made = comm.Split(0, comm.rank)
+    with pytest.raises(ZeroDivisionError):  # the root unpickles its object, too
+        made.bcast(Unloadable() if made.rank == 0 else None)
+    for _ in range(CALLS - 1):
+        assert not _is_ours(made)
+        _sum(made)
+    _sum(made)
+    assert _is_ours(made)
+
+
+def _raise():
+    raise ZeroDivisionError
 
 
 def test_a_class_derived_from_ours(comm):
