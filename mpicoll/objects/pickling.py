@@ -27,7 +27,10 @@ def dumps_apart(obj: Any) -> tuple[bytes, Sequence[Any]]:
     protocol = MPI.pickle.PROTOCOL
     if protocol is None or protocol < _OUT_OF_BAND_PROTOCOL:
         return MPI.pickle.dumps(obj), ()
-    return MPI.pickle.dumps_oob(obj)
+    try:
+        return MPI.pickle.dumps_oob(obj)
+    except TypeError:  # of a pickler that knows no buffers, or of the object, which the next line raises again
+        return MPI.pickle.dumps(obj), ()
 
 
 def loads_apart(data: Any, buffers: Sequence[Any]) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import os
+import pickle
 import random
 import warnings
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -628,6 +630,22 @@ def test_no_object_is_pickled_twice(comm: mpicoll.Intracomm, nbytes: int) -> Non
         counted = Counted(0)
         comm.bcast([counted, "x" * nbytes], root)
         assert counted.count == (comm.rank == root)
+
+
+def test_a_pickler_that_knows_no_buffers(comm: mpicoll.Intracomm) -> None:
+    """Programs compress their pickles so, with the newest protocol."""
+    given = {"rank": comm.rank, "values": np.arange(50_000)}
+    try:
+        MPI.pickle.__init__(  # type: ignore[misc]
+            lambda obj, protocol: zlib.compress(pickle.dumps(obj, protocol)),
+            lambda data: pickle.loads(zlib.decompress(data)),
+            pickle.HIGHEST_PROTOCOL,
+        )
+        gathered, found = comm.allgather(given), comm.bcast(given if comm.rank == 0 else None)
+    finally:
+        MPI.pickle.__init__()  # type: ignore[misc]
+    assert [each["rank"] for each in gathered] == list(range(comm.size))
+    np.testing.assert_array_equal(found["values"], given["values"])
 
 
 @pytest.mark.parametrize("name", ["bcast", "allgather", "scatter", "alltoall", "allreduce"])
