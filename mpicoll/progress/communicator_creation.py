@@ -23,9 +23,19 @@ def meet_before_making(parent: MPI.Comm) -> None:
 
 
 def private_duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return a duplicate of a communicator, see :func:`meet_before_making`; collective."""
+    """Return a communicator of the same ranks and topology, see :func:`meet_before_making`; collective.
+
+    Without a topology it has none of the attributes that the program has attached: to copy them calls its functions,
+    which may fail on one rank alone, and a copy would live on after the program has freed the original.
+    """
     meet_before_making(comm)
-    return comm.Dup()
+    if comm.Get_topology() != MPI.UNDEFINED:
+        return comm.Dup()
+    group = comm.Get_group()
+    try:
+        return MPI.Intracomm(MPI.Intracomm.Create(comm, group))
+    finally:
+        group.Free()
 
 
 def node_communicator(comm: MPI.Intracomm) -> MPI.Comm:
