@@ -55,8 +55,13 @@ class ProgressThread:
         """Let the thread look at a new operation; to be called if it is not awake."""
         self.awake = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mpicoll progress", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="mpicoll progress", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more, or the interpreter is about to end
+                self._ended = True
+                return
+            self._thread = thread
             atexit.register(self.end)  # before MPI is finalized
         self._wake.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -46,6 +47,20 @@ def waits_for_others(comm: Intracomm, between: Callable[[], None], count: int) -
             request.Wait()
             between()
         check(comm, result)
+
+
+def test_a_thread_that_cannot_be_started(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(progress_engine, "_thread", None)
+    if comm.rank == 0:
+        monkeypatch.setattr(progress_thread.threading.Thread, "start", refuse)
+    for count in COUNTS:
+        request, result = begin(comm, count)
+        request.Wait()
+        check(comm, result)
+    assert (progress_engine._thread is None or progress_engine._thread.awake) or comm.rank
 
 
 @pytest.mark.parametrize("count", COUNTS)
