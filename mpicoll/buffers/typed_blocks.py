@@ -305,35 +305,6 @@ def _row(nbytes: int, layout: Strided | None) -> list[int]:
     return row
 
 
-def is_same_memory(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether two arguments are the same blocks of the same memory, which stands for IN_PLACE."""
-    if send.address != recv.address:
-        return False
-    return send.description is recv.description or np.array_equal(
-        send.description.layouts.rows, recv.description.layouts.rows
-    )
-
-
-def ranges_meet(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether blocks of the two arguments may lie between each other."""
-    sent, got = send.description.layouts, recv.description.layouts
-    first, behind = (
-        max(send.address + sent.low, recv.address + got.low),
-        min(send.address + sent.high, recv.address + got.high),
-    )
-    return first < behind
-
-
-def have_bytes_in_common(send: TypedBlocks, recv: TypedBlocks) -> bool:
-    """Return whether contiguous blocks of the two arguments overlap."""
-    ends = []
-    for blocks in (send, recv):
-        rows = blocks.description.layouts.rows
-        begins = blocks.address + rows[:, words.ADDRESS]
-        ends.append([(int(begin), int(begin + n)) for begin, n in zip(begins, rows[:, words.NBYTES], strict=True) if n])
-    return any(begin < last and first < end for begin, end in ends[0] for first, last in ends[1])
-
-
 def _check_inside(blocks: TypedBlocks, low: int, high: int, argument: str) -> None:
     """Refuse blocks that reach beyond the memory that the array is a part of."""
     array = blocks.array

@@ -7,22 +7,17 @@ from a memory segment, from other memory through stages or between the processes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.block_pairs import common_type, is_same_memory, ranges_meet
 from mpicoll.buffers.buffer_specs import in_place
-from mpicoll.buffers.typed_blocks import (
-    Descriptions,
-    TypedBlocks,
-    have_bytes_in_common,
-    is_same_memory,
-    ranges_meet,
-)
+from mpicoll.buffers.typed_blocks import Descriptions, TypedBlocks
 from mpicoll.collectives import select
-from mpicoll.collectives.block_layouts import copy_own, layouts_of
+from mpicoll.collectives.block_layouts import copy_own, layouts_of, rows_of
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
@@ -72,6 +67,32 @@ class BlockExchange:
     def takes(self, algorithm: str | None) -> bool:
         """Return whether Alltoallv with this `algorithm` is an exchange in shared memory."""
         return self._memory.on_node and (self._by_default if algorithm is None else algorithm in _IN_MEMORY)
+
+    def makes(self, title: str) -> bool:
+        """Return whether blocks are exchanged in shared memory by default; collective when it is first asked."""
+        return self.takes(None) and self._is_ready(title)
+
+    def exchange_memory(self, title: str, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
+        """Copy contiguous memory of each rank to that of each other one, as long, where blocks are exchanged so.
+
+        Parameters
+        ----------
+        title
+            Name of the collective, for errors.
+        sent, received
+            One for each rank, uint8.
+        """
+        memory, rows = self._memory, rows_of(sent, received)
+        if not memory.alone.acquire(blocking=False):
+            raise RuntimeError(BUSY)
+        try:
+            memory.words[words.SENDS], memory.words[words.RECVS] = rows[0].ctypes.data, rows[1].ctypes.data
+            memory.words[words.SEND_BASE] = memory.words[words.RECV_BASE] = memory.words[words.TYPE] = 0
+            memory.words[words.MAY_DIRECT], memory.words[words.MARK] = 1, words.ALLTOALLV
+            memory.words[words.ASKED] = self._asked(None)
+            self._begin(title)
+        finally:
+            memory.alone.release()
 
     def _is_ready(self, title: str) -> bool:
         """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
@@ -133,7 +154,7 @@ class BlockExchange:
             send = recv
             if not in_place(sendbuf):
                 send = self._descriptions.blocks_of_elements(sendbuf, "sendbuf", writable=False)
-            dtype = _common_type(send, recv)
+            dtype = common_type(send, recv)
             self._check_own(send, recv)
         except Exception as error:
             refuse(scope.channel, "alltoallv", error, scope.timeout)
@@ -309,20 +330,3 @@ class BlockExchange:
             status = call.run(self._table, number, sendbuf, recvbuf, op, 0)
         if status != DONE:
             self._finish(status, collective, sendbuf, recvbuf, op)
-
-
-def _common_type(send: TypedBlocks, recv: TypedBlocks) -> np.dtype:
-    """Return the type of all elements.
-
-    Raises
-    ------
-    ValueError
-        If there are two, or if the buffers overlap.
-    """
-    sent, got = sum(send.description.nbytes), sum(recv.description.nbytes)
-    if send is not recv and sent and got:
-        if send.array.dtype != recv.array.dtype:
-            raise ValueError(f"sendbuf has elements of {send.array.dtype}, but recvbuf of {recv.array.dtype}")
-        if ranges_meet(send, recv) and have_bytes_in_common(send, recv):
-            raise ValueError("sendbuf and recvbuf overlap in memory")
-    return (recv if got else send).array.dtype

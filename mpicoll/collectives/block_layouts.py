@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpicoll.buffers.typed_blocks import Layouts, TypedBlocks, ranges_meet
+from mpicoll.buffers.block_pairs import ranges_meet
+from mpicoll.buffers.flat_buffer import address_of
+from mpicoll.buffers.typed_blocks import Layouts, TypedBlocks
 from mpicoll.kernels.decorators import DISABLED
-from mpicoll.kernels.strided_copy import ADDRESS, CURSORS, NBYTES, RUN, copy_block
+from mpicoll.kernels.strided_copy import ADDRESS, CURSORS, LAYOUT_WORDS, NBYTES, RUN, copy_block
 from mpicoll.shared_memory import numpy_allocator
 
 
@@ -38,6 +40,16 @@ def layouts_of(blocks: TypedBlocks) -> tuple[Layouts, dict[int, np.ndarray]]:
         packed[rank] = numpy_allocator.empty(nbytes, np.uint8)
         rows[rank, ADDRESS], rows[rank, RUN] = packed[rank].ctypes.data - blocks.address, nbytes
     return layouts._replace(rows=rows, address=rows.ctypes.data), packed
+
+
+def rows_of(*sides: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a layout for each contiguous array of some sequences, relative to address 0."""
+    rows = np.zeros((len(sides), len(sides[0]), LAYOUT_WORDS), np.int64)
+    for side, arrays in zip(rows, sides, strict=True):
+        side[:, ADDRESS] = [address_of(each) if each.size else 0 for each in arrays]
+        side[:, NBYTES] = [each.nbytes for each in arrays]
+        side[:, RUN] = np.maximum(side[:, NBYTES], 1)
+    return rows
 
 
 def parts_of(memory: np.ndarray, counts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:

@@ -34,6 +34,7 @@ def state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
     scope = CallContext(channel, means, *settings)
     auto_table = fill_dispatch(channel, means)
     table = auto_table if settings.algorithm == select.AUTO else 0
+    blocks = BlockExchange(scope, table)
     return {
         "_settings": settings,
         "_scope": scope,
@@ -42,8 +43,8 @@ def state_of(channel: Channel, settings: Settings) -> dict[str, Any]:
         "_auto_table": auto_table,
         "_table": table,
         "_vector_calls": VectorCalls(scope, table),
-        "_block_exchange": BlockExchange(scope, table),
-        "_objects": Reductions(Exchange(scope, table)),
+        "_block_exchange": blocks,
+        "_objects": Reductions(Exchange(scope, table, blocks)),
         "_nonblocking_vector_calls": NonblockingVectorCalls(scope, table),
         "_nonblocking_table": table if channel.node is not None else 0,
     }

@@ -13,17 +13,28 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, start
 from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
-from mpicoll.objects import records
+from mpicoll.objects import records, swapped_objects
 from mpicoll.objects.compiled_records import ASIDE, PENDING, CompiledRecords, known_layout
 from mpicoll.objects.encoding import Payload
 from mpicoll.objects.folding import OP_NAMES
-from mpicoll.objects.long_objects import OWN_MEMORY_NBYTES, packed, padded, restored, room_for, rounded, taken, to_send
+from mpicoll.objects.long_objects import (
+    EMPTY,
+    OWN_MEMORY_NBYTES,
+    packed,
+    padded,
+    restored,
+    room_for,
+    rounded,
+    taken,
+    to_send,
+)
 from mpicoll.objects.records import NBYTES, Description, Workspace
 
 _making = threading.Lock()
@@ -44,6 +55,8 @@ class Exchange:
     ----------
     table
         Address of the table for plain calls, 0 if they are made on the general path.
+    blocks
+        Exchange of blocks on the same communicator.
 
     Attributes
     ----------
@@ -51,8 +64,8 @@ class Exchange:
         Address of the words of the compiled collectives, 0 before the first call, and where there are none.
     """
 
-    def __init__(self, scope: CallContext, table: int) -> None:
-        self.scope, self.table = scope, table
+    def __init__(self, scope: CallContext, table: int, blocks: BlockExchange) -> None:
+        self.scope, self.table, self._blocks = scope, table, blocks
         self.rank, self.size = scope.channel.rank, scope.channel.size
         self.workspaces: list[Workspace] = []
         self.words = 0
@@ -262,6 +275,11 @@ class Exchange:
     def scatter_long(self, payloads: Sequence[Payload], found: Description, root: int) -> Any:
         """Return this rank's object from the root, where some are long."""
         each = found.room
+        if not each and self._blocks.makes("scatter"):
+            with self.announced():
+                sent, own = swapped_objects.parts(payloads, self.size), swapped_objects.memory_for(found)
+            self._blocks.exchange_memory("scatter", sent, [own if rank == root else EMPTY for rank in range(self.size)])
+            return restored(found, own)
         with self.announced():
             own = np.empty(each or room_for(found), np.uint8)
             memory, counts = packed(payloads, each) if payloads else (None, [])
@@ -274,6 +292,11 @@ class Exchange:
     def swap_long(self, payloads: Sequence[Payload], found: Sequence[Description]) -> list[Any]:
         """Return this rank's objects from all ranks, where some are long."""
         large = any(each.flags & LONG_SOMEWHERE and not each.room for each in found)
+        if large and self._blocks.makes("alltoall"):
+            with self.announced():
+                lent, received = swapped_objects.parts(payloads, self.size), [*map(swapped_objects.memory_for, found)]
+            self._blocks.exchange_memory("alltoall", lent, received)
+            return [restored(other, part) for other, part in zip(found, received, strict=True)]
         each = 0 if large else max(each.room for each in found)
         counts = [each or room_for(other) for other in found]
         with self.announced():

@@ -16,7 +16,8 @@ from mpicoll.shared_memory import numpy_allocator
 OWN_MEMORY_NBYTES = 64 << 10
 """Parts up to this length are sent from memory of their own, which a compiled call does in one step."""
 _ROUNDED_NBYTES, _PADDED_NBYTES = 1 << 20, 256 << 10
-_EMPTY = np.empty(0, np.uint8)
+EMPTY = np.empty(0, np.uint8)
+"""Memory of what is not long."""
 
 
 def to_send(nbytes: int) -> np.ndarray:
@@ -83,6 +84,6 @@ def taken(found: Sequence[Description], memory: np.ndarray, counts: Sequence[int
     """Return the objects of records; `memory` has the long ones."""
     objects, begin = [], 0
     for each, count in zip(found, counts, strict=True):
-        objects.append(restored(each, memory[begin : begin + count] if count else _EMPTY))
+        objects.append(restored(each, memory[begin : begin + count] if count else EMPTY))
         begin += count
     return objects
