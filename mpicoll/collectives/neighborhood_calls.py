@@ -18,7 +18,7 @@ from mpicoll.collectives.native_requests import NativeRequest, NonblockingNative
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.messages.call_agreement import settle
-from mpicoll.messages.native import NEIGHBORHOOD, NEIGHBORHOOD_BLOCKING, NEIGHBORHOOD_PERSISTENT, NativeRun
+from mpicoll.messages.native import BLOCKING, NONBLOCKING, NativeRun
 
 _IN_ANOTHER_ORDER = (
     ("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw") if MPI.get_vendor()[0] == "Open MPI" else ()
@@ -48,14 +48,6 @@ class NeighborhoodOperation(NativeOperation):
 
     sources: tuple[int, ...] = ()
 
-    def begin(self, number: int) -> NativeRun:
-        """Make the MPI library's nonblocking call."""
-        return self.follow(NEIGHBORHOOD[self.collective](self.channel.comm, *self.arguments), number)
-
-    def keep(self) -> MPI.Request:
-        """Make the MPI library's persistent call."""
-        return NEIGHBORHOOD_PERSISTENT[self.collective](self.channel.comm, *self.arguments)
-
     def follow(self, request: MPI.Request, number: int) -> NativeRun:
         """Return the run of a request that has been started."""
         return NativeRun(self.channel, request, self.signature(), number, self.sources)
@@ -66,12 +58,12 @@ class NeighborhoodOperation(NativeOperation):
         try:
             self.keep().Free()  # mpi4py checks the arguments
             here, there = np.zeros(1, np.uint8), np.empty(len(self.sources), np.uint8)
-            meeting = NEIGHBORHOOD["neighbor_allgather"](comm, here, there)
+            meeting = NONBLOCKING["neighbor_allgather"](comm, here, there)
         except Exception as error:
             self.channel.refuse_entered(number, error)
             raise
         NativeRun(self.channel, meeting, self.signature(), number, self.sources).finish(timeout, self)
-        NEIGHBORHOOD_BLOCKING[self.collective](comm, *self.arguments)
+        BLOCKING[self.collective](comm, *self.arguments)
 
 
 def _operation(scope: CallContext, collective: str, around: Neighborhood, *buffers: Any) -> NeighborhoodOperation:

@@ -24,7 +24,7 @@ from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Phase, lower
-from mpicoll.messages.native import NONBLOCKING, PERSISTENT, Arguments, NativeRun, call_blocking
+from mpicoll.messages.native import BLOCKING, NONBLOCKING, PERSISTENT, Arguments, NativeRun
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules import COLLECTIVES, find
@@ -230,7 +230,7 @@ class NativeOperation:
         """Execute the operation."""
         if self.chosen:
             self.enter(timeout)
-            call_blocking(self.channel, self.collective, self.arguments)
+            BLOCKING[self.collective](self.channel.comm, *self.arguments)
         else:
             self.start(timeout).finish(timeout, self)
 

@@ -1,6 +1,6 @@
 """The MPI library's own collectives: the baseline, and the fallback for unsupported datatypes and operations.
 
-This is the only module that calls them on users' data. They run on the private duplicate of the communicator. For
+Only the functions named here are called on users' data. They run on the private duplicate of the communicator. For
 ``algorithm="native"`` the blocking functions are called, without a deadline. The fallback calls the nonblocking
 functions, so that its wait has a deadline.
 """
@@ -19,48 +19,32 @@ from mpicoll.progress.in_flight import InFlight
 
 Arguments = tuple[Any, ...]
 
-BLOCKING: dict[str, Callable[..., None]] = {
-    "allreduce": MPI.Intracomm.Allreduce,
-    "reduce": MPI.Intracomm.Reduce,
-    "bcast": MPI.Intracomm.Bcast,
-    "reduce_scatter": MPI.Intracomm.Reduce_scatter,
-    "reduce_scatter_block": MPI.Intracomm.Reduce_scatter_block,
-    "allgather": MPI.Intracomm.Allgather,
-    "allgatherv": MPI.Intracomm.Allgatherv,
-    "barrier": MPI.Intracomm.Barrier,
-    "gather": MPI.Intracomm.Gather,
-    "gatherv": MPI.Intracomm.Gatherv,
-    "scatter": MPI.Intracomm.Scatter,
-    "scatterv": MPI.Intracomm.Scatterv,
-    "alltoall": MPI.Intracomm.Alltoall,
-    "alltoallv": MPI.Intracomm.Alltoallv,
-    "alltoallw": MPI.Intracomm.Alltoallw,
-    "scan": MPI.Intracomm.Scan,
-    "exscan": MPI.Intracomm.Exscan,
-}
-NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
-    "allreduce": MPI.Intracomm.Iallreduce,
-    "reduce": MPI.Intracomm.Ireduce,
-    "bcast": MPI.Intracomm.Ibcast,
-    "reduce_scatter": MPI.Intracomm.Ireduce_scatter,
-    "reduce_scatter_block": MPI.Intracomm.Ireduce_scatter_block,
-    "allgather": MPI.Intracomm.Iallgather,
-    "allgatherv": MPI.Intracomm.Iallgatherv,
-    "barrier": MPI.Intracomm.Ibarrier,
-    "gather": MPI.Intracomm.Igather,
-    "gatherv": MPI.Intracomm.Igatherv,
-    "scatter": MPI.Intracomm.Iscatter,
-    "scatterv": MPI.Intracomm.Iscatterv,
-    "alltoall": MPI.Intracomm.Ialltoall,
-    "alltoallv": MPI.Intracomm.Ialltoallv,
-    "alltoallw": MPI.Intracomm.Ialltoallw,
-    "scan": MPI.Intracomm.Iscan,
-    "exscan": MPI.Intracomm.Iexscan,
-}
-PERSISTENT: dict[str, Callable[..., MPI.Request]] = {
-    name: getattr(MPI.Intracomm, f"{function.__name__}_init") for name, function in BLOCKING.items()
-}
-"""Functions of MPI 4, which mpi4py refuses with NotImplementedError where the library has none."""
+_COLLECTIVES = (
+    "allreduce",
+    "reduce",
+    "bcast",
+    "reduce_scatter",
+    "reduce_scatter_block",
+    "allgather",
+    "allgatherv",
+    "barrier",
+    "gather",
+    "gatherv",
+    "scatter",
+    "scatterv",
+    "alltoall",
+    "alltoallv",
+    "alltoallw",
+    "scan",
+    "exscan",
+)
+_AMONG_NEIGHBORS = (
+    "neighbor_allgather",
+    "neighbor_allgatherv",
+    "neighbor_alltoall",
+    "neighbor_alltoallv",
+    "neighbor_alltoallw",
+)
 
 
 def _with_topology(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,25 +52,17 @@ def _with_topology(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda comm, *arguments: method(MPI.Topocomm(comm), *arguments)
 
 
-NEIGHBORHOOD: dict[str, Callable[..., MPI.Request]] = {
-    "neighbor_allgather": _with_topology(MPI.Topocomm.Ineighbor_allgather),
-    "neighbor_allgatherv": _with_topology(MPI.Topocomm.Ineighbor_allgatherv),
-    "neighbor_alltoall": _with_topology(MPI.Topocomm.Ineighbor_alltoall),
-    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Ineighbor_alltoallv),
-    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Ineighbor_alltoallw),
-}
-NEIGHBORHOOD_BLOCKING: dict[str, Callable[..., None]] = {
-    "neighbor_alltoall": _with_topology(MPI.Topocomm.Neighbor_alltoall),
-    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Neighbor_alltoallv),
-    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Neighbor_alltoallw),
-}
-NEIGHBORHOOD_PERSISTENT: dict[str, Callable[..., MPI.Request]] = {
-    "neighbor_allgather": _with_topology(MPI.Topocomm.Neighbor_allgather_init),
-    "neighbor_allgatherv": _with_topology(MPI.Topocomm.Neighbor_allgatherv_init),
-    "neighbor_alltoall": _with_topology(MPI.Topocomm.Neighbor_alltoall_init),
-    "neighbor_alltoallv": _with_topology(MPI.Topocomm.Neighbor_alltoallv_init),
-    "neighbor_alltoallw": _with_topology(MPI.Topocomm.Neighbor_alltoallw_init),
-}
+def _functions(name_of: Callable[[str], str]) -> dict[str, Callable[..., Any]]:
+    """Return mpi4py's functions by collective, under the names that `name_of` gives."""
+    functions = {each: getattr(MPI.Intracomm, name_of(each)) for each in _COLLECTIVES}
+    functions |= {each: _with_topology(getattr(MPI.Topocomm, name_of(each))) for each in _AMONG_NEIGHBORS}
+    return functions
+
+
+BLOCKING: dict[str, Callable[..., None]] = _functions(str.capitalize)
+NONBLOCKING: dict[str, Callable[..., MPI.Request]] = _functions(lambda name: f"I{name}")
+PERSISTENT: dict[str, Callable[..., MPI.Request]] = _functions(lambda name: f"{name.capitalize()}_init")
+"""Functions of MPI 4, which mpi4py refuses with NotImplementedError where the library has none."""
 
 
 class NativeRun(InFlight):
@@ -126,8 +102,3 @@ class NativeRun(InFlight):
         self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
         if not isinstance(error, MpicollError):
             self.channel.watchdog.give_up(self.number, error)
-
-
-def call_blocking(channel: Channel, collective: str, arguments: Arguments) -> None:
-    """Make the MPI library's blocking call."""
-    BLOCKING[collective](channel.comm, *arguments)
