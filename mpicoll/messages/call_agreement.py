@@ -9,13 +9,12 @@ entered it (bcast and reduce), and only for the first call with a signature.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.reduction_ops import Reducer, reducer_for
+from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.tags import Tags
 from mpicoll.errors import MismatchError, RemoteError
@@ -31,69 +30,21 @@ _UNKNOWN = np.iinfo(_INT64).max
 _UINT8 = np.dtype(np.uint8)
 
 
-def _private_plan(
-    channel: Channel,
-    collective: str,
-    algorithm: str,
-    memory: np.ndarray,
-    counts: int,
-    tag: int,
-    reducer: Reducer | None,
-) -> Plan:
-    schedule = find(collective, algorithm).schedule(channel.size, channel.rank)
-    bounds = [chunk * counts for chunk in range(schedule.chunks + 1)]
-
-    def scratch(count: int) -> np.ndarray:
-        return np.empty(count, memory.dtype)
-
-    stages = lower(schedule, Vector(None, memory, bounds), reducer, scratch)
-    return MessagePlan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
-
-
-def _cached(channel: Channel, key: str, make: Callable[[], Plan]) -> Plan:
-    plan = channel.cached_plan(key)
+def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> Plan:
+    """Return the plan of an allreduce of `count` int64, or without `op` of an allgather of `count` bytes a rank."""
+    plan: Plan | None = channel.cached_plan(tag)
     if plan is None:
-        plan = make()
-        channel.keep_plan(key, plan)
+        algorithm, dtype = find("allgather", "bruck"), _UINT8
+        if op is not None:
+            algorithm, dtype = find("allreduce", "recursive_doubling"), _INT64
+        schedule = algorithm.schedule(channel.size, channel.rank)
+        memory = np.empty(schedule.chunks * count, dtype)
+        vector = Vector(None, memory, [chunk * count for chunk in range(schedule.chunks + 1)])
+        reducer = None if op is None else reducer_for(op, dtype)
+        stages = lower(schedule, vector, reducer, lambda count: np.empty(count, dtype))
+        plan = MessagePlan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
+        channel.keep_plan(tag, plan)
     return plan
-
-
-def _agreement_plan(channel: Channel) -> Plan:
-    minimum = reducer_for(MPI.MIN, _INT64)
-    return _cached(
-        channel,
-        "agreement",
-        lambda: _private_plan(
-            channel, "allreduce", "recursive_doubling", np.empty(4, _INT64), 4, Tags.AGREEMENT, minimum
-        ),
-    )
-
-
-def _exchange_plan(channel: Channel) -> Plan:
-    memory = np.empty(channel.size * _RECORD_NBYTES, _UINT8)
-    return _cached(
-        channel,
-        "exchange",
-        lambda: _private_plan(channel, "allgather", "bruck", memory, _RECORD_NBYTES, Tags.EXCHANGE, None),
-    )
-
-
-def _slots_plan(channel: Channel) -> Plan:
-    memory, minimum = np.empty(len(channel.tags.persistent_slots), _INT64), reducer_for(MPI.MIN, _INT64)
-    return _cached(
-        channel,
-        "slots",
-        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, memory.size, Tags.SLOTS, minimum),
-    )
-
-
-def _lanes_plan(channel: Channel) -> Plan:
-    memory, either = np.empty(1, _INT64), reducer_for(MPI.BOR, _INT64)
-    return _cached(
-        channel,
-        "lanes",
-        lambda: _private_plan(channel, "allreduce", "recursive_doubling", memory, 1, Tags.LANES, either),
-    )
 
 
 def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
@@ -123,7 +74,7 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
     text = signature.text if error is None else f"!{type(error).__name__}: {error}"
     code = Signature.of(text).code
     common = signature.base if error is None and signature.base else code
-    plan = _agreement_plan(channel)
+    plan = _private_plan(channel, Tags.AGREEMENT, 4, MPI.MIN)
     assert plan.inbox is not None
     plan.inbox[:] = common, -common, code, -code
     if error is None and not signature.is_complete:
@@ -167,9 +118,9 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
         As for :func:`agree`.
     """
     if not channel.slots:
-        plan = _slots_plan(channel)
-        assert plan.inbox is not None
         slots = channel.tags.persistent_slots
+        plan = _private_plan(channel, Tags.SLOTS, len(slots), MPI.MIN)
+        assert plan.inbox is not None
         plan.inbox[:] = [slot not in channel.occupants for slot in slots]
         free = _run(channel, plan, signature, number, timeout)
         channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
@@ -189,7 +140,7 @@ def free_lane(channel: Channel, busy: int, count: int, signature: Signature, num
     count
         The number of lanes.
     """
-    plan = _lanes_plan(channel)
+    plan = _private_plan(channel, Tags.LANES, 1, MPI.BOR)
     assert plan.inbox is not None
     plan.inbox[0] = busy
     used = int(_run(channel, plan, signature, number, timeout)[0])
@@ -230,7 +181,7 @@ def settle(channel: Channel, timeout: float) -> None:
 
 def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:
     """Return every rank's text."""
-    plan = _exchange_plan(channel)
+    plan = _private_plan(channel, Tags.EXCHANGE, _RECORD_NBYTES, None)
     assert plan.inbox is not None
     records = plan.inbox.reshape(channel.size, _RECORD_NBYTES)
     own = text.encode()[:_RECORD_NBYTES]
