@@ -35,6 +35,9 @@ from mpicoll.kernels.operation_words import (
     SCATTER,
 )
 
+_NAMES = dict(enumerate(COLLECTIVES)) | {REDUCE_SCATTER: "reduce_scatter_block"}
+"""Collectives with equal parts, by number."""
+
 
 class NonblockingCollectives(BlockingCollectives):
     """Nonblocking collectives: each starts an operation and returns its request."""
@@ -42,38 +45,30 @@ class NonblockingCollectives(BlockingCollectives):
     _nonblocking_table: int
     _nonblocking_vector_calls: NonblockingVectorCalls
 
-    def _quick(
-        self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = None, root: Any = 0
-    ) -> Request | None:
-        """Start a plain call by one compiled function; None, having done nothing, if it is not plain."""
-        if not self._nonblocking_table or algorithm is not None:
-            return None
-        if type(sendbuf) is not np.ndarray or type(recvbuf) is not np.ndarray:
-            plain = plain_arguments(COLLECTIVES[collective], sendbuf, recvbuf, self._size)
-            if plain is not None:
-                sendbuf, recvbuf = plain
-        return start_quickly(self._scope, self._nonblocking_table, collective, sendbuf, recvbuf, op, root)
+    def _start(
+        self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = MPI.SUM, root: Any = 0
+    ) -> Request:
+        """Start a call; one compiled function does it if the call is plain."""
+        if self._nonblocking_table and algorithm is None:
+            send, recv = sendbuf, recvbuf
+            if type(send) is not np.ndarray or type(recv) is not np.ndarray:
+                send, recv = plain_arguments(COLLECTIVES[collective], send, recv, self._size) or (send, recv)
+            quick = start_quickly(self._scope, self._nonblocking_table, collective, send, recv, op, root)
+            if quick is not None:
+                return quick
+        return start(self._scope, _NAMES[collective], sendbuf, recvbuf, op, root, algorithm)
 
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Barrier`; return its request."""
-        quick = self._quick(BARRIER, None, None, algorithm)
-        if quick is not None:
-            return quick
-        return start(self._scope, "barrier", None, None, MPI.SUM, 0, algorithm)
+        return self._start(BARRIER, None, None, algorithm)
 
     def Ibcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Bcast`; return its request."""
-        quick = self._quick(BCAST, None, buf, algorithm, root=root)
-        if quick is not None:
-            return quick
-        return start(self._scope, "bcast", None, buf, MPI.SUM, root, algorithm)
+        return self._start(BCAST, None, buf, algorithm, root=root)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gather`; return its request."""
-        quick = self._quick(GATHER, sendbuf, recvbuf, algorithm, root=root)
-        if quick is not None:
-            return quick
-        return start(self._scope, "gather", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        return self._start(GATHER, sendbuf, recvbuf, algorithm, root=root)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -81,10 +76,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatter`; return its request."""
-        quick = self._quick(SCATTER, sendbuf, recvbuf, algorithm, root=root)
-        if quick is not None:
-            return quick
-        return start(self._scope, "scatter", sendbuf, recvbuf, MPI.SUM, root, algorithm)
+        return self._start(SCATTER, sendbuf, recvbuf, algorithm, root=root)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -92,10 +84,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgather`; return its request."""
-        quick = self._quick(ALLGATHER, sendbuf, recvbuf, algorithm)
-        if quick is not None:
-            return quick
-        return start(self._scope, "allgather", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        return self._start(ALLGATHER, sendbuf, recvbuf, algorithm)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Allgatherv`; return its request."""
@@ -108,10 +97,7 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoall`; return its request."""
-        quick = self._quick(ALLTOALL, sendbuf, recvbuf, algorithm)
-        if quick is not None:
-            return quick
-        return start(self._scope, "alltoall", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
+        return self._start(ALLTOALL, sendbuf, recvbuf, algorithm)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`; return its request. ``"auto"`` takes the MPI library's function."""
@@ -125,10 +111,7 @@ class NonblockingCollectives(BlockingCollectives):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, root: int = 0, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce`; return its request."""
-        quick = self._quick(REDUCE, sendbuf, recvbuf, algorithm, op, root=root)
-        if quick is not None:
-            return quick
-        return start(self._scope, "reduce", sendbuf, recvbuf, op, root, algorithm)
+        return self._start(REDUCE, sendbuf, recvbuf, algorithm, op, root=root)
 
     def Iallreduce(
         self,
@@ -140,9 +123,8 @@ class NonblockingCollectives(BlockingCollectives):
         compression: str | Compressor | ErrorFeedback | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`; return its :class:`~mpicoll.Request`, which says when it progresses."""
-        quick = self._quick(ALLREDUCE, sendbuf, recvbuf, algorithm, op) if compression is None else None
-        if quick is not None:
-            return quick
+        if compression is None:
+            return self._start(ALLREDUCE, sendbuf, recvbuf, algorithm, op)
         return start(self._scope, "allreduce", sendbuf, recvbuf, op, 0, algorithm, None, compression)
 
     def Ireduce_scatter(
@@ -166,21 +148,12 @@ class NonblockingCollectives(BlockingCollectives):
         self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`; return its request."""
-        quick = self._quick(REDUCE_SCATTER, sendbuf, recvbuf, algorithm, op)
-        if quick is not None:
-            return quick
-        return start(self._scope, "reduce_scatter_block", sendbuf, recvbuf, op, 0, algorithm)
+        return self._start(REDUCE_SCATTER, sendbuf, recvbuf, algorithm, op)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scan`; return its request."""
-        quick = self._quick(SCAN, sendbuf, recvbuf, algorithm, op)
-        if quick is not None:
-            return quick
-        return start(self._scope, "scan", sendbuf, recvbuf, op, 0, algorithm)
+        return self._start(SCAN, sendbuf, recvbuf, algorithm, op)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: AnyOp = MPI.SUM, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Exscan`; return its request."""
-        quick = self._quick(EXSCAN, sendbuf, recvbuf, algorithm, op)
-        if quick is not None:
-            return quick
-        return start(self._scope, "exscan", sendbuf, recvbuf, op, 0, algorithm)
+        return self._start(EXSCAN, sendbuf, recvbuf, algorithm, op)
