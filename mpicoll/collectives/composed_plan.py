@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.composition import PART_WORDS
-from mpicoll.messages.bound_plan import Part, Table
+from mpicoll.messages.bound_plan import Table
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -33,38 +32,6 @@ from mpicoll.shared_memory.shared_operation import (
 )
 
 _ABANDONED = "an operation over several nodes was abandoned"
-
-
-class PlanPart(Part, Protocol):
-    """A part of a composed plan.
-
-    Attributes
-    ----------
-    title
-        Where and what it is, for messages.
-    sent_nbytes
-        Bytes of the messages that a run sends.
-    """
-
-    title: str
-    sent_nbytes: int
-
-    def progress(self) -> tuple[str, tuple[int, ...]]:
-        """Return the progress of the present run, and the ranks waited for, by their numbers for the caller."""
-        ...
-
-    def calls_after(self) -> Sequence[KernelCall]:
-        """Return what is to be called after the end of the part."""
-        ...
-
-    def free(self) -> None:
-        """Free what the part holds of the MPI library."""
-
-    def cancel(self) -> None:
-        """Abandon the present run, if there is one."""
-
-    def settle(self) -> None:
-        """Wait until no rank is at work on the memory of the run that was abandoned."""
 
 
 class ComposedPlan(Plan):
@@ -340,3 +307,7 @@ class SharedPart:
         """Wait until no rank of the node is at work on the buffers of the run that was abandoned."""
         if self._is_running:
             wait_for_others(self._job, self._node, self._plan.number)
+
+
+PlanPart = MessagePart | SharedPart
+"""A part of a composed plan: `title` says for messages where and what it is, `sent_nbytes` how much a run sends."""
