@@ -84,8 +84,9 @@ def _check_counts(send: int, recv: int) -> None:
         raise ValueError(f"sendbuf has {send} elements, but recvbuf {recv}")
 
 
-def _allreduce(scope: CallContext, call: CallArguments) -> AnyTask:
-    sendbuf, recvbuf, op = call.sendbuf, call.recvbuf, call.op
+def _reduction(scope: CallContext, call: CallArguments) -> AnyTask:
+    """Check an allreduce, scan or exscan; rank 0 has no result of an exscan."""
+    sendbuf, recvbuf, op, collective = call.sendbuf, call.recvbuf, call.op, call.collective
     try:
         send, recv = _pair(sendbuf, recvbuf)
     except Foreign:
@@ -97,24 +98,24 @@ def _allreduce(scope: CallContext, call: CallArguments) -> AnyTask:
     if call.compression is not None:
         chosen, compression = _choose_compressed(scope, call, recv)
     else:
-        chosen, compression = choose_reduction(scope, "allreduce", call.algorithm, op, recv), None
+        chosen, compression = choose_reduction(scope, collective, call.algorithm, op, recv), None
     if chosen.reducer is None or chosen.algorithm == select.NATIVE:
         return native(scope, call, chosen.algorithm == select.NATIVE, recv, inside=send is None)
-    given, result = VectorPart(send or recv, 0, recv.count), VectorPart(recv, 0, recv.count)
+    gets = collective != "exscan" or scope.channel.rank > 0
     return CheckedOperation(
         scope.channel,
-        "allreduce",
-        "Allreduce",
+        collective,
+        collective.capitalize(),
         chosen.algorithm,
         recv.count,
         recv.dtype,
-        given,
-        result,
+        VectorPart(send or recv, 0, recv.count),
+        VectorPart(recv, 0, recv.count) if gets else None,
         source=send,
         target=recv,
         op_name=chosen.op_name,
         reducer=chosen.reducer,
-        ordered=not reduction_ops.is_commutative(op),
+        ordered=collective != "allreduce" or not reduction_ops.is_commutative(op),
         compression=compression,
     )
 
@@ -189,38 +190,8 @@ def _barrier(scope: CallContext, call: CallArguments) -> AnyTask:
     return CheckedOperation(scope.channel, "barrier", "Barrier", name, 0, np.dtype(np.uint8), None, None)
 
 
-def _prefix(scope: CallContext, call: CallArguments) -> AnyTask:
-    """Check a scan or exscan; rank 0 has no result of an exscan."""
-    sendbuf, recvbuf, op, collective = call.sendbuf, call.recvbuf, call.op, call.collective
-    try:
-        send, recv = _pair(sendbuf, recvbuf)
-    except Foreign:
-        return native(scope, call, False, inside=sendbuf is recvbuf)
-    if send is not None:
-        _check_counts(send.count, recv.count)
-    chosen = choose_reduction(scope, collective, call.algorithm, op, recv)
-    if chosen.reducer is None or chosen.algorithm == select.NATIVE:
-        return native(scope, call, chosen.algorithm == select.NATIVE, recv, inside=send is None)
-    gets = collective == "scan" or scope.channel.rank > 0
-    return CheckedOperation(
-        scope.channel,
-        collective,
-        collective.capitalize(),
-        chosen.algorithm,
-        recv.count,
-        recv.dtype,
-        VectorPart(send or recv, 0, recv.count),
-        VectorPart(recv, 0, recv.count) if gets else None,
-        source=send,
-        target=recv,
-        op_name=chosen.op_name,
-        reducer=chosen.reducer,
-        ordered=True,
-    )
-
-
 _PREPARE: dict[str, Callable[[CallContext, CallArguments], AnyTask]] = {
-    "allreduce": _allreduce,
+    "allreduce": _reduction,
     "reduce": _reduce,
     "bcast": _bcast,
     "reduce_scatter": validate_blocks.reduce_scatter,
@@ -234,6 +205,6 @@ _PREPARE: dict[str, Callable[[CallContext, CallArguments], AnyTask]] = {
     "scatterv": validate_moves.scatter,
     "alltoall": validate_moves.alltoall,
     "alltoallv": validate_moves.alltoallv,
-    "scan": _prefix,
-    "exscan": _prefix,
+    "scan": _reduction,
+    "exscan": _reduction,
 }
