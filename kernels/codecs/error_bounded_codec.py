@@ -135,17 +135,18 @@ def _unpack_wide(packed, bits, low, high):
 
 
 @helper
-def _write(low, high, base, step, out):
-    for i in range(out.size):
-        number = np.int32(base + np.int32(np.int32(low[i]) + np.int32(np.int32(high[i]) << np.int32(8))))
-        out[i] = np.float32(number) * step
+def _number(low, high, base):
+    return np.int32(base + np.int32(np.int32(low) + np.int32(np.int32(high) << np.int32(8))))
 
 
 @helper
-def _write_add(low, high, base, step, out):
-    for i in range(out.size):
-        number = np.int32(base + np.int32(np.int32(low[i]) + np.int32(np.int32(high[i]) << np.int32(8))))
-        out[i] += np.float32(number) * step
+def _write(low, high, base, step, out, add):
+    if add:
+        for i in range(out.size):
+            out[i] += np.float32(_number(low[i], high[i], base)) * step
+    else:
+        for i in range(out.size):
+            out[i] = np.float32(_number(low[i], high[i], base)) * step
 
 
 @helper
@@ -203,9 +204,6 @@ def decode(packed, out, settings, add):
             _copy(raws[at // 4 : at // 4 + length], target, add)
         else:
             _unpack_wide(packed[at + 4 : at + nbytes], bits, low[:fits], high[:fits])
-            if add:
-                _write_add(low[:length], high[:length], bases[at // 4], step, target)
-            else:
-                _write(low[:length], high[:length], bases[at // 4], step, target)
+            _write(low[:length], high[:length], bases[at // 4], step, target, add)
         at += nbytes
     return 0

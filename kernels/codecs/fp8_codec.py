@@ -147,19 +147,15 @@ def _number(code, shift, offset, normal, step, inf, nan):
 
 
 @helper
-def _decode(codes, scale, mantissa, bias, inf, nan, out):
+def _decode(codes, scale, mantissa, bias, inf, nan, out, add):
     shift, offset = np.uint32(23 - mantissa), np.uint32((127 - bias) << 23)
     normal, step = np.uint32(1 << mantissa), bits_float32((128 - bias - mantissa) << 23)
-    for i in range(out.size):
-        out[i] = _number(codes[i], shift, offset, normal, step, inf, nan) * scale
-
-
-@helper
-def _decode_add(codes, scale, mantissa, bias, inf, nan, out):
-    shift, offset = np.uint32(23 - mantissa), np.uint32((127 - bias) << 23)
-    normal, step = np.uint32(1 << mantissa), bits_float32((128 - bias - mantissa) << 23)
-    for i in range(out.size):
-        out[i] += _number(codes[i], shift, offset, normal, step, inf, nan) * scale
+    if add:
+        for i in range(out.size):
+            out[i] += _number(codes[i], shift, offset, normal, step, inf, nan) * scale
+    else:
+        for i in range(out.size):
+            out[i] = _number(codes[i], shift, offset, normal, step, inf, nan) * scale
 
 
 @helper
@@ -186,8 +182,5 @@ def decode(packed, out, settings, add):
     for number in range((count + block - 1) // block):
         begin, at = number * block, number * record
         target = out[begin : min(count, begin + block)]
-        if add:
-            _decode_add(packed[at + 4 : at + record], scales[at // 4], mantissa, bias, first, least, target)
-        else:
-            _decode(packed[at + 4 : at + record], scales[at // 4], mantissa, bias, first, least, target)
+        _decode(packed[at + 4 : at + record], scales[at // 4], mantissa, bias, first, least, target, add)
     return 0

@@ -67,15 +67,13 @@ def _power(exponent, sign):
 
 
 @helper
-def _decode(exponents, signs, out):
-    for i in range(out.size):
-        out[i] = _power(exponents[i], signs[i])
-
-
-@helper
-def _decode_add(exponents, signs, out):
-    for i in range(out.size):
-        out[i] += _power(exponents[i], signs[i])
+def _decode(exponents, signs, out, add):
+    if add:
+        for i in range(out.size):
+            out[i] += _power(exponents[i], signs[i])
+    else:
+        for i in range(out.size):
+            out[i] = _power(exponents[i], signs[i])
 
 
 @decoder
@@ -88,9 +86,5 @@ def decode(packed, out, settings, add):
         begin, at = number * block, number * record
         unpack(packed[at : at + block // 8], 1, signs)
         exponents = packed[at + block // 8 : at + record]
-        target = out[begin : min(count, begin + block)]
-        if add:
-            _decode_add(exponents, signs, target)
-        else:
-            _decode(exponents, signs, target)
+        _decode(exponents, signs, out[begin : min(count, begin + block)], add)
     return 0

@@ -107,15 +107,13 @@ def encode(x, out, settings, keys, first):
 
 
 @helper
-def _decode(codes, scale, out):
-    for i in range(out.size):
-        out[i] = (np.float32(codes[i]) - np.float32(1)) * scale
-
-
-@helper
-def _decode_add(codes, scale, out):
-    for i in range(out.size):
-        out[i] += (np.float32(codes[i]) - np.float32(1)) * scale
+def _decode(codes, scale, out, add):
+    if add:
+        for i in range(out.size):
+            out[i] += (np.float32(codes[i]) - np.float32(1)) * scale
+    else:
+        for i in range(out.size):
+            out[i] = (np.float32(codes[i]) - np.float32(1)) * scale
 
 
 @helper
@@ -148,9 +146,5 @@ def decode(packed, out, settings, add):
     for number in range((count + block - 1) // block):
         begin, at = number * block, number * record
         _unpack(packed[at + 4 : at + record], rest, codes)
-        target = out[begin : min(count, begin + block)]
-        if add:
-            _decode_add(codes, scales[at // 4], target)
-        else:
-            _decode(codes, scales[at // 4], target)
+        _decode(codes, scales[at // 4], out[begin : min(count, begin + block)], add)
     return 0
