@@ -95,11 +95,14 @@ def go_on(
 
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:
     """Complete a call that has begun with `status`."""
-    with scope.channel.alone.after_others:
+    scope.channel.alone.wait()
+    try:
         if scope.channel.dispatch.running:
             compiled_calls.end(scope.channel, status, made.sendbuf, made.recvbuf, scope.timeout)
         elif not on_shared_memory.end(scope.channel, status, scope.timeout):
             _make_in_another_way(scope, made)
+    finally:
+        scope.channel.alone.release()
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:

@@ -27,31 +27,14 @@ class Alone:
             raise RuntimeError(BUSY)
         self._busy[0] = 1
 
-    @property
-    def after_others(self) -> AfterOthers:
-        """The lock for a call that compiled code has started: `with` waits; the present holder will be refused."""
-        return AfterOthers(self)
-
     def wait(self) -> None:
-        """Wait for the lock."""
+        """Wait for the lock, for a call that compiled code has started; the present holder will be refused."""
         self._lock.acquire()
         self._busy[0] = 1
 
-    def __exit__(self, *error: object) -> None:
+    def release(self, *error: object) -> None:
+        """Give the lock back."""
         self._busy[0] = 0
         self._lock.release()
 
-
-class AfterOthers:
-    """See :attr:`Alone.after_others`."""
-
-    __slots__ = ("_alone",)
-
-    def __init__(self, alone: Alone) -> None:
-        self._alone = alone
-
-    def __enter__(self) -> None:
-        self._alone.wait()
-
-    def __exit__(self, *error: object) -> None:
-        self._alone.__exit__()
+    __exit__ = release
