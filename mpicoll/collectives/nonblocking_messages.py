@@ -11,8 +11,8 @@ each rank's own matter. A call starts when the call before it has ended in its p
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 
 from mpicoll.collectives.aggregated_rounds import operation_numbers
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
@@ -65,23 +65,6 @@ class Place:
         self.plans: dict[Hashable, KeptPlan] = {}
 
 
-class _Places:
-    """The places of the calls of one signature."""
-
-    def __init__(self, slots: Sequence[int]) -> None:
-        self.slots = slots
-        self._places = [Place(slot) for slot in slots]
-        self._turn = -1
-
-    def take(self) -> Place:
-        """Return the place of the next call."""
-        self._turn = (self._turn + 1) % len(self._places)
-        return self._places[self._turn]
-
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._places)
-
-
 class NonblockingPlans:
     """Places of nonblocking calls by signature, and their plans.
 
@@ -90,7 +73,8 @@ class NonblockingPlans:
 
     def __init__(self, slots: range) -> None:
         self._free = [slots[first : first + _PLACES] for first in range(0, len(slots) - _PLACES + 1, _PLACES)]
-        self._places: OrderedDict[str, _Places] = OrderedDict()
+        self._places: OrderedDict[str, deque[Place]] = OrderedDict()
+        """By signature, the places of its calls, that of the next one first."""
         self._plans: OrderedDict[tuple[Place, Hashable], KeptPlan] = OrderedDict()
         """All plans, the least recently used one first."""
         self._nbytes = 0
@@ -100,9 +84,10 @@ class NonblockingPlans:
         places = self._places.get(signature.text)
         if places is None:
             slots = self._free.pop() if self._free else self._drop_oldest()
-            places = self._places[signature.text] = _Places(slots)
+            places = self._places[signature.text] = deque(map(Place, slots))
         self._places.move_to_end(signature.text)
-        return places.take()
+        places.rotate(-1)
+        return places[-1]
 
     def plan(self, place: Place, key: Hashable, nbytes: int, make: Callable[[], Plan]) -> KeptPlan:
         """Return the plan of a place for a key, made if there is none, for vectors of `nbytes` bytes."""
@@ -120,7 +105,7 @@ class NonblockingPlans:
         for place in places:
             for key in list(place.plans):
                 self._drop(place, key)
-        return places.slots
+        return sorted(place.slot for place in places)
 
     def _drop(self, place: Place, key: Hashable) -> None:
         self._nbytes -= self._plans.pop((place, key)).nbytes
