@@ -8,22 +8,9 @@ from mpicoll.kernels import instructions as words
 from mpicoll.plans.plan_rows import PlanHeader, Row
 from mpicoll.plans.shared_memory_plans import make
 
-_INSTRUCTIONS = {
-    words.ENTER: "ENTER",
-    words.STARTED: "STARTED",
-    words.MEET: "MEET",
-    words.RESOLVE: "RESOLVE",
-    words.AT_WORK: "AT_WORK",
-    words.DONE: "DONE",
-    words.WAIT_DONE: "WAIT_DONE",
-    words.COPY: "COPY",
-    words.DELIVER: "DELIVER",
-    words.REDUCE: "REDUCE",
-    words.IF: "IF",
-    words.TILES: "TILES",
-    words.SEGMENTS: "SEGMENTS",
-    words.END: "END",
-}
+_NAMES = ("ENTER", "STARTED", "MEET", "RESOLVE", "AT_WORK", "DONE", "WAIT_DONE", "COPY", "DELIVER", "REDUCE", "IF",
+          "TILES", "SEGMENTS", "END")  # fmt: skip
+_INSTRUCTIONS = {getattr(words, name): name for name in _NAMES}
 _MEANINGS = {
     words.STARTED: "publish the record, and what was copied",
     words.RESOLVE: "find out how each published buffer is accessed",
