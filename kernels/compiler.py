@@ -22,21 +22,10 @@ from numba.core.runtime import nrtdynmod, rtsys
 from numba.core.sigutils import normalize_signature
 from numba.extending import register_jitable
 
-from . import address_calls, decorators, intrinsics, machine_code, object_file, overloads
+from . import address_calls, decorators, intrinsics, machine_code, object_file, overloads  # noqa: F401 (for Numba)
 from .decorators import FLAGS, Kernel, Native
 from .machine_code import Entry, Loaded
 from .source_stamps import entry_name, stamp_of
-
-__all__ = [
-    "address_calls",
-    "compiled",
-    "compiled_native",
-    "dispatcher",
-    "intrinsics",
-    "numba_type",
-    "overloads",
-    "uncached",
-]
 
 _warned: set[str] = set()
 
