@@ -9,6 +9,8 @@ entered it (bcast and reduce), and only for the first call with a signature.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
@@ -102,6 +104,16 @@ def refuse(channel: Channel, collective: str, error: Exception, timeout: float) 
         agree(channel, signature, channel.enter(signature), timeout, error)
     channel.refuse(error)
     raise error
+
+
+@contextmanager
+def announced(channel: Channel) -> Iterator[None]:
+    """Context that tells the other ranks if an exception keeps this one from a call that they make now."""
+    try:
+        yield
+    except Exception as error:
+        channel.refuse(error)
+        raise
 
 
 def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:

@@ -6,8 +6,7 @@ Every rank reads in the records who has a long object, so that all take the same
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from mpicoll.errors import MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
+from mpicoll.messages.call_agreement import announced
 from mpicoll.objects import records, swapped_objects
 from mpicoll.objects.compiled_records import ASIDE, PENDING, CompiledRecords, known_layout
 from mpicoll.objects.encoding import Payload
@@ -210,20 +210,11 @@ class Exchange:
         for rank, payload in enumerate(payloads):
             records.write(memory, rank * NBYTES, call_word, payload, flags, room)
 
-    @contextmanager
-    def announced(self) -> Iterator[None]:
-        """Tell the other ranks if an exception keeps this one from a call that they make now."""
-        try:
-            yield
-        except Exception as error:
-            self.scope.channel.refuse(error)
-            raise
-
     def gather_long(self, payload: Payload, found: Sequence[Description], root: int | None = None) -> list[Any]:
         """Return the objects of all ranks, of which some are long; to `root` only if there is one, else to all."""
         counts = padded([room_for(each) for each in found])
         equal, here = len(set(counts)) == 1, root is None or root == self.rank
-        with self.announced():
+        with announced(self.scope.channel):
             memory = np.empty(sum(counts), np.uint8) if here else None
             sent = self._sent(payload, memory, counts)
         if root is not None and equal:
@@ -249,7 +240,7 @@ class Exchange:
         """Return the root's object, which is long."""
         last = found.in_place_nbytes
         first = rounded(found.nbytes) if last == 0 else found.nbytes - last
-        with self.announced():
+        with announced(self.scope.channel):
             memory = np.empty(first + last, np.uint8)
             if payload is not None:
                 payload.write(memory[: found.nbytes - last].data)
@@ -276,11 +267,11 @@ class Exchange:
         """Return this rank's object from the root, where some are long."""
         each = found.room
         if not each and self._blocks.makes("scatter"):
-            with self.announced():
+            with announced(self.scope.channel):
                 sent, own = swapped_objects.parts(payloads, self.size), swapped_objects.memory_for(found)
             self._blocks.exchange_memory("scatter", sent, [own if rank == root else EMPTY for rank in range(self.size)])
             return restored(found, own)
-        with self.announced():
+        with announced(self.scope.channel):
             own = np.empty(each or room_for(found), np.uint8)
             memory, counts = packed(payloads, each) if payloads else (None, [])
         if each:
@@ -293,13 +284,13 @@ class Exchange:
         """Return this rank's objects from all ranks, where some are long."""
         large = any(each.flags & LONG_SOMEWHERE and not each.room for each in found)
         if large and self._blocks.makes("alltoall"):
-            with self.announced():
+            with announced(self.scope.channel):
                 lent, received = swapped_objects.parts(payloads, self.size), [*map(swapped_objects.memory_for, found)]
             self._blocks.exchange_memory("alltoall", lent, received)
             return [restored(other, part) for other, part in zip(found, received, strict=True)]
         each = 0 if large else max(each.room for each in found)
         counts = [each or room_for(other) for other in found]
-        with self.announced():
+        with announced(self.scope.channel):
             (sent, sent_counts), memory = packed(payloads, each), np.empty(sum(counts), np.uint8)
         if each:
             self.plain("alltoall", sent, memory)

@@ -10,6 +10,7 @@ import numpy as np
 from mpicoll.collectives import neighborhood_calls
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.neighborhood_calls import Neighborhood
+from mpicoll.messages.call_agreement import announced
 from mpicoll.objects import pickling
 from mpicoll.objects.moves import as_many
 
@@ -34,11 +35,8 @@ def alltoall(scope: CallContext, around: Neighborhood, destinations: int, object
     objects
         A sequence with an object for each destination; otherwise an error on this rank, which the other ranks learn of.
     """
-    try:
+    with announced(scope.channel):
         given = as_many(objects, destinations, "sendobj")
-    except Exception as error:
-        scope.channel.refuse(error)
-        raise
     parts = _pickled(scope, given)
     counts, lengths = np.array([part.size for part in parts], np.int64), np.zeros(len(around.sources), np.int64)
     neighborhood_calls.run(scope, "neighbor_alltoall", around, counts, lengths)
@@ -49,21 +47,15 @@ def alltoall(scope: CallContext, around: Neighborhood, destinations: int, object
 
 def _pickled(scope: CallContext, objects: Sequence[Any]) -> list[np.ndarray]:
     """Return pickles, an empty one for None; announces an object that cannot be pickled to the other ranks."""
-    try:
+    with announced(scope.channel):
         return [np.frombuffer(b"" if obj is None else pickling.dumps(obj), np.uint8) for obj in objects]
-    except Exception as error:
-        scope.channel.refuse(error)
-        raise
 
 
 def _memory(scope: CallContext, lengths: np.ndarray, parts: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
     """Return memory for pickles of these lengths, and `parts` one behind the other; announces that there is none."""
-    try:
+    with announced(scope.channel):
         memory = np.empty(int(lengths.sum()), np.uint8)
         return [memory] if parts is None else [memory, np.concatenate([np.empty(0, np.uint8), *parts])]
-    except Exception as error:
-        scope.channel.refuse(error)
-        raise
 
 
 def _unpickled(memory: np.ndarray, lengths: np.ndarray) -> list[Any]:

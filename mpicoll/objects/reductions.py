@@ -18,6 +18,7 @@ import numpy as np
 from mpicoll.errors import MpicollError
 from mpicoll.kernels.object_reductions import reduce_objects, reduced_types
 from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
+from mpicoll.messages.call_agreement import announced
 from mpicoll.objects import folding
 from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import copied, dtype_at, encode
@@ -122,7 +123,7 @@ class Reductions(Moves):
     def _reduce_arrays(self, name: str, given: Given, first: Description, number: int, root: int) -> Any:
         exchange, dtype = self.exchange, dtype_at(first.dtype)
         gets = name != "reduce" or self.rank == root
-        with exchange.announced():
+        with announced(exchange.scope.channel):
             send = np.frombuffer(given.payload.parts[0], dtype)
             recv = np.empty(first.shape, dtype) if gets else None
         exchange.plain(name, send, recv, folding.predefined(number), root)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpicoll.checkpoint import Tensors, Whole
 from mpicoll.comm import Intracomm
+from mpicoll.messages.call_agreement import announced
 from mpicoll.parallel.running_statistics import PREFIX
 from mpicoll.parallel.sharded import Sharded
 
@@ -48,7 +48,7 @@ class ShardedState:
         RuntimeError
             If a unit is in use, or has gradients of a step that is not taken.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             self._ensure_idle("state_dict")
             root = self._rank(root)
         return _collect(self._sharded, _held(self._sharded), root)
@@ -70,11 +70,11 @@ class ShardedState:
         RuntimeError
             If a unit is in use, or has gradients of a step that is not taken.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             self._ensure_idle("load_state_dict")
             root = self._rank(root)
         held = _held(self._sharded)
-        with self._refusing():
+        with announced(self.comm.channel):
             found = _checked(self._sharded, held, state) if self.comm.Get_rank() == root else {}
         _distribute(self._sharded, held, found, root)
 
@@ -83,7 +83,7 @@ class ShardedState:
 
         Ranks then write and read their parts themselves, on any number of ranks. Not copies.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             self._ensure_idle("tensors")
         return self._sharded.tensors()
 
@@ -93,15 +93,6 @@ class ShardedState:
         ``"offloaded"`` are bytes of the optimizer state in a file, not in ``"optimizer"``.
         """
         return self._sharded.nbytes()
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Context of checks: the other ranks are told of an error."""
-        try:
-            yield
-        except Exception as error:
-            self.comm.channel.refuse(error)
-            raise
 
     def _rank(self, root: Any) -> int:
         number = operator.index(root)
