@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import numpy as np
 
@@ -78,14 +77,6 @@ def raise_failure(status: int, number: int, op_name: str) -> None:
         raise RemoteError(f"collective {number}: the memory of another rank can no longer be accessed")
     if status == words.RAISED:
         raise OperationError(f"collective {number}: op: {op_name} raised an exception")
-
-
-def raise_inaccessible(number: int) -> NoReturn:
-    """Raise RemoteError, since the buffers of a rank cannot be accessed and the call cannot be made in another way."""
-    raise RemoteError(
-        f"collective {number}: the system does not copy the memory of all ranks between processes; "
-        "MPICOLL_TRANSFER=off does without"
-    )
 
 
 def wait_for_others(job: np.ndarray, node: SharedMemoryDomain, number: int) -> None:
@@ -186,7 +177,10 @@ class SharedOperation(InFlight):
             return False
         self.falls_back = status == words.FALLBACK
         if self.falls_back and not self.may_fall_back:
-            raise_inaccessible(self.number)
+            raise RemoteError(
+                f"collective {self.number}: the system does not copy the memory of all ranks between processes; "
+                "MPICOLL_TRANSFER=off does without"
+            )
         return status in (words.DONE, words.FALLBACK)
 
     def restart(self, status: int) -> SharedOperation:
