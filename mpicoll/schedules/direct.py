@@ -78,21 +78,13 @@ def _rotating_exchange(size: int, window: int) -> tuple[Part, ...]:
     return (Rotation(tuple(steps), window=window),)
 
 
-def _pairwise_parts(size: int, root: int) -> tuple[Part, ...]:
-    return _rotating_exchange(size, 1)
-
-
-def _linear_parts(size: int, root: int) -> tuple[Part, ...]:
-    return _rotating_exchange(size, max(1, size - 1))
-
-
-@register("alltoall", "pairwise", parts=_pairwise_parts)
+@register("alltoall", "pairwise", parts=lambda size, root: _rotating_exchange(size, 1))
 def pairwise_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """In step t every rank sends to the rank t above and receives from the rank t below."""
     return Schedule("alltoall", "pairwise", size, rank, size * size, _alltoall_steps(size, rank))
 
 
-@register("alltoall", "linear", parts=_linear_parts)
+@register("alltoall", "linear", parts=lambda size, root: _rotating_exchange(size, max(1, size - 1)))
 def linear_alltoall(size: int, rank: int, *, root: int = 0, segments: int = 1) -> Schedule:
     """The steps of pairwise, all at once; for short messages."""
     return Schedule("alltoall", "linear", size, rank, size * size, _alltoall_steps(size, rank), max(1, size - 1))
