@@ -26,12 +26,10 @@ def pairwise_reduce_scatter(size: int, rank: int, *, root: int = 0, segments: in
     return Schedule("reduce_scatter", "pairwise", size, rank, size, tuple(steps))
 
 
-def _cyclic(start: int, length: int, size: int) -> list[tuple[int, int]]:
-    """Cut the cyclic run of `length` chunks from `start` into at most two plain ranges."""
-    start %= size
-    if start + length <= size:
-        return [(start, start + length)]
-    return [(start, size), (0, start + length - size)]
+def run_of_ranks(size: int, first: int, length: int) -> list[tuple[int, int]]:
+    """Cut `length` ranks, or their chunks, from `first` on in a circle into at most two plain ranges."""
+    end = first + length
+    return [(first, end)] if end <= size else [(first, size), (0, end - size)]
 
 
 @register("allgather", "bruck")
@@ -45,8 +43,8 @@ def bruck_allgather(size: int, rank: int, *, root: int = 0, segments: int = 1) -
     while distance < size:
         length = min(distance, size - distance)
         dest, source = (rank - distance) % size, (rank + distance) % size
-        sends = tuple(Send(dest, *run) for run in _cyclic(rank, length, size))
-        recvs = tuple(Recv(source, *run) for run in _cyclic(rank + distance, length, size))
+        sends = tuple(Send(dest, *run) for run in run_of_ranks(size, rank, length))
+        recvs = tuple(Recv(source, *run) for run in run_of_ranks(size, source, length))
         steps.append(Step(sends, recvs))
         distance *= 2
     return Schedule("allgather", "bruck", size, rank, size, tuple(steps))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from mpicoll.schedules.algorithms import register
 from mpicoll.schedules.all_ranks import Irregular, Part, Rotation
+from mpicoll.schedules.direct import run_of_ranks
 from mpicoll.schedules.ring import ring_allgather_steps
 from mpicoll.schedules.types import Recv, Reduce, Schedule, Send, Step
 
@@ -56,32 +57,32 @@ def reduce_steps(size: int, rank: int, root: int, chunks: int = 1) -> tuple[Step
     return tuple(steps)
 
 
-def _distribute(size: int, rank: int, root: int, chunks: int, scatter: bool) -> tuple[Step, ...]:
+def _distribute(size: int, rank: int, root: int, scatter: bool) -> tuple[Step, ...]:
     """Walk the binomial tree from the root down; `scatter` sends each subtree only its own chunks."""
     place, steps, mask = (rank - root) % size, [], 1
     while mask < size and not place & mask:
         mask <<= 1
     # The subtree of `place` holds the places place..place + mask - 1, as far as they exist.
     if place:
-        stop = min(place + mask, size) if scatter else chunks
+        stop = min(place + mask, size) if scatter else 1
         steps.append(_recv((rank - mask) % size, place if scatter else 0, stop))
     while mask > 1:
         mask >>= 1
         child = place + mask
         if child < size:
-            stop = min(child + mask, size) if scatter else chunks
+            stop = min(child + mask, size) if scatter else 1
             steps.append(_send((rank + mask) % size, child if scatter else 0, stop))
     return tuple(steps)
 
 
-def bcast_steps(size: int, rank: int, root: int, chunks: int = 1) -> tuple[Step, ...]:
+def bcast_steps(size: int, rank: int, root: int) -> tuple[Step, ...]:
     """Spread the root's whole vector."""
-    return _distribute(size, rank, root, chunks, scatter=False)
+    return _distribute(size, rank, root, scatter=False)
 
 
 def scatter_steps(size: int, rank: int, root: int) -> tuple[Step, ...]:
     """Give chunk ``(rank - root) % size`` of the root's vector to each rank."""
-    return _distribute(size, rank, root, size, scatter=True)
+    return _distribute(size, rank, root, scatter=True)
 
 
 @register("reduce", "tree", ordered=True)
@@ -129,18 +130,12 @@ def scatter_allgather_bcast(size: int, rank: int, *, root: int = 0, segments: in
     return Schedule("bcast", "scatter_allgather", size, rank, size, scatter_steps(size, rank, root) + around, root=root)
 
 
-def _run_of_ranks(size: int, first: int, length: int) -> list[tuple[int, int]]:
-    """Cut ranks `first`, `first` + 1, ... of a circle into at most two plain ranges."""
-    end = first + length
-    return [(first, end)] if end <= size else [(first, size), (0, end - size)]
-
-
 def _subtree(size: int, rank: int, root: int) -> list[tuple[int, int]]:
     """Return the ranks below `rank` in the binomial tree, itself included: a run of places from its own on."""
     place, mask = (rank - root) % size, 1
     while mask < size and not place & mask:
         mask <<= 1
-    return _run_of_ranks(size, rank, min(mask, size - place))
+    return run_of_ranks(size, rank, min(mask, size - place))
 
 
 def _parent(size: int, rank: int, root: int) -> int:
