@@ -178,9 +178,7 @@ def is_commutative(operation: MPI.Op | UserOperation) -> bool:
     return operation.commutative if isinstance(operation, UserOperation) else True
 
 
-@lru_cache(maxsize=1024)
-def _predefined(name: str, dtype: np.dtype[Any]) -> Reducer | None:
-    return kernels.reducer(name, dtype)
+_predefined = lru_cache(maxsize=1024)(kernels.reducer)
 
 
 def reducer_for(operation: MPI.Op | UserOperation, dtype: np.dtype[Any]) -> Reducer | None:

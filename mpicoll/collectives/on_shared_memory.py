@@ -126,10 +126,8 @@ def end(channel: Channel, status: int, timeout: float) -> bool:
     return not flight.falls_back
 
 
-@functools.lru_cache(maxsize=256)
-def _address_of(reducer: kernels.Reducer, dtype: np.dtype) -> int:
-    """Return a reducer's address; looking it up takes longer than a short collective."""
-    return kernels.native_address(reducer, dtype)
+_address_of = functools.lru_cache(maxsize=256)(kernels.native_address)
+"""Returns a reducer's address; looking it up takes longer than a short collective."""
 
 
 def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> OperationWords:

@@ -259,10 +259,8 @@ class SharedMemoryDomain:
         return float("inf") if self.reach or self.segments else self.slot_nbytes
 
 
-@functools.cache
-def _wrong_with_atomics() -> str:
-    """Return what does not work here; tested once, since it starts a thread."""
-    return atomics.self_test()
+_wrong_with_atomics = functools.cache(atomics.self_test)
+"""Returns what does not work here; tested once, since it starts a thread."""
 
 
 def obstacle(size: int) -> str:

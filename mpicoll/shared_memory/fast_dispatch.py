@@ -31,9 +31,7 @@ USER_OP = dispatch_table.MAX_OPS
 """Numbers of operations that are not predefined start here; they are hashes of names."""
 
 
-@lru_cache(maxsize=1)
-def _layout_error() -> str:
-    return dispatch_table.layout_error()
+_layout_error = cache(dispatch_table.layout_error)
 
 
 @lru_cache(maxsize=1)
