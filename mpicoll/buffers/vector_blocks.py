@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ def _derived_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Bl
     entry = entry_of(typemap, moved=True)
     buffer = pack_entries(array, typemap, entry, counts, displs, argument)
     elements = [count * entry.elements for count in counts]
-    return Blocks(buffer, elements, _running_sum(elements))
+    return Blocks(buffer, elements, [0, *accumulate(elements)][:-1])
 
 
 def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list[int], list[int]]:
@@ -136,7 +137,7 @@ def _placed(parts: Spec, argument: str, size: int, available: int) -> tuple[list
     else:
         counts = _indices(parts.counts, argument, "counts", size)
     if parts.displs is None:
-        displs = _running_sum(counts)
+        displs = [0, *accumulate(counts)][:-1]
     elif is_whole_number(parts.displs):
         displs = [rank * index(parts.displs, argument, "displacement") for rank in range(size)]
     else:
@@ -155,14 +156,6 @@ def _indices(values: Any, argument: str, what: str, size: int, any_number: Seque
     return [
         0 if any_number and any_number[rank] else index(number, argument, what) for rank, number in enumerate(numbers)
     ]
-
-
-def _running_sum(counts: Sequence[int]) -> list[int]:
-    displs, total = [], 0
-    for count in counts:
-        displs.append(total)
-        total += count
-    return displs
 
 
 def _check_blocks(available: int, counts: Sequence[int], displs: Sequence[int], argument: str, writable: bool) -> None:
