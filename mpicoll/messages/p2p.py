@@ -20,7 +20,7 @@ from mpicoll.errors import CorruptPayload, MpicollError, OperationError
 from mpicoll.messages.bound_plan import Table
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Message, Phase
-from mpicoll.messages.prefixed_sends import LateMessage, PrefixedMemory, PrefixedSends, send_late
+from mpicoll.messages.prefixed_sends import PrefixedMemory, PrefixedSends, send_late
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.in_flight import InFlight
 
@@ -154,8 +154,8 @@ class MessagePlan(Plan):
 
     def _send_late(self, channel: Channel, late: Sequence[Message], tag: int) -> None:
         """Add the start of messages whose lengths are known only then."""
-        prefixed = [LateMessage(each.peer, each.data) for each in late if isinstance(each.data, PrefixedMemory)]
-        if len(prefixed) == len(late) and all(each.data.memory.size <= _MAX_SENT_NBYTES for each in prefixed):
+        prefixed = [(each.peer, each.data) for each in late if isinstance(each.data, PrefixedMemory)]
+        if len(prefixed) == len(late) and all(data.memory.size <= _MAX_SENT_NBYTES for _, data in prefixed):
             self.table.send(PrefixedSends(channel, prefixed, tag, self._waits[-1]), self._waits[-1])
             return
         self._from_python.add(len(self._waits) - 1)

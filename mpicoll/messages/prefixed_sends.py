@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
@@ -48,35 +48,32 @@ class PrefixedMemory:
         return self.memory[: PREFIX_NBYTES + nbytes]
 
 
-class LateMessage(NamedTuple):
-    """A message that is sent when its length is known."""
-
-    peer: int
-    data: PrefixedMemory
-
-
 class PrefixedSends:
     """The call that starts messages with lengths in their memory.
 
     Parameters
     ----------
+    messages
+        Peers, and what is sent to them.
     waits
         Requests of the step; the last ones are those of these messages, and written by the call.
     """
 
-    def __init__(self, channel: Channel, messages: Sequence[LateMessage], tag: int, waits: list[MPI.Request]) -> None:
+    def __init__(
+        self, channel: Channel, messages: Sequence[tuple[int, PrefixedMemory]], tag: int, waits: list[MPI.Request]
+    ) -> None:
         self._channel, self.messages, self._tag, self._waits = channel, messages, tag, waits
         self._words = np.zeros((len(messages), instructions.MESSAGE_WORDS), np.int64)
 
     def __call__(self) -> None:
         """Start the messages, from Python."""
-        send_late(self._channel, [(each.peer, each.data()) for each in self.messages], self._tag, self._waits)
+        send_late(self._channel, [(peer, data()) for peer, data in self.messages], self._tag, self._waits)
 
     def bind(self, handles: np.ndarray) -> dict[str, np.ndarray]:
         """Return the operands of the instruction, whose requests go to `handles`, one for each message."""
         common = {"datatype": _handle(MPI.BYTE), "tag": self._tag, "comm": _handle(self._channel.comm)}
-        for words, message, place in zip(self._words, self.messages, range(len(handles)), strict=True):
-            own = {"memory": message.data.memory.ctypes.data, "peer": message.peer}
+        for words, (peer, data), place in zip(self._words, self.messages, range(len(handles)), strict=True):
+            own = {"memory": data.memory.ctypes.data, "peer": peer}
             own["request"] = handles[place:].ctypes.data
             for name, value in (common | own).items():
                 words[getattr(instructions, f"MESSAGE_{name.upper()}")] = value
