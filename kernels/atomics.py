@@ -180,12 +180,6 @@ def try_transfers(pid, theirs, mine, expected):
     return write_process(mine + 8, pid, mine, theirs + 8, 8)
 
 
-@kernel_for("int64", "int64", "int64", "int64", "int64")
-def fetch(vectors, pid, local, remote, nbytes):
-    """Copy memory of another process; see `read_process`."""
-    return read_process(vectors, pid, local, remote, nbytes)
-
-
 _TURNS = 50
 
 
