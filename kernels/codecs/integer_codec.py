@@ -184,14 +184,8 @@ def _encode(x, count, out, scales, block, bits, keys, first, stochastic, codes, 
 
 @helper
 def _quantize(x, out, scales, block, bits, keys, first, stochastic, codes, last):
-    a, b, c, d, e, f = (
-        pointer(x, 0),
-        pointer(out, 0),
-        pointer(scales, 0),
-        pointer(keys, 0),
-        pointer(codes, 0),
-        pointer(last, 0),
-    )
+    a, b, c = pointer(x, 0), pointer(out, 0), pointer(scales, 0)
+    d, e, f = pointer(keys, 0), pointer(codes, 0), pointer(last, 0)
     _encode(a, x.size, b, c, block, bits, d, first, stochastic, e, f)
 
 
