@@ -116,11 +116,6 @@ def failure(error: Exception) -> Payload:
     return Payload(ERROR, len(text), (text,))
 
 
-def dtype_at(number: int) -> np.dtype[Any]:
-    """Return the element type with this number."""
-    return DTYPES[number]
-
-
 def _encode_int(obj: int) -> Payload:
     try:
         return Payload(INT, 8, (_INT64.pack(obj),))

@@ -21,7 +21,7 @@ from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.messages.call_agreement import announced
 from mpicoll.objects import folding
 from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
-from mpicoll.objects.encoding import copied, dtype_at, encode
+from mpicoll.objects.encoding import DTYPES, copied, encode
 from mpicoll.objects.exchange import Stage
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description, call_word
@@ -121,7 +121,7 @@ class Reductions(Moves):
         return all((each.kind, each.dtype, each.shape) == (ARRAY, first.dtype, first.shape) for each in found)
 
     def _reduce_arrays(self, name: str, given: Given, first: Description, number: int, root: int) -> Any:
-        exchange, dtype = self.exchange, dtype_at(first.dtype)
+        exchange, dtype = self.exchange, DTYPES[first.dtype]
         gets = name != "reduce" or self.rank == root
         with announced(exchange.scope.channel):
             send = np.frombuffer(given.payload.parts[0], dtype)
