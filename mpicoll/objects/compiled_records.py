@@ -62,7 +62,7 @@ _OBJECTS: dict[int, Any] = {
     layout.NONE_TYPE: type(None),
 }
 """Kept alive, since their addresses stand in the words."""
-_OPS = [folding.predefined(number) for number in range(1, layout.OP_COUNT + 1)]
+_OPS = folding.PREDEFINED[: layout.OP_COUNT]
 
 
 class CompiledRecords:

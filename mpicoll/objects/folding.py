@@ -20,9 +20,10 @@ OPS = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"
        "NO_OP")  # fmt: skip
 OP_NAMES = ("a function", *OPS)
 """By number; 0 is whatever is not predefined."""
-_PREDEFINED = [getattr(MPI, name) for name in OPS]
-_NUMBERS = {id(op): number for number, op in enumerate(_PREDEFINED, 1)}
-_BY_HANDLE = {op.handle: number for number, op in enumerate(_PREDEFINED, 1)}
+PREDEFINED = [getattr(MPI, name) for name in OPS]
+"""Predefined operations, from number 1 on."""
+_NUMBERS = {id(op): number for number, op in enumerate(PREDEFINED, 1)}
+_BY_HANDLE = {op.handle: number for number, op in enumerate(PREDEFINED, 1)}
 _QUICKER = {1: operator.add, 2: operator.mul}
 """Functions that do the same as an operation, sooner."""
 
@@ -44,17 +45,12 @@ def function_of(op: Any, number: int) -> AnyCallable:
         If `op` cannot be called.
     """
     if number:
-        return _QUICKER.get(number) or _PREDEFINED[number - 1]
+        return _QUICKER.get(number) or PREDEFINED[number - 1]
     if isinstance(op, UserOperation):
         return op.function
     if not callable(op):
         raise TypeError(f"op: {op!r} is neither an MPI.Op nor a function of two objects")
     return op
-
-
-def predefined(number: int) -> MPI.Op:
-    """Return the operation with this number."""
-    return _PREDEFINED[number - 1]
 
 
 def fold(function: AnyCallable, objects: Sequence[Any]) -> Any:

@@ -126,7 +126,7 @@ class Reductions(Moves):
         with announced(exchange.scope.channel):
             send = np.frombuffer(given.payload.parts[0], dtype)
             recv = np.empty(first.shape, dtype) if gets else None
-        exchange.plain(name, send, recv, folding.predefined(number), root)
+        exchange.plain(name, send, recv, folding.PREDEFINED[number - 1], root)
         return None if name == "exscan" and self.rank == 0 else recv
 
     def _reduce_at(
