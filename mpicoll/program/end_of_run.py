@@ -49,10 +49,11 @@ class EndOfRun:
         """
         if self._MPI.Is_finalized():
             return
+        from mpicoll.environment import cores
         from mpicoll.program import method_wrappers, program_clock, rank_records
 
         facts["overhead_seconds_per_call"] = method_wrappers.overhead(self._recorder)
-        facts["cores"] = _cores()
+        facts["cores"] = cores()
         facts["system"] = self._identity
         if not self._everybody_comes(limit) or self._has_somebody_left():
             self._leave()
@@ -122,9 +123,3 @@ class EndOfRun:
         except Exception as error:
             sys.stderr.write(f"python -m mpicoll run: calls were not repeated: {type(error).__name__}: {error}\n")
             return []
-
-
-def _cores() -> int:
-    from mpicoll.environment import cores
-
-    return cores()
