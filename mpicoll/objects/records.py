@@ -69,21 +69,19 @@ def call_word(collective: str, op: int = 0, root: int = 0) -> int:
     return int(pack_word(COLLECTIVES.index(collective), op, root))
 
 
-def first_word(call: int, payload: Payload, flags: int = 0) -> int:
-    """Return the first word of a record; `flags` are added to those of the object."""
-    of_object = payload.kind << KIND_BIT | payload.dtype << DTYPE_BIT | (payload.flags | flags) << FLAGS_BIT
-    return call | of_object | len(payload.shape) << NDIM_BIT
-
-
 def is_long(payload: Payload) -> bool:
     """Say whether an object has to travel apart from its record."""
     return payload.nbytes + 8 * len(payload.shape) > ROOM
 
 
 def write(memory: memoryview, begin: int, call: int, payload: Payload, flags: int = 0, room: int = 0) -> None:
-    """Write a record, with the object if it is short; `room` is the exponent of the bytes for each long object."""
+    """Write a record, with the object if it is short; `room` is the exponent of the bytes for each long object.
+
+    `flags` are added to those of the object.
+    """
     ndim, nbytes = len(payload.shape), payload.nbytes
-    HEADER.pack_into(memory, begin, first_word(call, payload, flags), nbytes | room << ROOM_BIT)
+    of_object = payload.kind << KIND_BIT | payload.dtype << DTYPE_BIT | (payload.flags | flags) << FLAGS_BIT
+    HEADER.pack_into(memory, begin, call | of_object | ndim << NDIM_BIT, nbytes | room << ROOM_BIT)
     begin += 16
     if ndim:
         _SHAPES[ndim].pack_into(memory, begin, *payload.shape)
