@@ -53,7 +53,6 @@ _FEW = 32
 _BUFFER_ALIGNMENT = 64
 IN_PLACE_NBYTES = 512 << 10
 """Buffers of this length are broadcast from where they lie."""
-_COUNT = struct.Struct("<q")
 
 
 class Payload(NamedTuple):
@@ -242,7 +241,7 @@ def _decode_scalar(dtype: int, flags: int, shape: tuple[int, ...], data: Any) ->
 
 def _decode_apart(dtype: int, flags: int, shape: tuple[int, ...], data: Any) -> Any:
     view = memoryview(data).cast("B")
-    (count,) = _COUNT.unpack_from(view)
+    (count,) = _INT64.unpack_from(view)
     if not 0 <= count <= len(view) // 8 - 2:
         raise CorruptPayload(f"object: {count} buffers in {len(view)} bytes")
     lengths = np.frombuffer(view, np.int64, count + 1, 8).tolist()

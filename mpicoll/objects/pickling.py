@@ -12,11 +12,12 @@ from mpi4py import MPI
 
 _OUT_OF_BAND_PROTOCOL = 5
 
-
 dumps = MPI.pickle.dumps
 """``dumps(obj)`` returns the pickle of an object, with everything in it."""
 loads = MPI.pickle.loads
 """``loads(data)`` returns the object of a pickle."""
+loads_apart = MPI.pickle.loads_oob
+"""``loads_apart(data, buffers)`` returns the object of a pickle and the buffers that it leaves out; it keeps them."""
 
 
 def dumps_apart(obj: Any) -> tuple[bytes, Sequence[Any]]:
@@ -31,8 +32,3 @@ def dumps_apart(obj: Any) -> tuple[bytes, Sequence[Any]]:
         return MPI.pickle.dumps_oob(obj)
     except TypeError:  # of a pickler that knows no buffers, or of the object, which the next line raises again
         return MPI.pickle.dumps(obj), ()
-
-
-def loads_apart(data: Any, buffers: Sequence[Any]) -> Any:
-    """Return the object of a pickle and the buffers that it leaves out; the object keeps them."""
-    return MPI.pickle.loads_oob(data, buffers)
