@@ -76,15 +76,16 @@ def kernel(function: Callable) -> Any:
 
 def short_kernel(*signature: str) -> Callable[[Callable], Any]:
     """Make a kernel with this signature that runs for microseconds: other threads of the process wait meanwhile."""
-    return lambda function: _without_types(function) if DISABLED else Kernel(function, signature, nogil=False)
+    return lambda function: without_types(function) if DISABLED else Kernel(function, signature, nogil=False)
 
 
 def kernel_for(*signature: str) -> Callable[[Callable], Any]:
     """Make a `kernel` that `compile_beforehand` compiles for these types; for others it compiles when called."""
-    return lambda function: _without_types(function) if DISABLED else Kernel(function, signature)
+    return lambda function: without_types(function) if DISABLED else Kernel(function, signature)
 
 
-def _without_types(function: Any) -> Callable:
+def without_types(function: Any) -> Any:
+    """Return a function that stays as it is written, with the attribute `run` of kernels."""
     function.run = function
     return function
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .atomics import load
-from .decorators import DISABLED, Native, helper, linked
+from .decorators import DISABLED, Native, helper, linked, without_types
 from .python_interface import int_object, int_of
 
 _FASTCALL = 0x0080
@@ -79,10 +79,7 @@ def object_kernel(function: Callable) -> Any:
     `arguments` is the address of a vector of the addresses of `count` objects, which live until it returns. It returns
     a new reference, or 0 with an exception set. It runs with the interpreter lock, so it should take microseconds.
     """
-    if DISABLED:
-        function.run = function  # type: ignore[attr-defined]
-        return function
-    return ObjectKernel(function)
+    return without_types(function) if DISABLED else ObjectKernel(function)
 
 
 def takes_objects(*kinds: str) -> Callable[[Callable], Any]:
@@ -96,8 +93,7 @@ def takes_objects(*kinds: str) -> Callable[[Callable], Any]:
 
     def make(function: Callable) -> Any:
         if DISABLED:
-            function.run = function  # type: ignore[attr-defined]
-            return function
+            return without_types(function)
         name = f"{function.__name__}_with_objects"
         given = ", ".join(
             f"{'object_at' if kind == 'object' else 'int_at'}(arguments, {place})" for place, kind in enumerate(kinds)
