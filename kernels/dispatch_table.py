@@ -25,10 +25,10 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     HEADER,  # bytes before an object's own fields
     OPS,  # number of operations, and of element types, in the tables below
     DTYPES,
-    HISTORY,  # address of HISTORY_WORDS words: number, call and count of the last calls made here
+    HISTORY,  # address of HISTORY_LENGTH entries: number, call and count of the last calls made here
     BUSY,  # 1 while a call is made on the general path: none may be made meanwhile, from a thread or a callback
     CHECKED,  # 1 if calls that a rank can end before the others have come are compared the first time
-    AGREED,  # address of AGREED_WORDS words: call and count of such calls that were compared
+    AGREED,  # address of AGREED_LENGTH entries: call and count of such calls that were compared
     METHOD,  # how the algorithm "shared" reaches private memory
     KNOWN,  # address of KNOWN_LENGTH entries of known calls, see `call_cache`
     RUNNING,  # number of the known call whose plan has begun and not ended; 0: none
@@ -46,9 +46,7 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     TELL,  # address of the plan by which this rank, as root, tells its counts, see `told_counts`
 ) = range(27)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
-HISTORY_WORDS = HISTORY_LENGTH * HISTORY_ENTRY
 AGREED_LENGTH = 128
-AGREED_WORDS = 2 * AGREED_LENGTH
 OP_IDS = 27
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
