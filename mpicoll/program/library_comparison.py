@@ -6,7 +6,6 @@ was late in the program.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from mpi4py import MPI
 
 from mpicoll import measure
 from mpicoll.comm import Intracomm
+from mpicoll.consensus import share
 from mpicoll.objects import pickling
 from mpicoll.program.call_arguments import NAMES
 from mpicoll.program.call_recorder import CallRecorder, Kind
@@ -65,7 +65,8 @@ def compare(
     Targets are read on rank 0. Rank 0 returns a comparison for each target measured, the others an empty list. Targets
     that are left after about `seconds` are not measured.
     """
-    chosen = _agree_on([asdict(target) for target in targets[:MAX_TARGETS]] if world.rank == 0 else [], world)
+    own = {"targets": [asdict(target) for target in targets[:MAX_TARGETS]]}
+    chosen = share(world, own if world.rank == 0 else None)["targets"]
     begun, found = time.perf_counter(), []
     for fields in chosen:
         if _is_over(world, begun, seconds):
@@ -74,16 +75,6 @@ def compare(
         times = _measure(world, recorder, target, _SHARE * seconds)
         found.append(Comparison(target, *_to_first(world, target, times)))
     return found if world.rank == 0 else []
-
-
-def _agree_on(targets: list[dict[str, Any]], world: MPI.Intracomm) -> list[dict[str, Any]]:
-    text = np.frombuffer(json.dumps(targets).encode(), np.uint8)
-    length = np.array([len(text)])
-    world.Bcast(length)
-    text = text if world.rank == 0 else np.empty(int(length[0]), np.uint8)
-    world.Bcast(text)
-    agreed: list[dict[str, Any]] = json.loads(text.tobytes())
-    return agreed
 
 
 def _is_over(world: MPI.Intracomm, begun: float, seconds: float) -> bool:
