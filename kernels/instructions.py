@@ -115,9 +115,9 @@ SEGMENT, CHUNK, PART, TILE = range(4)
     INPUT_IS_STAGED,  # this rank has to copy its sendbuf to its stage
     OUTPUT_IS_STAGED,  # this rank has to copy its result from the others' stages
     OTHERS_ARE_STAGED,  # another rank does
-    OUTPUT_IS_REMOTE,  # the recvbuf of rank ROWS_RANK is reached by the system only
+    OUTPUT_IS_REMOTE,  # the recvbuf of rank CONDITION_RANK is reached by the system only
     IN_USE,  # others use this rank's buffers in the operation, or its only output stage in this segment
-    IS_PUSHED,  # all ranks write to the recvbuf of rank ROWS_RANK themselves, and nothing passes through stages
+    IS_PUSHED,  # all ranks write to the recvbuf of rank CONDITION_RANK themselves, and nothing passes through stages
     IS_PULLED,  # they do not
 ) = range(7)
 CONDITION_RANK = 3

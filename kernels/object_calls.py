@@ -116,7 +116,7 @@ def exchanged(words, status):
 
 @helper
 def rounded(nbytes):
-    """Return a length at least as large, of few different ones, as `mpicoll.objects.exchange.rounded` does."""
+    """Return a length at least as large, of few different ones, as `mpicoll.objects.long_objects.rounded` does."""
     step = 1
     while 16 * step <= nbytes:
         step *= 2

@@ -4,7 +4,7 @@ One allreduce of (code, -code) with MIN, of 32 bytes, tells every rank whether a
 raise or none does, and the communicator stays usable. There are two codes: one of the part of the call that all ranks
 know, and one of the whole call, from which ranks that do not know it abstain. ``MPICOLL_CHECK`` decides when calls are
 compared: in mode ``full`` before every call; by default only if a rank could complete the call before the others have
-entered it (bcast and reduce), and only for the first call with a signature.
+entered it (collectives with a root, scan and exscan), and only for the first call with a signature.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> 
     """Return the plan of an allreduce of `count` int64, or without `op` of an allgather of `count` bytes a rank."""
     plan: Plan | None = channel.cached_plan(tag)
     if plan is None:
-        algorithm, dtype = find("allgather", "bruck"), _UINT8
-        if op is not None:
-            algorithm, dtype = find("allreduce", "recursive_doubling"), _INT64
-        schedule = algorithm.schedule(channel.size, channel.rank)
+        name = ("allgather", "bruck") if op is None else ("allreduce", "recursive_doubling")
+        dtype: np.dtype[Any] = _UINT8 if op is None else _INT64
+        schedule = find(*name).schedule(channel.size, channel.rank)
         memory = np.empty(schedule.chunks * count, dtype)
         vector = Vector(None, memory, [chunk * count for chunk in range(schedule.chunks + 1)])
         reducer = None if op is None else reducer_for(op, dtype)

@@ -21,6 +21,7 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor
 from mpicoll.errors import MismatchError, UsageError
 from mpicoll.gradients.synchronizer_options import REFUSED, agree
+from mpicoll.messages.call_agreement import announced
 from mpicoll.parallel import sharded_arguments as arguments
 from mpicoll.parallel.sharded import Sharded
 from mpicoll.parallel.state_dicts import ShardedState
@@ -160,7 +161,7 @@ class ShardedOptimizer(ShardedState):
         RuntimeError
             If another unit is in use.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             number = self._number(unit)
             if self._in_use not in (None, number):
                 raise RuntimeError(f"gather({number}): unit {self._in_use} is in use; release() or complete() it first")
@@ -179,7 +180,7 @@ class ShardedOptimizer(ShardedState):
         RuntimeError
             If the unit is not in use.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             number = self._number(unit)
             if self._in_use != number:
                 raise RuntimeError(f"release({number}): the unit is not in use")
@@ -217,7 +218,7 @@ class ShardedOptimizer(ShardedState):
         RuntimeError
             If another unit is in use, or the unit has been completed with ``last=True`` in this step.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             number = self._number(unit)
             if self._in_use not in (None, number):
                 raise RuntimeError(f"complete({number}): unit {self._in_use} is in use")
@@ -265,7 +266,7 @@ class ShardedOptimizer(ShardedState):
             On every rank, if ranks gathered or completed units in other orders, or have other learning rates. The
             gradients are discarded then, and no parameter has changed.
         """
-        with self._refusing():
+        with announced(self.comm.channel):
             rate = self.lr if lr is None else arguments.number(lr, "lr")
             weight = arguments.number(samples, "samples")
             self._check_step()
