@@ -146,7 +146,7 @@ def sit_out(parent: Channel | None) -> None:
         meet(parent)
 
 
-def known_channel(comm: MPI.Intracomm) -> Channel | None:
+def known_channel(comm: MPI.Comm) -> Channel | None:
     """Return the channel of a communicator, None if there is none yet, which is so on all ranks; not collective."""
     attached = comm.Get_attr(_keyval())
     return attached.channel if isinstance(attached, Attached) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-WORLD, SELF = MPI.Intracomm(MPI.COMM_WORLD), MPI.Intracomm(MPI.COMM_SELF)
+WORLD, SELF = MPI.Comm(MPI.COMM_WORLD), MPI.Comm(MPI.COMM_SELF)  # not Intracomm, which calls MPI: it may not be there
 
 
 def is_predefined(comm: MPI.Comm) -> bool:
