@@ -324,7 +324,7 @@ def test_references_are_counted(memory: CompiledRecords) -> None:
     ]
     watched += [(each,) for each in watched]
     watched += [np.ones(3), np.dtype(np.float64), np.float32(2.5), {"key": b"value", 5: 2j}]
-    for each in watched:
+    for each in watched * 50:  # what the first calls make lives on
         travelled(memory, each)
     gc.collect()
     before, blocks = [sys.getrefcount(each) for each in watched], sys.getallocatedblocks()
