@@ -6,6 +6,7 @@ import contextlib
 import gc
 import pickle
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -324,17 +325,19 @@ def test_references_are_counted(memory: CompiledRecords) -> None:
     ]
     watched += [(each,) for each in watched]
     watched += [np.ones(3), np.dtype(np.float64), np.float32(2.5), {"key": b"value", 5: 2j}]
-    for each in watched * 50:  # what the first calls make lives on
+    for each in watched:
         travelled(memory, each)
     gc.collect()
-    before, blocks = [sys.getrefcount(each) for each in watched], sys.getallocatedblocks()
-    for _ in range(500):
-        for each in watched:
-            if put.run(memory.address, CALL, each) >= 0:
-                take.run(memory.address, CALL, 0)
-    gc.collect()
+    before, blocks = [sys.getrefcount(each) for each in watched], [sys.getallocatedblocks()]
+    for _ in range(3):  # other threads of the process, and first calls, may allocate something once
+        for _ in range(500):
+            for each in watched:
+                if put.run(memory.address, CALL, each) >= 0:
+                    take.run(memory.address, CALL, 0)
+        gc.collect()
+        blocks.append(sys.getallocatedblocks())
     assert all(abs(sys.getrefcount(each) - count) < 50 for each, count in zip(watched, before, strict=True))
-    assert sys.getallocatedblocks() < blocks + 200
+    assert min(after - earlier for earlier, after in pairwise(blocks)) < 200
 
 
 def test_lengths_are_rounded_as_in_python() -> None:
