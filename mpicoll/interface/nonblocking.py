@@ -52,7 +52,7 @@ class NonblockingCollectives(BlockingCollectives):
         if self._nonblocking_table and algorithm is None:
             send, recv = sendbuf, recvbuf
             if type(send) is not np.ndarray or type(recv) is not np.ndarray:
-                send, recv = plain_arguments(COLLECTIVES[collective], send, recv, self._size) or (send, recv)
+                send, recv = plain_arguments(_NAMES[collective], send, recv, self._size) or (send, recv)
             quick = start_quickly(self._scope, self._nonblocking_table, collective, send, recv, op, root)
             if quick is not None:
                 return quick

@@ -569,3 +569,13 @@ def test_a_root_that_no_rank_can_have_is_refused(comm: Intracomm, name: str) -> 
             assert isinstance(caught.value, ValueError)
             assert caught.value.Get_error_class() == MPI.ERR_ROOT
     comm.Barrier()
+
+
+def test_a_count_of_a_reduce_scatter_is_that_of_one_block(comm: Intracomm) -> None:
+    count = 50
+    given, result = np.repeat(np.arange(comm.size) + comm.rank, count).astype(float), np.zeros(count)
+    comm.Ireduce_scatter_block([given, count], result).Wait()
+    assert (result == comm.size * comm.rank + comm.size * (comm.size - 1) // 2).all()
+    if comm.size > 1:
+        with pytest.raises(ValueError, match="sendbuf"):
+            comm.Ireduce_scatter_block([given, given.size], result)
