@@ -11,9 +11,9 @@ block are there where their owner says:
 ::
 
     rank 0                                   rank 1
-    offer: writes records, packs round 0     offer
+    offer_blocks: records, packs round 0     offer_blocks
     ------------------------- Alltoall of the records -------------------------
-    take: copies from rank 1's memory        take: copies from rank 0's memory
+    take_blocks: copies from rank 1's memory take_blocks: copies from rank 0's memory
     offer_round 1: packs the other half      offer_round 1
     --------------------------------- Barrier ---------------------------------
     take_round 1                             take_round 1

@@ -93,7 +93,13 @@ def _offer_to(words, rank, record):
 
 @linked("void", "int64")
 def offer_blocks(words):
-    """Write the records of an exchange, and pack what is staged in the first round; see `offer`."""
+    """Write the records of an exchange, and pack what is staged in the first round.
+
+    Parameters
+    ----------
+    words : int
+        Address of the words of an exchange.
+    """
     size, own, rounds = load(words + 8 * SIZE), load(words + 8 * RANK), 0
     records = load(words + 8 * OFFERS)
     for rank in range(size):
@@ -105,18 +111,6 @@ def offer_blocks(words):
     store(own_record + 8 * OFFER_MARK, load(words + 8 * MARK))
     store(own_record + 8 * OFFER_LENGTH, load(layout_for(words, SENDS, own) + 8 * NBYTES))
     store(own_record + 8 * OFFER_KIND, INLINE)
-
-
-@kernel_for("int64")
-def offer(words):
-    """Write the records of an exchange, and pack what is staged in the first round.
-
-    Parameters
-    ----------
-    words : int
-        Address of the words of an exchange.
-    """
-    offer_blocks(words)
 
 
 @kernel_for("int64")

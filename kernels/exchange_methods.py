@@ -14,7 +14,7 @@ from .method_trials import FIRST_BITS, begin_own_call, bit_length, end_own_call
 from .operation_words import ALLTOALL, DONE, STAGE, TRANSFER
 
 _SHORTEST_RUN = 1024
-"""Bytes of a run for which the system is not asked in vain: it needs some 100 ns for each."""
+"""Bytes of the shortest runs that the system copies between processes; each takes it some 100 ns."""
 
 
 @helper
@@ -35,10 +35,10 @@ def choose_method(words, table):
     store(words + 8 * SHORTEST_RUN, _SHORTEST_RUN if trials and method == TRANSFER + 1 else 0)
 
 
-@kernel_for("int64", "int64")
-def begin_exchange(words, table):
-    """Choose the method of an exchange, write its records, and pack what is staged in the first round."""
-    choose_method(words, table)
+@kernel_for("int64")
+def begin_exchange(words):
+    """Choose the method of an exchange without a table for plain calls, and offer its blocks."""
+    choose_method(words, 0)
     offer_blocks(words)
 
 

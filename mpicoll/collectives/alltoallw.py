@@ -104,9 +104,9 @@ class BlockExchange:
                     memory.make(channel.node)
             except Exception as error:
                 refuse(channel, title, error, self._scope.timeout)
-            memory.wrong[0] = memory.is_shared(channel.node)
-            self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, memory.wrong, MPI.MIN)
-            memory.on_node, memory.ready = bool(memory.wrong[0]), True
+            memory.error[0] = memory.is_shared(channel.node)
+            self._plain(ALLREDUCE, "allreduce", MPI.IN_PLACE, memory.error, MPI.MIN)
+            memory.on_node, memory.ready = bool(memory.error[0]), True
         return memory.on_node
 
     def alltoallw(self, sendbuf: Any, recvbuf: Any, algorithm: str | None) -> None:
@@ -243,7 +243,7 @@ class BlockExchange:
         if self._table:
             status = exchange.run(self._memory.address, self._table)
         else:
-            begin_exchange.run(self._memory.address, 0)
+            begin_exchange.run(self._memory.address)
             status = OTHER
         if status != TAKEN:
             self._go_on(title, status)
@@ -253,7 +253,7 @@ class BlockExchange:
         memory = self._memory
         if status <= ENDING:
             if ENDING - status != DONE:
-                self._finish(ENDING - status, "allreduce", memory.in_place, memory.wrong, memory.maximum)
+                self._finish(ENDING - status, "allreduce", memory.in_place, memory.error, memory.maximum)
             self._conclude(title, None)
             return
         if status < TAKEN - 1:
@@ -274,26 +274,26 @@ class BlockExchange:
             if rounds <= 0:
                 self._scope.channel.refuse(wrong)  # the others hear of it in their next call
                 raise wrong
-        memory.wrong[0] = 0 if wrong is None else self._number_of(wrong)
+        memory.error[0] = 0 if wrong is None else self._number_of(wrong)
         for number in range(1, rounds):
             memory.words[words.ROUND] = number
             offer_round.run(memory.address)
             self._plain(BARRIER, "barrier", None, None)
             if take_round.run(memory.address) < 0 and wrong is None:
                 wrong = self._found_wrong(title)
-                memory.wrong[0] = self._number_of(wrong)
-        self._plain(ALLREDUCE, "allreduce", memory.in_place, memory.wrong, memory.maximum)
+                memory.error[0] = self._number_of(wrong)
+        self._plain(ALLREDUCE, "allreduce", memory.in_place, memory.error, memory.maximum)
         self._conclude(title, wrong)
 
     def _conclude(self, title: str, wrong: MismatchError | None) -> None:
         """Raise the error of this rank, or the one that another has found, and repeat what can be done otherwise."""
         memory = self._memory
-        if memory.wrong[0] > self._scope.channel.size:
+        if memory.error[0] > self._scope.channel.size:
             self._repeat(title)
         elif wrong is not None:
             raise wrong
-        elif memory.wrong[0]:
-            rank = int(memory.wrong[0]) - 1
+        elif memory.error[0]:
+            rank = int(memory.error[0]) - 1
             raise MismatchError(f"{title}: rank {rank} got a block of another length, or type, than it expects")
         else:
             end_exchange.run(memory.address)

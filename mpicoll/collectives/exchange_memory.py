@@ -34,10 +34,10 @@ class ExchangeMemory:
         Words of :mod:`mpicoll.kernels.exchange_words`; empty, and 0, before :meth:`make`.
     offers, arrived
         Records that go to all ranks, and those that have come from them.
-    wrong
-        One word: 1 more than the rank that has found an error.
+    error
+        One word: 1 more than the rank that has found an error, 1 more than all ranks for memory that is out of reach.
     in_place, maximum
-        What an Allreduce of `wrong` takes; compiled code knows the addresses of these objects, and of the arrays.
+        What an Allreduce of `error` takes; compiled code knows the addresses of these objects, and of the arrays.
     specs
         Specifications that programs give again.
     """
@@ -60,7 +60,7 @@ class ExchangeMemory:
         self.offers = np.zeros(size * layout.OFFER_NBYTES // 8, np.int64)
         self.arrived = np.zeros_like(self.offers)
         self._stage = numpy_allocator.empty(2 * size * chunk, np.uint8)
-        self.wrong = np.zeros(1, np.int64)
+        self.error = np.zeros(1, np.int64)
         self.in_place, self.maximum = MPI.IN_PLACE, MPI.MAX
         self._rows = np.zeros(2 * size * LAYOUT_WORDS, np.int64)
         self.specs = KnownSpecs(size)
@@ -75,10 +75,10 @@ class ExchangeMemory:
             (layout.STAGE, self._stage.ctypes.data),
             (layout.CHUNK, chunk),
             (layout.ROWS, self._rows.ctypes.data),
-            (layout.ERROR, self.wrong.ctypes.data),
+            (layout.ERROR, self.error.ctypes.data),
             (layout.OFFERS_ARRAY, id(self.offers)),
             (layout.ARRIVED_ARRAY, id(self.arrived)),
-            (layout.ERROR_ARRAY, id(self.wrong)),
+            (layout.ERROR_ARRAY, id(self.error)),
             (layout.IN_PLACE, id(self.in_place)),
             (layout.MAXIMUM, id(self.maximum)),
             (layout.TRIALS, 0 if domain.copies is None else self._trials.address),

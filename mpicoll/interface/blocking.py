@@ -227,8 +227,8 @@ class BlockingCollectives(DerivedIntracomm):
         Notes
         -----
         On one node every block is copied straight between the layouts of sender and receiver if the sender's array lies
-        in shared memory (:func:`mpicoll.shared_arrays`), else through a stage in the caches. Between nodes blocks are
-        packed.
+        in shared memory (:func:`mpicoll.shared_arrays`), else through a stage in the caches or by the system, from
+        process to process. Between nodes blocks are packed.
 
         Raises
         ------

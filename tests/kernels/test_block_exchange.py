@@ -123,7 +123,7 @@ class Ranks:
 
     def attempt(self, barriers: bool) -> bool:
         """Exchange blocks; return whether the system has copied all between processes that it was asked to."""
-        self.each(lambda rank: self.offers.offer(self.words[rank]))
+        self.each(lambda rank: self.offers.offer_blocks(self.words[rank]))
         self.alltoall()
         self.each(lambda rank: self.kernels.take(self.words[rank]))
         rounds = set(self.each(lambda rank: self.get(rank, "ROUNDS")))
@@ -265,7 +265,7 @@ def offer_equal_blocks(ranks: Ranks, nbytes: int, bases: list[int]) -> None:
                 ranks.write_row(row + 8 * ranks.layouts.LAYOUT_WORDS * other, (0, nbytes, (), ()), nbytes)
         ranks.put(rank, "SEND_BASE", bases[rank])
         ranks.put(rank, "RECV_BASE", ranks.received[rank])
-    ranks.each(lambda rank: ranks.offers.offer(ranks.words[rank]))
+    ranks.each(lambda rank: ranks.offers.offer_blocks(ranks.words[rank]))
     ranks.alltoall()
 
 
