@@ -67,6 +67,17 @@ def _where_it_is(words, layout):
 
 
 @helper
+def may_offer_remote(words):
+    """Return whether a block would be offered REMOTE with the present SHORTEST_RUN."""
+    for rank in range(load(words + 8 * SIZE)):
+        layout = layout_for(words, SENDS, rank)
+        is_sent = rank != load(words + 8 * RANK) and load(layout + 8 * NBYTES) > INLINE_NBYTES
+        if is_sent and _where_it_is(words, layout) == REMOTE:
+            return True
+    return False
+
+
+@helper
 def _offer_to(words, rank, record):
     """Offer a block to a rank; return in how many rounds it can be taken."""
     layout = layout_for(words, SENDS, rank)

@@ -6,12 +6,12 @@ send about as much as each other, their calls are counted alike, and they try at
 """
 
 from .atomics import load, store
-from .block_offers import offer_blocks
+from .block_offers import may_offer_remote, offer_blocks
 from .decorators import helper, kernel_for
 from .dispatch import choice_for
 from .exchange_words import ASKED, SENDS, SHORTEST_RUN, TRIALS, nbytes_of
 from .method_trials import FIRST_BITS, begin_own_call, bit_length, end_own_call
-from .operation_words import ALLTOALL, DONE, STAGE, TRANSFER
+from .operation_words import ALLTOALL, DONE, STAGE, TIMED, TRANSFER, put
 
 _SHORTEST_RUN = 1024
 """Bytes of the shortest runs that the system copies between processes; each takes it some 100 ns."""
@@ -26,13 +26,15 @@ def choose_method(words, table):
     table
         Address of the communicator's table for plain calls, which has the method before any trial; 0: there is none.
     """
-    trials, method = load(words + 8 * TRIALS), load(words + 8 * ASKED)
-    if trials and method == 0:
-        nbytes = nbytes_of(words, SENDS)
-        if bit_length(nbytes) >= FIRST_BITS:
-            first = choice_for(table, ALLTOALL, nbytes) & 3 if table else 0
-            method = begin_own_call(trials, nbytes, first if first else STAGE + 1)
-    store(words + 8 * SHORTEST_RUN, _SHORTEST_RUN if trials and method == TRANSFER + 1 else 0)
+    trials, method, nbytes = load(words + 8 * TRIALS), load(words + 8 * ASKED), nbytes_of(words, SENDS)
+    store(words + 8 * SHORTEST_RUN, _SHORTEST_RUN if trials else 0)
+    if trials:
+        put(trials, TIMED, 0)  # a call before this one may have failed
+    if method == 0 and bit_length(nbytes) >= FIRST_BITS and may_offer_remote(words):  # else the method changes nothing
+        first = choice_for(table, ALLTOALL, nbytes) & 3 if table else 0
+        method = begin_own_call(trials, nbytes, first if first else STAGE + 1)
+    if method != TRANSFER + 1:
+        store(words + 8 * SHORTEST_RUN, 0)
 
 
 @kernel_for("int64")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import Intracomm
+from mpicoll import Intracomm, shared_arrays
 from mpicoll.collectives import select
 from mpicoll.collectives.exchange_memory import ExchangeMemory, memory_of
 from mpicoll.kernels import exchange_words, method_trials
@@ -104,3 +104,17 @@ def test_trials_change_the_method(single: Intracomm, unit: int, monkeypatch: Any
     assert len(methods) == (2 if comm.rank % 2 == 0 else 1)
     assert _memory(comm)._trials._trials._own[method_trials.OWN_FIRST] == (1 if comm.rank % 2 == 0 else 24)
     comm.Free()
+
+
+def test_calls_that_no_method_changes_are_not_timed(single: Intracomm) -> None:
+    with shared_arrays(min_nbytes=0):
+        exchange = Exchange(single, 40_000)
+    exchange.check(0)
+    job = _memory(single)._trials._job
+    before = int(job[words.LONG_CALLS])
+    job[words.TIMED] = 1  # as a call leaves it that has failed
+    exchange.check(1)
+    assert job[words.LONG_CALLS] == before
+    assert job[words.TIMED] == 0
+    Exchange(single, 40_000).check(2)
+    assert job[words.LONG_CALLS] == before + 1
