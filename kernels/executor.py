@@ -85,6 +85,7 @@ from .operands import (
     is_remote_output,
     next_tile,
     resolve,
+    uses_private_memory,
 )
 from .operation_words import (
     AT_SEGMENT,
@@ -114,6 +115,7 @@ from .operation_words import (
     STATE,
     TILE_START,
     TILE_STOP,
+    TIME_NEXT,
     TIMED,
     WAITING,
     WORKED,
@@ -267,6 +269,8 @@ def begin(job):
     """
     if job == 0 or get(job, STATE) != IDLE:
         return OTHER
+    if get(job, TIME_NEXT) and not uses_private_memory(job):  # both methods take as long
+        put(job, TIME_NEXT, 0)
     begin_timing(job)
     start(job)
     spins, yields = get(job, SPINS), get(job, YIELDS)

@@ -174,6 +174,13 @@ def in_arena(job, rank, address):
 
 
 @helper
+def uses_private_memory(job):
+    """Return True if a buffer of this rank lies outside of its memory segment."""
+    rank, send, recv = get(job, RANK), get(job, SEND), get(job, RECV)
+    return (send != 0 and not in_arena(job, rank, send)) or (recv != 0 and not in_arena(job, rank, recv))
+
+
+@helper
 def _nearby(job, rank, address):
     """Return this process's address for an address of a rank, 0 if it is not mapped.
 

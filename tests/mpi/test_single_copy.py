@@ -414,3 +414,22 @@ def test_trials_change_the_way_of_all_ranks_in_the_same_call(single: Intracomm, 
         node.blocking[words.METHOD_TIMES] = kept
     assert set(taken) == {words.STAGE, words.TRANSFER}
     assert WORLD.allgather(taken) == [taken] * size
+
+
+def test_calls_on_arrays_in_shared_memory_are_not_timed(single: Intracomm) -> None:
+    """They take as long by either method, and would hide how the methods differ."""
+    node, count = single.channel.node, LONG // 8 * single.size
+    assert node is not None
+    assert node.trials is not None
+    own = node.trials._own
+    kept, node.blocking[words.METHOD_TIMES] = node.blocking[words.METHOD_TIMES], own.ctypes.data
+    given, result = single.empty(count, np.float64), single.empty(count, np.float64)
+    given[:] = 1
+    try:
+        before = own.copy()
+        single.Allreduce(given, result)
+        assert (own[method_trials.OWN_FIRST :] == before[method_trials.OWN_FIRST :]).all()
+        single.Allreduce(given.copy(), result)
+        assert not (own[method_trials.OWN_FIRST :] == before[method_trials.OWN_FIRST :]).all()
+    finally:
+        node.blocking[words.METHOD_TIMES] = kept
