@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import operator
 from functools import reduce
 from typing import Any
@@ -70,6 +71,24 @@ def test_large_arrays_inside_other_objects_are_not_copied_into_the_pickle() -> N
     payload = encoding.encode((array, "x"))
     assert payload.kind == encoding.APART
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for part in payload.parts if len(part))
+
+
+class Text(bytearray):
+    """A class that is pickled without a copy, and takes the whole object of what it gets back."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self).from_buffer, (pickle.PickleBuffer(self), type(self))
+
+    @staticmethod
+    def from_buffer(buffer: Any, kind: type) -> bytearray:
+        with memoryview(buffer) as view:
+            return bytearray.__new__(kind) + bytearray(view.obj)
+
+
+def test_buffers_of_other_objects_come_back_whole() -> None:
+    text = Text(b"abcdefgh" * 50_000)
+    result = travelled([text, np.arange(100_000), {"k": 2}])
+    assert result[0] == encoding.copied([text, 1])[0] == bytes(text)
 
 
 @given(st.binary(min_size=records.NBYTES, max_size=records.NBYTES))
