@@ -74,6 +74,8 @@ class DeviceMemory(TypeError):
 def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
     """Return the memory of an object as an array: the buffer protocol, else DLPack, else the array interface.
 
+    A masked array is its data, as for mpi4py: readers of files give masked arrays in which nothing is masked.
+
     Raises
     ------
     DeviceMemory
@@ -82,7 +84,7 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
         For an object that is no buffer, and for a read-only buffer that has to be written.
     """
     if isinstance(data, np.ma.MaskedArray):
-        raise TypeError(f"{argument}: a masked array cannot be communicated; pass its data")
+        return np.ndarray.view(data, np.ndarray)
     if isinstance(data, np.ndarray):
         return data
     if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):

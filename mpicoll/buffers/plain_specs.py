@@ -67,7 +67,7 @@ def _memory(data: Any, sent: bool) -> Any:
     if type(data) is np.ndarray:
         return data
     if isinstance(data, np.ndarray):
-        return data if isinstance(data, np.ma.MaskedArray) else np.ndarray.view(data, np.ndarray)  # it is refused later
+        return np.ndarray.view(data, np.ndarray)
     return np.asarray(data) if sent and isinstance(data, np.generic) else data
 
 
