@@ -77,7 +77,8 @@ def _keyval() -> int:
 
 
 def _on_free(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
-    if not (sys.is_finalizing() or MPI.Is_finalized()):
+    # MPI deletes those of MPI.COMM_WORLD while it is finalised, where other ranks may come late, or have come already.
+    if not (sys.is_finalizing() or MPI.Is_finalized() or is_predefined(comm)):
         attached.end()
 
 
