@@ -70,6 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "hook.py").write_text(
         "import sys\nsys.excepthook = lambda *error: print('mine', error[1])\nraise KeyError(1)\n"
     )
+    for name, what in (("hook_exits", "sys.exit(5)"), ("hook_says", "sys.exit('bye')"), ("hook_fails", "1 / 0")):
+        (made / f"{name}.py").write_text(f"import sys\nsys.excepthook = lambda *error: {what}\nraise KeyError(1)\n")
     return made
 
 
@@ -101,6 +103,9 @@ def python(folder: Path, *arguments: str, stdin: str = "") -> subprocess.Complet
         "three.py",
         "text.py",
         "hook.py",
+        "hook_exits.py",
+        "hook_says.py",
+        "hook_fails.py",
         "spawning.py",
         "-c import(sys);print(sys.argv,sys.path[0]) x -m",
         "- x",

@@ -164,9 +164,20 @@ def _status(code: Any) -> int:
 
 
 def _fail(error: BaseException, session: ProgramSession) -> int:
-    """Print the traceback as Python does, without our frames, and end the job."""
+    """Print the traceback as Python does, by the program's hook without our frames, and end the job."""
     error.__traceback__ = main_module.without_our_frames(error.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)
     status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        if not isinstance(end.code, (int, type(None))):
+            sys.stderr.write(f"{end.code}\n")
+        status = _status(end.code)
+    except BaseException as another:
+        another.__traceback__ = main_module.without_our_frames(another.__traceback__)
+        another.__context__ = None if another.__context__ is error else another.__context__
+        for text, each in (("Error in sys.excepthook:\n", another), ("\nOriginal exception was:\n", error)):
+            sys.stderr.write(text)
+            sys.__excepthook__(type(each), each, each.__traceback__)
     session.fail(status, abort=os.environ.get("MPICOLL_ABORT") != "0")
     return status
