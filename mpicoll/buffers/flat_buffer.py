@@ -103,8 +103,19 @@ def check_alike(send: Buffer, recv: Buffer) -> None:
         raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
 
 
+def is_part(part: Buffer, whole: Buffer, begin: int, end: int) -> bool:
+    """Return True if a buffer is the elements from `begin` to `end` of another one, and neither is a copy.
+
+    A rank that gives its own part of the result sends from where the result has to be, as with IN_PLACE. Some MPI
+    libraries let programs do so.
+    """
+    is_copied = part.destination is not None or whole.destination is not None
+    starts_there = part.address == whole.address + begin * whole.dtype.itemsize
+    return not is_copied and starts_there and 0 < part.count == end - begin and part.dtype == whole.dtype
+
+
 def check_apart(send: Buffer, recv: Buffer) -> None:
-    """Raise ValueError if two buffers overlap; identical buffers count as IN_PLACE and do not come here."""
+    """Raise ValueError if two buffers overlap; those that count as IN_PLACE do not come here."""
     if send.destination is not None or recv.destination is not None or not (send.nbytes and recv.nbytes):
         return  # one of them is a copy, or has no bytes
     if send.address < recv.address + recv.nbytes and recv.address < send.address + send.nbytes:

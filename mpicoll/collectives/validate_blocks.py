@@ -7,7 +7,7 @@ import numpy as np
 from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.buffer_specs import Foreign, in_place
 from mpicoll.buffers.flat import resolve
-from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart
+from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart, is_part
 from mpicoll.buffers.vector_blocks import ScatteredBlocks, resolve_blocks, resolve_counts
 from mpicoll.collectives import select
 from mpicoll.collectives.call_context import (
@@ -118,14 +118,17 @@ def allgatherv(scope: CallContext, call: CallArguments) -> AnyTask:
 def _gathering(
     scope: CallContext, call: CallArguments, title: str, send: Buffer | None, recv: Buffer, counts: list[int]
 ) -> AnyTask:
-    """Finish both forms of allgather; `send` is None for IN_PLACE."""
+    """Finish both forms of allgather; `send` is None for IN_PLACE, which this rank's part of `recv` is too."""
     channel, rank = scope.channel, scope.channel.rank
     begin, own, total = sum(counts[:rank]), counts[rank], sum(counts)
     if send is not None:
         check_alike(send, recv)
         if send.count != own:
             raise ValueError(f"sendbuf has {send.count} elements, but recvbuf takes {own} from this rank")
-        check_apart(send, recv)
+        if is_part(send, recv, begin, begin + own):
+            send = None
+        else:
+            check_apart(send, recv)
     name = algorithm_for(scope, "allgather", call.algorithm, total * recv.dtype.itemsize)
     if name == select.NATIVE:
         return native(scope, call, True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpicoll.buffers.buffer_specs import in_place
 from mpicoll.buffers.datatypes import BYTE
 from mpicoll.buffers.flat import resolve
-from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart
+from mpicoll.buffers.flat_buffer import Buffer, check_alike, check_apart, is_part
 from mpicoll.buffers.vector_blocks import Blocks, ScatteredBlocks, resolve_blocks
 from mpicoll.collectives import counts_from_root, select
 from mpicoll.collectives.call_context import (
@@ -36,7 +36,7 @@ class _Ends(NamedTuple):
     whole
         None on ranks other than the root.
     part
-        None for IN_PLACE.
+        None for IN_PLACE, and where it is this rank's part of `whole`.
     counts
         The root's counts in Gatherv and Scatterv; None on other ranks and in other collectives.
     """
@@ -66,6 +66,8 @@ def _rooted(scope: CallContext, call: CallArguments, collective: str, whole: Any
     told = _counts(scope, ends, root, collective if by_counts else "", call.recvcounts)
     counts, dtype = told.counts, told.dtype
     total, begin, end = sum(counts), sum(counts[:rank]), sum(counts[: rank + 1])
+    if ends.part is not None and ends.whole is not None and is_part(ends.part, ends.whole, begin, end):
+        ends = ends._replace(part=None)
     send, recv = (ends.part, ends.whole) if collective == "gather" else (ends.whole, ends.part)
     _check_ends(ends, send, recv, total, end - begin)
     if told.part is not None and ends.part is not None:

@@ -180,6 +180,34 @@ def test_fortran_on_one_side_only_is_refused(comm: Intracomm) -> None:
             comm.Allreduce(*pair)
 
 
+@pytest.mark.parametrize("count", [1, 50, 40_000])
+def test_the_own_part_of_the_other_buffer_counts_as_in_place(comm: Intracomm, count: int) -> None:
+    rank, size = comm.rank, comm.size
+    root, counts = size - 1, [count] * size
+    expected = np.repeat(np.arange(size, dtype=float), count)
+    for number in range(3):  # compiled calls, too
+        whole = np.zeros(count * size)
+        part = whole[rank * count : (rank + 1) * count]
+        part[:] = rank
+        given = part if rank % 2 else part.copy()
+        if number == 0:
+            comm.Allgather(given, whole)
+        else:
+            comm.Allgatherv(given, [whole, counts])
+        assert (whole == expected).all()
+        whole[: rank * count] = whole[(rank + 1) * count :] = -1
+        if number == 0:
+            comm.Gather(part, whole if rank == root else None, root)
+        else:
+            comm.Gatherv(part, [whole, counts] if rank == root else None, root)
+        assert rank != root or (whole == expected).all()
+        if number == 0:
+            comm.Scatter(whole if rank == root else None, part, root)
+        else:
+            comm.Scatterv([whole, counts] if rank == root else None, part, root)
+        assert (part == rank).all()
+
+
 def test_both_ends_in_one_array_without_overlap(comm: Intracomm) -> None:
     for count in COUNTS:
         whole = np.zeros((2, count))
@@ -202,8 +230,20 @@ def test_subclasses_memory_maps_and_masks(comm: Intracomm) -> None:
     assert (result == sum(range(comm.size))).all()
     comm.Allreduce(MPI.IN_PLACE, mapped)
     assert (mapped == sum(range(comm.size))).all()
-    with pytest.raises(TypeError, match="recvbuf: a masked array"):
-        comm.Allreduce(np.zeros(3), np.ma.masked_array(np.zeros(3), [0, 1, 0]))
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_masked_arrays_are_their_data(comm: Intracomm, is_strided: bool) -> None:
+    mask = [0, 1, 0, 0, 1, 0][:: 2 if is_strided else 1]
+    given = np.ma.masked_array(np.arange(6.0)[:: 2 if is_strided else 1], mask)
+    result = np.ma.masked_array(np.zeros(given.shape), mask, hard_mask=True)
+    comm.Allreduce(given, result)
+    assert (result.data == comm.size * given.data).all()
+    assert result.mask.tolist() == given.mask.tolist()
+    comm.Bcast(given)
+    blocks = np.ma.masked_array(np.zeros((comm.size, given.size)), False)
+    comm.Allgather(given, blocks)
+    assert (blocks.data == given.data).all()
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -321,7 +361,7 @@ CALLS: dict[str, tuple[Callable[[Intracomm], Any], type[Exception], str]] = {
     "overlap": (lambda c: (lambda a: c.Allreduce(a[1:], a[:-1]))(np.zeros(9)), ValueError, "overlap"),
     "long_overlap": (lambda c: (lambda a: c.Allreduce(a[1:], a[:-1]))(np.zeros(9000)), ValueError, "overlap"),
     "overlap_in_allgather": (
-        lambda c: (lambda a: c.Allgather(a[1:2], a))(np.zeros(c.size)),
+        lambda c: (lambda a: c.Allgather(a[1:3], a))(np.zeros(2 * c.size)),
         ValueError,
         "overlap",
     ),

@@ -183,6 +183,36 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> Non
     assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr
 
 
+def test_a_hook_that_exits_does_not_leave_the_other_ranks_waiting(tmp_path: Path) -> None:
+    program = tmp_path / "hook.py"
+    program.write_text(
+        "import sys\n"
+        "from mpi4py import MPI\n"
+        "sys.excepthook = lambda *error: sys.exit(7)\n"
+        "if MPI.COMM_WORLD.rank == 1:\n"
+        "    raise ValueError('wrong on purpose')\n"
+        "MPI.COMM_WORLD.barrier()\n"
+    )
+    outcome = launch(str(program))
+    assert outcome.returncode == 7, outcome.text
+    assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr, outcome.text
+
+
+def test_mpi_is_finalised_without_waiting_for_ranks_that_have_ended(tmp_path: Path) -> None:
+    program = tmp_path / "finalises.py"
+    program.write_text(
+        "from mpi4py import MPI\n"
+        "import mpicoll.progress.control_messages\n"
+        "mpicoll.progress.control_messages.DRAIN_SECONDS = float('inf')\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+        "if MPI.COMM_WORLD.rank == 0:\n"
+        "    MPI.Finalize()\n"
+        "    print('finalised')\n"
+    )
+    outcome = launch(str(program))
+    assert (outcome.returncode, outcome.stdout) == (0, "finalised\n"), outcome.text
+
+
 def test_a_program_may_give_the_name_of_all_ranks_to_others(tmp_path: Path) -> None:
     program = tmp_path / "rebound.py"
     program.write_text(
