@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import operator
+import pickle
 from functools import reduce
 from typing import Any
 
