@@ -108,7 +108,7 @@ SET_UP = {
     ("mpicoll/shared_memory/domain.py", "_is_possible"),
     ("mpicoll/shared_memory/peers.py", "_exchanged"),
     ("mpicoll/shared_memory/peers.py", "meet"),
-    ("mpicoll/progress/control_messages.py", "_count"),
+    ("mpicoll/progress/message_drain.py", "_count"),
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
     ("mpicoll/communicator/environment_agreement.py", "check_environments"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.communicator import closing
 from mpicoll.communicator.call_lock import Alone
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
@@ -26,6 +27,7 @@ from mpicoll.communicator.working_memory import WorkingMemory
 from mpicoll.errors import CommunicatorBroken, MpicollError
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
+from mpicoll.progress.message_drain import Drain
 from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node
@@ -236,10 +238,7 @@ class Channel:
         _kept.extend([self.node, *kept])
 
     def revoke(self, reason: str, *kept: Any) -> None:
-        """Break the channel on all ranks because one of them died; the objects `kept` stay alive. Not collective.
-
-        Calls of other ranks on it end with an error. Only where the MPI library has ULFM.
-        """
+        """Break the channel on all ranks because one died, by ULFM; the objects `kept` stay alive. Not collective."""
         self.break_off(reason, self.comm, self.watchdog, *kept)
         self.comm.Revoke()
         for part in (self.cluster.node, self.cluster.lane) if self.cluster else ():
@@ -293,11 +292,10 @@ class Channel:
         at_rest = not self.dispatch.is_at_work and not self.is_lent
         return self.broken is None and untroubled and in_memory and at_rest and self.cluster is None
 
-    def close(self, *, spare: bool = False) -> bool:
-        """Free everything; collective.
+    def close(self, keep: Callable[[], None] | None = None) -> None:
+        """Free everything when all ranks have called this, which need not be now; where all give `keep`, call that.
 
-        If all ranks say `spare`, only what belongs to single calls is freed, and True is returned: the channel can
-        serve another communicator.
+        Then only what belongs to single calls is freed: the channel can serve another communicator.
         """
         if self.broken is None and self.refusal is not None and not self.watchdog.await_refusals(self.refusal):
             self.break_off("other ranks made a call that this one refused")
@@ -307,10 +305,11 @@ class Channel:
         if self.cluster is not None:
             self.cluster.close()
         announcements = None if self.node is None else self.node.announcements
-        is_drained, is_spare = self.watchdog.drain(self.broken is not None, spare, announcements)
-        if is_spare:
-            self._start_anew(is_used)
-            return True
+        drain = self.watchdog.drain(self.broken is not None, keep is not None, announcements)
+        closing.close(closing.Closing(self, drain, keep, is_used))
+
+    def end(self, drain: Drain, is_drained: bool) -> None:
+        """Free everything; all ranks have called :meth:`close`, or the channel is broken."""
         live_channels.discard(self)
         self.dispatch.shut()
         self.state = {}
@@ -318,11 +317,10 @@ class Channel:
         if is_drained:
             self.comm.Free()
         else:
-            _kept.extend([self.comm, self.watchdog, self.node])
+            _kept.extend([self.comm, self.watchdog, self.node, drain])
         self.broken = self.broken or FREED
-        return False
 
-    def _start_anew(self, is_used: bool) -> None:
+    def start_anew(self, is_used: bool) -> None:
         """Give the counters the values that they have on a new channel; calls go on being numbered."""
         self.compression_counter[0] = self.sent_nbytes = self.random_seed = 0
         if is_used:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator import forked_children
+from mpicoll.communicator import closing, forked_children
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.environment_agreement import check_environments, what_is_wrong
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
@@ -60,6 +60,7 @@ class Attached:
             _live.discard(self)
             progress_engine.complete_on(channel)
             retire(channel)
+            closing.go_on()
 
 
 _live: set[Attached] = set()
@@ -131,6 +132,7 @@ def channel_of(
     forked_children.refuse()
     channel = known_channel(comm) if parent is None else None
     if channel is None:
+        closing.go_on()  # before all, so that spares are known to all ranks of the communicator
         if comm.size == 1:
             channel = _of_one_rank(comm, settings)
         else:

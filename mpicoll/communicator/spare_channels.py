@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
@@ -46,8 +47,8 @@ class Reusable(Protocol):
     def is_reusable(self) -> bool:
         """True if nothing has gone wrong on this rank, and nothing is in use."""
 
-    def close(self, *, spare: bool = False) -> bool:
-        """Free everything, or if all ranks say `spare` nearly nothing; return which. Collective."""
+    def close(self, keep: Callable[[], None] | None = None) -> None:
+        """Free everything when all ranks have called this, or if all give `keep` nearly nothing, and call it."""
 
     def abandon(self) -> None:
         """Give up a spare; not collective."""
@@ -164,9 +165,18 @@ class Origin(NamedTuple):
 
 def retire(channel: Reusable) -> None:
     """Keep the channel of a communicator that is being freed as a spare if all ranks can, else free it; collective."""
-    home = None if channel.origin is None else channel.origin.home()
-    key: Any = None if channel.origin is None else channel.origin.key
-    may_keep = home is not None and channel.is_reusable and home.has_room(key)
-    if channel.close(spare=may_keep) and home is not None:
-        channel.handles.leave()
-        home.keep(key, channel)
+    origin = channel.origin
+    home = None if origin is None else origin.home()
+    may_keep = origin is not None and home is not None and channel.is_reusable and home.has_room(origin.key)
+    channel.close(partial(_keep, channel) if may_keep else None)
+
+
+def _keep(channel: Reusable) -> None:
+    """Keep a channel as a spare; where its home has been freed meanwhile, free it, as the other ranks do."""
+    origin = channel.origin
+    home = None if origin is None else origin.home()
+    if origin is None or home is None:
+        channel.close()
+        return
+    channel.handles.leave()
+    home.keep(origin.key, channel)

@@ -27,14 +27,14 @@ from mpi4py import MPI
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
-from mpicoll.progress.control_messages import DRAIN_SECONDS, Drained, Mailbox
+from mpicoll.progress.control_messages import Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
+from mpicoll.progress.message_drain import DRAIN_SECONDS, Drain
 from mpicoll.progress.running_clock import RunningClock
 from mpicoll.shared_memory.announcements import Announcements
 
 _HISTORY = 1024
-_GATHER_SECONDS = 0.5
-_LOOK_AGAIN_SECONDS = 0.02
+_GATHER_SECONDS, _LOOK_AGAIN_SECONDS = 0.5, 0.02
 _EVERYBODY = 64
 """Up to this size a waiting rank reports to all others; beyond, to those at distance 1, 2, 4, ... and its peers."""
 
@@ -201,10 +201,10 @@ class Watchdog:
         """True if this rank knows of no call that was refused or has failed."""
         return not (self.refused or self._refusals or self._failures or self._alarm)
 
-    def drain(self, broken: bool, willing: bool, announcements: Announcements | None = None) -> Drained:
-        """Receive all control messages that were sent to this rank; see :meth:`Mailbox.drain`."""
+    def drain(self, broken: bool, willing: bool, announcements: Announcements | None = None) -> Drain:
+        """Begin to receive all control messages that were sent to this rank."""
         with self._lock:
-            return self._mailbox.drain(broken or self._is_refused(), willing, self._is_refused, announcements)
+            return Drain(self._mailbox, broken or self._is_refused(), willing, self._is_refused, announcements)
 
     def _is_refused(self, *message: Any) -> bool:
         """Return whether another rank has refused a call that this one has not, also by a `message` that has come."""

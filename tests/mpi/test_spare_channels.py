@@ -12,10 +12,10 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.communicator import channel_cache, spare_agreement, spare_channels, timed_agreement
+from mpicoll.communicator import channel_cache, closing, spare_agreement, spare_channels, timed_agreement
 from mpicoll.communicator.one_rank_channels import MAX_KEPT
 from mpicoll.errors import CollectiveTimeout, CommunicatorBroken
-from mpicoll.progress import control_messages
+from mpicoll.progress import message_drain
 
 pytestmark = pytest.mark.mpi
 
@@ -188,8 +188,44 @@ def test_a_rank_with_other_spares_or_calls_gets_a_new_channel_with_the_others(co
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_communicators_are_freed_in_any_order_and_before_others_come(node, monkeypatch):
+    """Free does not wait for the other ranks: with no end of the wait, this would hang."""
+    monkeypatch.setenv("MPICOLL_NODE", node)
+    monkeypatch.setattr(message_drain, "DRAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(closing, "PATIENCE_SECONDS", 0.001)
+    plain = MPI.COMM_WORLD.Dup()
+    comm = mpicoll.Intracomm(plain)
+    _check(comm)
+    made, channels = [], set()
+    for _ in range(5):
+        made = [_together(comm) for _ in range(3)]
+        for each in made:
+            _check(each)
+            channels.add(id(_channel(each)))
+        for number in np.roll(np.arange(3), comm.rank):
+            made[number].Free()
+    made = _together(comm)
+    _check(made)
+    if comm.rank == 0:
+        made.Free()
+        comm.send("go on", 1)
+    elif comm.rank == 1:
+        assert comm.recv() == "go on"
+        made.Free()
+    else:
+        made.Free()
+    plain.Barrier()
+    _together(comm).Free()  # looks for those that the others have freed meanwhile
+    assert not closing._closing
+    assert not closing._kept
+    assert node == "off" or len(channels) == 3
+    plain.Free()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_spares_of_a_communicator_that_is_broken_on_one_rank_hold_up_nobody(monkeypatch):
-    monkeypatch.setattr(control_messages, "DRAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(message_drain, "DRAIN_SECONDS", 3600.0)
     plain = MPI.COMM_WORLD.Dup()
     own = mpicoll.Intracomm(plain)
     channel = _freed_channel(own)
