@@ -12,7 +12,10 @@ again when it makes or frees another communicator, and at its end::
 from __future__ import annotations
 
 import atexit
+import ctypes
+import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,13 +23,14 @@ from typing import NamedTuple, Protocol
 
 from mpi4py import MPI
 
+from mpicoll.communicator.predefined import SELF
 from mpicoll.progress import progress_engine
 from mpicoll.progress.message_drain import Drain
 
 PATIENCE_SECONDS = 0.01
 """How long a rank waits for the others to free a communicator, too."""
-_END_SECONDS = 60.0
-"""How long it waits at its end for collectives of the MPI library that are under way."""
+_END_SECONDS = 1.0
+"""How long it waits at its end for collectives of the MPI library that are under way, which usually end at once."""
 
 
 class Closable(Protocol):
@@ -80,6 +84,7 @@ def close(closing: Closing) -> None:
     while not closing.advance():
         if time.monotonic() > until:
             _closing.append(closing)
+            _finish_before_mpi()
             return
         progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
         os.sched_yield()
@@ -102,12 +107,24 @@ def go_on() -> None:
         _lock.release()
 
 
+@functools.cache
+def _finish_before_mpi() -> None:
+    """Call :func:`_finish` where the program itself finalises MPI: that first deletes attributes of COMM_SELF."""
+    SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: _finish()), True)
+
+
 @atexit.register
 def _finish() -> None:
-    """Before MPI is finalised, end what the MPI library is about to do."""
+    """Before MPI is finalised, end what the MPI library is about to do, and tell the others that this rank ends."""
+    if sys.is_finalizing() or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
     until = time.monotonic() + _END_SECONDS
-    while _closing and MPI.Is_initialized() and not MPI.Is_finalized():
+    go_on()
+    for closing in _closing:
+        if not closing.drain.is_counting:  # else the others would count messages without this rank when they come
+            closing.drain.leave()
+    while _closing and time.monotonic() < until:
         go_on()
-        if not any(closing.drain.is_counting for closing in _closing) or time.monotonic() > until:
-            return
         time.sleep(1e-3)
+    for closing in _closing:  # MPI may still write to its memory
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(closing))

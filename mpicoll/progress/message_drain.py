@@ -55,8 +55,7 @@ class Drain:
         self._counting: MPI.Request | None = None
         self._outcome: Drained | None = None
         if broken:
-            mailbox.leave()
-            self._outcome = _FAILED
+            self.leave()
         elif mailbox.size == 1:
             self._outcome = Drained(True, willing)
         elif announcements is not None:
@@ -66,6 +65,11 @@ class Drain:
     def is_counting(self) -> bool:
         """True while a collective of the MPI library is under way."""
         return self._outcome is None and self._counting is not None
+
+    def leave(self) -> None:
+        """End it for this rank, and tell the others."""
+        self._mailbox.leave()
+        self._outcome = _FAILED
 
     def look(self) -> Drained | None:
         """Go on; return the outcome, None if there is none yet."""

@@ -213,6 +213,31 @@ def test_mpi_is_finalised_without_waiting_for_ranks_that_have_ended(tmp_path: Pa
     assert (outcome.returncode, outcome.stdout) == (0, "finalised\n"), outcome.text
 
 
+@pytest.mark.parametrize("node", ["on", "off"])
+@pytest.mark.parametrize("end", ["", "MPI.Finalize()\n"])
+def test_ranks_that_free_a_communicator_and_end_do_not_hold_up_each_other(node: str, end: str, tmp_path: Path) -> None:
+    seconds = 1 if node == "off" else 3600  # by messages, a rank cannot know that others never free a communicator
+    program = tmp_path / "frees.py"
+    program.write_text(
+        "import time\n"
+        "from mpi4py import MPI\n"
+        "from mpicoll.communicator import closing\n"
+        f"closing._END_SECONDS = {seconds}\n"
+        "comm = MPI.COMM_WORLD\n"
+        "made = [comm.Split(0) for _ in range(3)]\n"
+        "for each in made:\n"
+        "    each.Barrier()\n"
+        "made[2].Allreduce_init(bytearray(8), bytearray(8))\n"  # it can be no spare
+        "for number in (0, 2) if comm.rank else (2, 1):\n"  # two are freed by some ranks only
+        "    made[number].Free()\n"
+        "    time.sleep(0.3 * comm.rank)\n"
+        "print('freed')\n" + end
+    )
+    outcome = launch("--library-calls", "0", str(program), MPICOLL_NODE=node)
+    assert outcome.returncode == 0, outcome.text
+    assert outcome.stdout.split() == ["freed"] * SIZE, outcome.text
+
+
 def test_a_program_may_give_the_name_of_all_ranks_to_others(tmp_path: Path) -> None:
     program = tmp_path / "rebound.py"
     program.write_text(
