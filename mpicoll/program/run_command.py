@@ -28,8 +28,8 @@ _EXAMPLES = """examples:
   mpirun -n 8 python -m mpicoll run --native --profile program.py
 """
 _WITH_VALUE = ("--json", "--html", "--timeout", "--library-calls", "--compare")
-DEFAULT_TIMEOUT = 3600.0
-"""Default of --timeout in seconds: long, since ranks of an MPI program may wait for one that reads files, say."""
+DEFAULT_TIMEOUT = 86400.0
+"""Default of --timeout in seconds, a day: ranks of an MPI program may wait for hours for one with more to compute."""
 
 LIBRARY_CALLS = 16
 """Default of --library-calls: most communicators that a program makes for one step of its work see fewer."""

@@ -20,32 +20,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
-from mpicoll.progress import progress_engine
+from mpicoll.progress import progress_engine, wait_reports
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
 from mpicoll.progress.message_drain import DRAIN_SECONDS, Drain
 from mpicoll.progress.running_clock import RunningClock
+from mpicoll.progress.wait_reports import Absence, Report, absence
 from mpicoll.shared_memory.announcements import Announcements
 
 _HISTORY = 1024
 _GATHER_SECONDS, _LOOK_AGAIN_SECONDS = 0.5, 0.02
 _EVERYBODY = 64
 """Up to this size a waiting rank reports to all others; beyond, to those at distance 1, 2, 4, ... and its peers."""
-
-
-class _Report(NamedTuple):
-    """The last report from a rank."""
-
-    number: int
-    code: int
-    text: str
-    progress: str
 
 
 _Error = Callable[[], MpicollError]
@@ -82,7 +74,7 @@ class Watchdog:
         self._mailbox = Mailbox(comm, session)
         self._lock = threading.RLock()
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
-        self._reports: dict[int, _Report] = {}
+        self._reports: dict[int, Report] = {}
         self.refused: set[int] = set()
         self._refusals: dict[int, dict[int, str]] = {}
         """By number and rank: why ranks refused, that have not said that their communicator is broken."""
@@ -91,6 +83,7 @@ class Watchdog:
         self._alarm: _Error | None = None
         self._newest = 0
         self._announced: tuple[int, float] = (-1, 0.0)
+        self._tell_after = wait_reports.FIRST_REPORT_SECONDS
 
     def record(self, number: int, signature: Signature) -> None:
         """Record that this rank calls collective `number` now."""
@@ -186,6 +179,8 @@ class Watchdog:
                 self._raise_mismatch(wrong)
             if waited >= timeout:
                 self._raise_timeout(waiting, timeout)
+            if waited >= self._tell_after:
+                self._tell_user(waiting, waited)
         return min(waited + _LOOK_AGAIN_SECONDS, timeout)
 
     def read_news(self) -> None:
@@ -215,7 +210,7 @@ class Watchdog:
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])
         if news["kind"] == "waiting":
-            self._reports[source] = _Report(number, int(news["code"]), text, str(news["progress"]))
+            self._reports[source] = Report(number, int(news["code"]), text, str(news["progress"]))
         elif news["kind"] == "refused":
             self._refusals.setdefault(number, {})[source] = f"{self._named([source])} {text}"
         elif news["kind"] == "failed":
@@ -320,23 +315,21 @@ class Watchdog:
                 return
             time.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _raise_timeout(self, waiting: Waiting, timeout: float) -> None:
-        size, rank = self._comm.size, self._comm.rank
-        others = [peer for peer in range(size) if peer != rank]
-        here = [peer for peer in others if peer in self._reports and self._reports[peer].number >= waiting.number]
-        missing = waiting.missing([peer for peer in others if peer not in here], all_report=size <= _EVERYBODY)
-        if waiting.only_peers_missing:
-            here = [peer for peer in others if peer not in missing]
-        text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
-        text += f"{self._named(missing)} did not arrive" if missing else "nothing more arrived"
-        text += ", or had left already," if missing and waiting.only_peers else ""
-        text += f" within {timeout:g} s"
-        text += "".join(
-            f"; {self._named([peer])} was last seen in {report.text}, collective {report.number}"
-            for peer in missing
-            if (report := self._reports.get(peer)) is not None
-        )
-        text += f"; {self._named([*here, rank])} waited there"
+    def _absence(self, waiting: Waiting, seconds: float) -> Absence:
+        """Return for whom this rank has waited so many seconds."""
+        others = [peer for peer in range(self._comm.size) if peer != self._comm.rank]
+        all_report = self._comm.size <= _EVERYBODY
+        return absence(waiting, seconds, others, self._comm.rank, all_report, self._reports, self._named)
+
+    def _tell_user(self, waiting: Waiting, waited: float) -> None:
+        """Tell the user of a long wait, by the first of the ranks that wait."""
+        self._tell_after = 2 * waited
+        found = self._absence(waiting, round(waited))
+        if self._comm.rank < min(found.here, default=self._comm.size):
+            wait_reports.tell_user(found)
+
+    def _raise_timeout(self, waiting: Waiting, timeout: float) -> NoReturn:
+        missing, _, text = self._absence(waiting, timeout)
         named = [self.numbers[peer] for peer in missing]
         news = {"kind": "timeout", "number": waiting.number, "text": text, "missing": named}
         self._raise_alarm(news, partial(CollectiveTimeout, text, named))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from mpicoll.communicator import channel as channels
 from mpicoll.communicator import environment_agreement, timed_agreement
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
-from mpicoll.progress import control_messages, progress_engine
+from mpicoll.progress import control_messages, progress_engine, wait_reports
 from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.control_messages import CONTROL_TAG
 from mpicoll.progress.watchdog import Watchdog
@@ -323,6 +324,25 @@ def test_a_communicator_is_freed_after_a_call_that_all_ranks_refused(monkeypatch
     refused(comm)
     comm.Free()
     assert not kept
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_the_user_is_told_of_long_waits_by_one_rank(node, monkeypatch, capfd):
+    monkeypatch.setattr(wait_reports, "FIRST_REPORT_SECONDS", 0.6)
+    monkeypatch.setenv("MPICOLL_NODE", node)
+    plain = MPI.COMM_WORLD.Dup()
+    comm = Intracomm(plain, timeout=TIMEOUT)
+    comm.Barrier()
+    if comm.rank == 0:
+        time.sleep(1.5)
+    comm.Allreduce(np.zeros(3), np.zeros(3))
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("mpicoll: still waiting: ")]
+    assert bool(told) == (comm.rank == 1)
+    assert all(
+        re.search(r"Allreduce\(.*: rank 0 did not arrive within \d s; ranks? 1.* waited there$", e) for e in told
+    )
+    plain.Free()
 
 
 def test_a_rank_that_does_not_come_to_the_first_call(monkeypatch):
