@@ -13,6 +13,10 @@ Squares = Callable[[Gradients], float]
 """Function that returns the sum of squares of all gradients of the model, given this rank's; collective over the ranks
 of a replica. Gradients that several of these ranks hold count once.
 """
+Unify = Callable[[Gradients], None]
+"""Function that makes this rank's sums of gradients equal to those of other ranks of its replica, where they hold the
+same arrays; collective over these ranks.
+"""
 
 
 def norm_of(squares: float) -> float:
@@ -28,6 +32,10 @@ def sum_of_squares(x: np.ndarray) -> float:
 def squares_of(own: Gradients) -> float:
     """Return the sum of squares of the rank's gradients: :data:`Squares` of replicas that are not divided."""
     return sum(sum_of_squares(piece) for _, piece in own)
+
+
+def already_equal(own: Gradients) -> None:
+    """Do nothing: :data:`Unify` where no other rank of the replica holds the same arrays."""
 
 
 def clipping(norm: float, clip: float | None) -> float:

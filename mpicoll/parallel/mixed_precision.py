@@ -23,7 +23,7 @@ from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import FlatParameters, Model, ParameterLayout
 from mpicoll.optim.loss_scale import INITIAL, INTERVAL, LossScale
-from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
+from mpicoll.parallel.gradient_norm import Squares, Unify, already_equal, clipping, norm_of, squares_of
 from mpicoll.parallel.strategy import FlatVectorStrategy, optimizer_for
 from mpicoll.train.config import TrainConfig
 
@@ -117,8 +117,8 @@ class MixedReplicated(FlatVectorStrategy):
         Initial parameters, equal on all ranks of `comm`; updated in place.
     overlap
         True to sum gradients over the ranks while others are computed.
-    squares
-        Function that computes the squared norm for clipping.
+    squares, unify
+        Functions that compute the squared norm for clipping, and make sums equal on ranks with the same arrays.
     """
 
     def __init__(
@@ -130,9 +130,11 @@ class MixedReplicated(FlatVectorStrategy):
         *,
         overlap: bool,
         squares: Squares = squares_of,
+        unify: Unify = already_equal,
     ) -> None:
         super().__init__(model, masters, comm, config, average=False, dtype=DTYPES[config.precision])
         self._bounds, self._squares, self._overlap = model.layout.bounds, squares, overlap
+        self._unify = unify
         self._optimizer = optimizer_for(config, masters, self._spans)
         self._low, self._gradient = np.empty_like(self.sync.flat), np.zeros_like(masters)
         self._flat = FlatParameters(model.layout, self._low, self._gradient)
@@ -170,6 +172,7 @@ class MixedReplicated(FlatVectorStrategy):
             self.sync.wait()
         else:
             self.sync.synchronize()
+        self._unify([(0, self.sync.flat)])
         widen(self.sync.flat, self._gradient)
 
     def update(self, rate: float, clip: float | None) -> float:

@@ -11,7 +11,7 @@ from mpicoll.checkpoint import Tensors
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Arrays
 from mpicoll.models.sequential import Model
-from mpicoll.parallel.gradient_norm import Squares, clipping, squares_of
+from mpicoll.parallel.gradient_norm import Squares, Unify, already_equal, clipping, squares_of
 from mpicoll.parallel.mixed_precision import (
     DTYPES,
     RoundedParameters,
@@ -47,11 +47,12 @@ class MixedSharded(Sharded):
         *,
         overlap: bool,
         squares: Squares = squares_of,
+        unify: Unify = already_equal,
     ) -> None:
         masters = _Masters(initial)
         dtype = DTYPES[config.precision]
-        super().__init__(model, RoundedParameters(initial), comm, config, overlap=overlap, squares=squares, dtype=dtype,
-                         updated=masters.of)  # fmt: skip
+        super().__init__(model, RoundedParameters(initial), comm, config, overlap=overlap, squares=squares, unify=unify,
+                         dtype=dtype, updated=masters.of)  # fmt: skip
         self._masters = masters.chunks
         self.loss_scale = loss_scale_of(config)
         self._parameter_room, self._gradient_room = WidenedLayer(model.layout), WidenedLayer(model.layout)

@@ -9,6 +9,7 @@ from mpicoll.errors import UsageError
 from mpicoll.models.initial_parameters import InitialParameters
 from mpicoll.models.layers import Shape
 from mpicoll.models.sequential import FlatParameters, Model
+from mpicoll.parallel.common_arrays import CommonArrays
 from mpicoll.parallel.gradient_norm import Gradients, sum_of_squares
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.pipeline import stage_bounds
@@ -33,6 +34,8 @@ class ModelShard:
         This rank's layers.
     inputs : tuple of int
         Shape of a sample's input of the first of them.
+    common : CommonArrays
+        The arrays of which the ranks that share the layers have copies.
 
     Raises
     ------
@@ -55,13 +58,14 @@ class ModelShard:
         )
         self.model.recompute = whole.recompute
         counted = mesh.tensor is None or mesh.tensor.Get_rank() == 0
-        arrays = zip(self.model.layout.spans, self._divided, strict=True)
+        spans = [[(span.start, span.stop) for span in layer] for layer in self.model.layout.spans]
         self._counted = [
-            (span.start, span.stop)
-            for spans, (_, _, common) in arrays
-            for span, same in zip(spans, common, strict=True)
+            span
+            for layer, (_, _, common) in zip(spans, self._divided, strict=True)
+            for span, same in zip(layer, common, strict=True)
             if counted or not same
         ]
+        self.common = CommonArrays(spans, self._divided, mesh, aligned=self._is_aligned())
 
     def _stage(self, comm: MPI.Intracomm) -> tuple[int, int]:
         bounds, stages = self._whole.layout.bounds, comm.Get_size()
@@ -69,6 +73,17 @@ class ModelShard:
             raise UsageError(f"--pipeline {stages} needs a layer for each stage; there are {len(self._whole.layers)}")
         cuts = stage_bounds(np.diff(bounds).tolist(), stages)
         return cuts[comm.Get_rank()], cuts[comm.Get_rank() + 1]
+
+    def _is_aligned(self) -> bool:
+        """Return True if all ranks that share the layers have equally long parts of each array."""
+        ranks = 1 if self._mesh.tensor is None else self._mesh.tensor.Get_size()
+        wholes = self._whole.layout.spans[self._first : self._first + len(self._divided)]
+        arrays = zip(wholes, self.model.layout.spans, self._divided, strict=True)
+        return all(
+            same or (mine.stop - mine.start) * ranks == whole.stop - whole.start
+            for layer, part, (_, _, common) in arrays
+            for whole, mine, same in zip(layer, part, common, strict=True)
+        )
 
     def cut(self, vector: np.ndarray) -> np.ndarray:
         """Return a copy of this rank's part of a vector of the whole model, (parameter_count,) of its dtype."""

@@ -20,7 +20,7 @@ from mpicoll.optim.layerwise import LayerwiseOptimizer
 from mpicoll.optim.loss_scale import LossScale
 from mpicoll.optim.optimizers import OPTIMIZERS, Optimizer
 from mpicoll.parallel.compressed_chunks import CompressedReduceScatter
-from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
+from mpicoll.parallel.gradient_norm import Squares, Unify, already_equal, clipping, norm_of, squares_of
 from mpicoll.parallel.offloaded_state import OffloadedState
 from mpicoll.parallel.parameter_groups import ParameterGroups
 from mpicoll.parallel.running_statistics import RunningStatistics
@@ -73,8 +73,8 @@ class Sharded:
     overlap
         With ``optimizer``, True to reduce gradients while others are computed; with ``parameters``, True to gather the
         next unit while one is used. No effect with ``gradients``.
-    squares
-        Function that computes the squared norm for clipping.
+    squares, unify
+        Functions that compute the squared norm for clipping, and make sums equal on ranks with the same arrays.
     dtype
         Type of the parameters that are gathered and of the gradients that are reduced; None for the model's.
     updated
@@ -93,10 +93,11 @@ class Sharded:
         *,
         overlap: bool,
         squares: Squares = squares_of,
+        unify: Unify = already_equal,
         dtype: np.dtype | None = None,
         updated: Callable[[slice, np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        self._squares, self.model = squares, model
+        self._squares, self._unify, self.model = squares, unify, model
         self._statistics = RunningStatistics(model, comm)
         self._division = division = ParameterGroups(model, comm, config.bucket_bytes, dtype)
         chunked = config.shard == "parameters"
@@ -179,6 +180,8 @@ class Sharded:
     def reduce(self) -> None:
         """See :class:`~mpicoll.parallel.strategy.Strategy`."""
         self._gradients.finish()
+        with self._division.meter.waiting():
+            self._unify(self._own_with_starts(self._gradients.own))
         self._steps += 1
 
     def update(self, rate: float, clip: float | None) -> float:
@@ -224,14 +227,16 @@ class Sharded:
         self._part = 0
 
     def _norm(self) -> float:
-        starts = [own.start for own in self._division.own]
-        squares = np.array([self._squares(list(zip(starts, self._own_gradients(), strict=True)))])
+        squares = np.array([self._squares(self._own_with_starts(self._own_gradients()))])
         with self._division.meter.waiting():
             self._division.comm.Allreduce(MPI.IN_PLACE, squares, MPI.SUM)
         return self._scale * norm_of(float(squares[0]))
 
     def _own_gradients(self) -> list[np.ndarray]:
         return self._gradients.own
+
+    def _own_with_starts(self, chunks: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
+        return [(own.start, chunk) for own, chunk in zip(self._division.own, chunks, strict=True)]
 
     def meet(self) -> None:
         """Make running statistics equal; there is one copy of the parameters."""

@@ -24,7 +24,7 @@ from mpicoll.optim.local_momentum import LocalMomentum
 from mpicoll.optim.loss_scale import LossScale
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.optim.update_rule import Optimizer, ParameterSpan
-from mpicoll.parallel.gradient_norm import Squares, clipping, norm_of, squares_of
+from mpicoll.parallel.gradient_norm import Squares, Unify, already_equal, clipping, norm_of, squares_of
 from mpicoll.parallel.running_statistics import RunningStatistics
 from mpicoll.train.config import FEEDBACK, TrainConfig
 
@@ -234,8 +234,8 @@ class Replicated(FlatVectorStrategy):
         Initial parameters, equal on all ranks of `comm`; updated in place.
     overlap
         True to sum gradients over the ranks while others are computed.
-    squares
-        Function that computes the squared norm for clipping.
+    squares, unify
+        Functions that compute the squared norm for clipping, and make sums equal on ranks with the same arrays.
     """
 
     def __init__(
@@ -247,9 +247,11 @@ class Replicated(FlatVectorStrategy):
         *,
         overlap: bool,
         squares: Squares = squares_of,
+        unify: Unify = already_equal,
     ) -> None:
         super().__init__(model, parameters, comm, config, average=False)
         self._bounds, self._clip, self._squares = model.layout.bounds, config.clip, squares
+        self._unify = unify
         compressor = self.sync.compression
         is_lossy = self.sync.error_feedback or (compressor is not None and compressor.needs_feedback)
         self._local = is_lossy and config.optimizer == "momentum"
@@ -268,16 +270,12 @@ class Replicated(FlatVectorStrategy):
         self._flat = FlatParameters(model.layout, parameters, self.sync.flat)
         self._scale, self._last, self._compress = 1.0, True, True
 
-    # ---- Storage ----------------------------------------------------------------------------------------------------
-
     def complete(self, layer: int) -> None:
         """See :class:`~mpicoll.models.sequential.ParameterStore`; with overlap, starts buckets that are complete."""
         if self._overlap and self._last:
             start, stop = self._bounds[layer], self._bounds[layer + 1]
             self._take_velocity(start, stop)
             self.sync.start(start, compress=self._compress)
-
-    # ---- Strategy ---------------------------------------------------------------------------------------------------
 
     def begin(self, scale: float, *, last: bool, compress: bool) -> None:
         """See :class:`Strategy`."""
@@ -287,11 +285,12 @@ class Replicated(FlatVectorStrategy):
         """See :class:`Strategy`."""
         if self._overlap:
             self.sync.wait()
-            return
-        if self._local and self._clip is not None:
-            self._scale *= clipping(self._own_norm(), self._clip / math.sqrt(self._size))
-        self._take_velocity(0, self._vector.size)
-        self.sync.synchronize(compress=self._compress)
+        else:
+            if self._local and self._clip is not None:
+                self._scale *= clipping(self._own_norm(), self._clip / math.sqrt(self._size))
+            self._take_velocity(0, self._vector.size)
+            self.sync.synchronize(compress=self._compress)
+        self._unify([(0, self.sync.flat)])
 
     def _own_norm(self) -> float:
         return self._scale * norm_of(self._squares([(0, self.sync.flat)]))

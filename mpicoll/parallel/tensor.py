@@ -12,8 +12,9 @@ and values are columns, their part of the output weights are rows.
 
 A layer without a partner is replicated on every rank, and so are the second layer's bias and layers of other kinds,
 such as convolutions, which have few parameters. All ranks apply the same operations to the same numbers, so that their
-gradients, and after any number of steps their parameters, are equal bit for bit, provided that the ranks' matrix
-products are (processors of one kind, one library).
+gradients are equal bit for bit, provided that the ranks' matrix products are (processors of one kind, one library).
+Sums of gradients over replicas need not be: :mod:`mpicoll.parallel.common_arrays` makes them so, and with them the
+parameters after any number of steps.
 
 (Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019,
 section 3.)

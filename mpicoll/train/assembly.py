@@ -17,6 +17,7 @@ from mpicoll.models.initial_parameters import InitialParameters, StoredParameter
 from mpicoll.models.layers import batch_norms
 from mpicoll.models.micro_batches import SequentialMicroBatches, StepExecutor
 from mpicoll.models.sequential import Model
+from mpicoll.parallel.gradient_norm import Unify, already_equal
 from mpicoll.parallel.local_sgd import LocalSteps
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.mixed_precision import MixedReplicated
@@ -118,7 +119,8 @@ def assemble_loop(
     # An epoch that --steps cut short is reported again when it is complete.
     whole_epochs = coordination.first // coordination.shares_per_step // plan.steps_per_epoch
     epochs = [epoch for epoch in epochs if epoch.epoch < whole_epochs]
-    return Loop(config, mesh, dataset, _make_engine(config, mesh, portion), strategy, coordination, clock, epochs)
+    engine = _make_engine(config, mesh, portion)
+    return Loop(config, mesh, dataset, engine, strategy, coordination, clock, portion.common, epochs)
 
 
 def _check_batch_norms(config: TrainConfig, model: Model) -> None:
@@ -187,13 +189,20 @@ def _make_strategy(
     overlap = config.overlap == "on" or (config.overlap == "auto" and _between_hosts(mesh.data))
     if config.shard == "parameters":  # where ranks meet at every unit, those that are early had better begin
         overlap = config.overlap != "off"
-    is_mixed, squares = config.precision != "full", portion.total_squares
+    squares, unify = portion.total_squares, _unify(config, mesh, portion)
     if config.shard != "none":
-        sharded = MixedSharded if is_mixed else Sharded
-        return sharded(portion.model, initial, comm, config, overlap=overlap, squares=squares)
-    replicated = MixedReplicated if is_mixed else Replicated
+        sharded = Sharded if config.precision == "full" else MixedSharded
+        return sharded(portion.model, initial, comm, config, overlap=overlap, squares=squares, unify=unify)
+    replicated = Replicated if config.precision == "full" else MixedReplicated
     parameters = _all_of(initial, portion.model)
-    return replicated(portion.model, parameters, comm, config, overlap=overlap, squares=squares)
+    return replicated(portion.model, parameters, comm, config, overlap=overlap, squares=squares, unify=unify)
+
+
+def _unify(config: TrainConfig, mesh: Mesh, portion: ModelShard) -> Unify:
+    """Return the function that makes sums equal on ranks with the same arrays, unless all compute them alike."""
+    if mesh.replicas == 1 and config.compression is None:
+        return already_equal
+    return portion.common.unify if config.shard == "none" else portion.common.unify_chunks
 
 
 def _between_hosts(comm: MPI.Intracomm) -> bool:

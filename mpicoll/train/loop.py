@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,9 @@ from mpi4py import MPI
 
 from mpicoll import tracing
 from mpicoll.data.datasets import Dataset, Samples
-from mpicoll.errors import NonFiniteLoss, ReplicasDiffer, TrainingError
+from mpicoll.errors import NonFiniteLoss, TrainingError
 from mpicoll.models.micro_batches import StepExecutor
+from mpicoll.parallel.common_arrays import CommonArrays
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import CommunicationStatistics, Strategy
 from mpicoll.train.asynchronous.placed_momentum import is_fed_back
@@ -25,6 +25,7 @@ from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.coordination import Coordination, LeftBehind, Share, ShareResult
 from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity
 from mpicoll.train.process_facts import process_age
+from mpicoll.train.replica_check import compared
 from mpicoll.train.run_report import complain
 from mpicoll.train.step_plan import shares_for_evaluation
 
@@ -74,7 +75,8 @@ class Loop:
     """Steps of one rank, in any strategy.
 
     The *strategy* holds the parameters, and computes the next ones from gradients. The *coordination* assigns shares of
-    steps to this rank, and propagates requests to stop and failures between ranks.
+    steps to this rank, and propagates requests to stop and failures between ranks. The *common* arrays are those that
+    other ranks of the same replica hold, too.
 
     Collective over the mesh: construction, `train`, `facts`, `check_replicas`; and `evaluate`, where ranks take steps
     together and after the end.
@@ -98,9 +100,10 @@ class Loop:
         strategy: Strategy,
         coordination: Coordination,
         clock: Clock,
+        common: CommonArrays,
         epochs: Sequence[EpochRecord] = (),
     ) -> None:
-        self._config, self._mesh, self._dataset, self._engine = config, mesh, dataset, engine
+        self._config, self._mesh, self._dataset, self._engine, self._common = config, mesh, dataset, engine, common
         self.strategy, self.coordination, self.clock = strategy, coordination, clock
         self.step_plan = coordination.step_plan
         self._reader = BatchReader(config, dataset.train)
@@ -309,19 +312,11 @@ class Loop:
         Raises
         ------
         ReplicasDiffer
-            On every rank, naming the ranks whose parameters are not those that most replicas hold.
+            On every rank, naming the ranks whose parameters are not those that most ranks hold.
         """
         if self._config.algorithm == NOOP:
             return None
-        world, digest = self._mesh.world, np.frombuffer(self.strategy.digest(), np.uint8)
-        table = np.empty((world.Get_size(), digest.size), np.uint8)
-        world.Allgather(digest.copy(), table)
-        rows, places = [row.tobytes() for row in table], world.Get_size() // self._mesh.replicas
-        common = [max(rows[place::places], key=rows[place::places].count) for place in range(places)]
-        if differing := [rank for rank, row in enumerate(rows) if row != common[rank % places]]:
-            ranks = ", ".join(map(str, differing))
-            raise ReplicasDiffer(f"the parameters of rank {ranks} differ from those of the other ranks")
-        return (common[0] if places == 1 else hashlib.sha256(b"".join(common)).digest()).hex()
+        return compared(self._mesh, self.strategy.digest(), self._common.digest(self.strategy))
 
     # ---- report -----------------------------------------------------------------------------------------------------
 

@@ -201,6 +201,49 @@ def test_a_run_is_that_of_one_rank(comm: Intracomm, config: TrainConfig, more: d
         assert all(row.tobytes() == mine.tobytes() for row in every)
 
 
+SUMS = [
+    *(("none", spec, 64) for spec in ("qsgd", "topk:0.3", "int8", "sign")),
+    *((stage, spec, 64) for stage in ("optimizer", "gradients", "parameters") for spec in ("qsgd", "int8")),
+    *((stage, spec, 61) for stage in ("none", "optimizer", "parameters") for spec in ("qsgd", "int8")),
+    ("none", "powersgd:2", 61),
+    *((stage, None, 7) for stage in ("none", "optimizer", "gradients")),
+]
+
+
+@pytest.mark.parametrize(("shard", "compression", "width"), SUMS, ids=str)
+def test_common_arrays_stay_equal_however_gradients_are_summed(
+    comm: Intracomm, shard: str, compression: str | None, width: int
+) -> None:
+    """The second hidden layer's bias and the last layer are long enough to be compressed beside a divided array."""
+    if comm.size % 2:
+        pytest.skip("two ranks share each layer")
+    more: dict[str, Any] = {"shard": shard, "compression": compression, "hidden": (width, 1100), "steps": 8}
+    config = replace(CONFIG, tensor=2, dtype="float32", bucket_bytes=1 << 16, lr=0.01, warmup=0, **more)
+    around = Intracomm(comm, algorithm="ring") if compression is None else comm
+    trainer, mesh = make(around, config)
+    trainer.train([])
+    layers = range(len(config.hidden) + 1)
+    own = np.concatenate([np.ravel(array) for layer in layers for array in trainer.strategy.parameters(layer)])
+    mine = common_arrays(perceptron((WIDTHS[0], *config.hidden, WIDTHS[-1]), np.float32), config, mesh, own)
+    assert mine.size == 1 + 1100 + 4 * 1100 + 4
+    every = np.empty((2, mine.size), np.float32)
+    mesh.tensor.Allgather(mine, every)
+    np.testing.assert_array_equal(every[0], every[1])
+    assert trainer.records[-1].loss < trainer.records[0].loss
+
+
+def test_a_rank_whose_copies_of_common_arrays_went_astray_is_named(comm: Intracomm) -> None:
+    if comm.size % 2 or comm.size < 4:
+        pytest.skip("two ranks share each layer, and the most of two is none")
+    trainer, mesh = make(comm, replace(CONFIG, tensor=2, hidden=(8, 8)))
+    trainer.check_replicas()
+    if mesh.tensor.Get_rank() == 1:  # on all replicas alike, but for the ranks whose word counts
+        trainer.strategy.parameters(2)[1][0] += 1
+    named = ", ".join(str(rank) for rank in range(1, comm.size, 2))
+    with pytest.raises(ReplicasDiffer, match=f"of rank {named} differ"):
+        trainer.check_replicas()
+
+
 def test_a_replica_that_went_astray_is_named(comm: Intracomm) -> None:
     config = replace(CONFIG, tensor=2 - comm.size % 2)
     if comm.size // config.tensor < 3:
