@@ -64,8 +64,8 @@ def complete(options: dict[str, Any]) -> None:
     _check_precision(options)
     _check_compression(options)
     _check_sharing(options)
-    _check_mode(options)
     _check_optimizer(options)
+    _check_mode(options)
     _check_checkpoints(options)
     _check_output(options)
     for name in _OF_SOME:

@@ -228,6 +228,8 @@ def test_options_of_modes():
     config = parse(["--mode", "ps", "--staleness", "0", "--slow", "1:2,3:5.5"])
     assert (config.servers, config.staleness, config.slow) == (1, 0, ((1, 2.0), (3, 5.5)))
     assert parse(["--mode", "ps"]).staleness is None
+    direct = parse(["--strategy", "parameter_server", "--push", "direct"])
+    assert (direct.push, direct.optimizer) == ("direct", "momentum")
     assert parse([]).servers == 0
 
 

@@ -65,7 +65,11 @@ def test_shards_have_the_digest_of_the_whole() -> None:
         assert result["parameters_sha256"] == hashlib.sha256(whole.data).hexdigest()
 
 
-@pytest.mark.parametrize("strategy", [ParameterServer(servers=1, staleness=8), LocalSGD(4, "elastic")])
+@pytest.mark.parametrize(
+    "strategy",
+    [ParameterServer(servers=1, staleness=8), ParameterServer(push="direct"), LocalSGD(4, "elastic")],
+    ids=str,
+)
 def test_strategies_may_have_options_of_their_own(strategy: ParameterServer | LocalSGD) -> None:
     if strategy.name == "parameter_server" and WORLD.size == 1:
         with pytest.raises(UsageError, match=r"^servers 1: 1 ranks leave no worker"):
