@@ -26,7 +26,8 @@ class Exchange(Protocol):
     Attributes
     ----------
     scale
-        Factor of the gradient of a worker's share of a batch; 1 if the gradients of all shares are summed.
+        Factor of the gradient of a worker's share of a batch; 1 if the gradients of all shares are summed, more if some
+        of them are left out.
     has_result
         True after :meth:`finish` on ranks whose replica is the final model.
     """

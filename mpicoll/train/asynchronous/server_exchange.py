@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll import ParameterServer
 from mpicoll.errors import CollectiveTimeout, RemoteError, TrainingError
 from mpicoll.train.asynchronous.gradient_exchange import Sent, State
-from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
+from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum, is_fed_back
 from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.coordination import LeftBehind
 from mpicoll.train.run_report import complain
@@ -27,13 +27,15 @@ class ServerExchange:
     :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
     """
 
-    scale = 1.0
     has_result = False
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._replica, self._direct = replica, config.push == "direct"
         self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
         self._counts = not config.backup
+        # Each step is that of the mean of the gradients that count; with error feedback the others count later.
+        left_out = 0 if is_fed_back(config) else config.backup
+        self.scale = workers / (workers - left_out)
         self._momentum = PlacedMomentum(config, replica, workers, workers if config.staleness == 0 else 1)
         state = state and self._momentum.restored(state)
         self._before = int(state["version"].min()) if state else 0

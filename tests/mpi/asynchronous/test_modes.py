@@ -19,9 +19,12 @@ from mpicoll import Intracomm
 from mpicoll.checkpoint import CheckpointStore
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.models.builders import perceptron
 from mpicoll.train import saver
 from mpicoll.train.asynchronous import replica
+from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrategy
 from mpicoll.train.asynchronous.decentralized_exchange import distances
+from mpicoll.train.asynchronous.server_exchange import ServerExchange
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.training_run import Observer, run
@@ -202,6 +205,32 @@ def test_signs_of_life_between_all_layers(comm: Intracomm, name: str, monkeypatc
     """There are none at the end, when the last model is evaluated and nobody listens any more."""
     monkeypatch.setattr(replica, "_BEAT_SECONDS", -1)
     assert run(configured(name, comm, steps=20), comm)["test_loss"] is not None
+
+
+@pytest.mark.parametrize("compression", [None, "topk:0.99"])
+def test_a_step_with_backup_workers_is_that_of_the_mean(comm: Intracomm, compression: str | None) -> None:
+    """Every worker gives its share of a gradient of 1, and one does not count; with error feedback it does later."""
+    backup, rate, decay, more = 1, 0.5, 0.1, {"optimizer": "sgd", "compression": compression}
+    config = configured("backup", comm, backup=backup, weight_decay=decay, **more)
+    model, workers = perceptron((3, 2), np.float32), comm.size - 1
+    parameters = np.full(model.parameter_count, 2, np.float32)
+    exchange = ServerExchange(config, comm, parameters, None)
+    strategy = AsynchronousStrategy(config, model, parameters, exchange, workers)
+    if comm.rank < workers:
+        strategy.fetch()
+    comm.Barrier()  # one that fetches after the first step would take the second
+    if comm.rank < workers:
+        strategy.begin(1 / workers, last=True, compress=True)
+        for array in strategy.gradients(0):
+            array[...] = 1
+        norm = strategy.update(rate, 100.0)
+        assert norm == pytest.approx(np.sqrt(6 * (1 + 2 * decay) ** 2 + 2), rel=1e-5)
+    exchange.finish()
+    exchange.close()
+    if comm.rank < workers:
+        part = 1.0 if compression is None else (workers - backup) / workers
+        np.testing.assert_allclose(parameters[:6], 2 - part * rate * (1 + 2 * decay), rtol=1e-5)
+        np.testing.assert_allclose(parameters[6:], 2 - part * rate, rtol=1e-5)
 
 
 def test_the_slow_do_less(comm: Intracomm) -> None:
