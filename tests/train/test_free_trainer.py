@@ -36,10 +36,10 @@ class Workers:
         self._optimizer = kind(self.parameters, {**kind.defaults, **self.momenta[0].hyper})
         self._together = together
 
-    def take_steps(self, steps):
-        """Each worker sends its share of a gradient of ones."""
-        share = np.full(3, 1 / len(self.momenta), np.float32)
-        for _ in range(steps):
+    def take_steps(self, steps, slope=lambda step: 1.0):
+        """Each worker sends its share of a gradient whose elements are equal, 1 unless told otherwise."""
+        for step in range(steps):
+            share = np.full(3, slope(step) / len(self.momenta), np.float32) * np.float32(self.momenta[0].scale)
             for momentum in self.momenta[:: self._together]:
                 sent = momentum.applied(share) * self._together
                 for other in self.momenta[1 : self._together]:
@@ -47,13 +47,16 @@ class Workers:
                 self._optimizer.apply(sent, 0.1 * momentum.factor)
 
     def save(self):
-        return self.momenta[0].saved({"parameters": self.parameters.copy(), **self._optimizer.state})
+        steps = {"steps": np.array([self._optimizer.steps])} if self._optimizer.depends_on_steps else {}
+        return self.momenta[0].saved({"parameters": self.parameters.copy(), **steps, **self._optimizer.state})
 
     def load(self, state):
         for momentum in self.momenta:
             kept = momentum.restored(state)
         for name, vector in self._optimizer.state.items():
             vector[:] = kept[name]
+        if self._optimizer.depends_on_steps:
+            self._optimizer.steps = int(kept.pop("steps")[0])
         assert set(kept) == {"parameters", *self._optimizer.state}
 
 
@@ -90,3 +93,51 @@ def test_a_velocity_of_synchronous_training_is_kept_to_the_bit():
     again = Workers(replace(TrainConfig(), **WAYS["sync"]), 3)
     again.load(state)
     np.testing.assert_array_equal(again.save()["velocity"], begun._optimizer.state["velocity"])
+
+
+ADAPTIVE = ("adam", "adagrad")
+FREE = ("async", "p2p")
+
+
+def wave(step):
+    return 1 + 0.5 * np.sin(step)
+
+
+@pytest.mark.parametrize("way", FREE)
+@pytest.mark.parametrize("optimizer", ADAPTIVE)
+def test_updates_of_a_step_are_as_long_as_the_step(optimizer, way):
+    """However many workers share it, and with the state that the step has in synchronous training."""
+    config = replace(TrainConfig(), optimizer=optimizer)
+    alone = Workers(replace(config, **WAYS["sync"]), 1)
+    together, free = Workers(replace(config, **WAYS["sync"]), 5), Workers(replace(config, **WAYS[way]), 5)
+    for workers in (alone, together, free):
+        workers.take_steps(400, wave)
+    np.testing.assert_allclose(together.parameters, alone.parameters, rtol=1e-5)
+    np.testing.assert_allclose(free.parameters, alone.parameters, rtol=0.05)
+    for name, vector in alone._optimizer.state.items():
+        np.testing.assert_allclose(free._optimizer.state[name], vector, rtol=0.05, err_msg=name)
+
+
+@pytest.mark.parametrize("way", FREE)
+def test_a_step_of_adam_has_its_length_from_the_first_one_on(way):
+    free = Workers(replace(TrainConfig(), optimizer="adam", **WAYS[way]), 5)
+    free.take_steps(1)
+    np.testing.assert_allclose(free.parameters, -0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("async", "sync"), ("sync", "p2p"), ("p2p", "async"), ("async", "async")]
+)
+@pytest.mark.parametrize("workers", [(4, 4), (2, 6), (6, 1)])
+def test_adam_goes_on_with_other_workers_as_if_nothing_had_happened(first, second, workers):
+    config = replace(TrainConfig(), optimizer="adam")
+    alone = Workers(replace(config, **WAYS["sync"]), 1)
+    begun = Workers(replace(config, **WAYS[first]), workers[0])
+    going_on = Workers(replace(config, **WAYS[second]), workers[1])
+    alone.take_steps(50)
+    begun.take_steps(50)
+    going_on.load(begun.save())
+    before = alone.parameters.copy()
+    alone.take_steps(20, lambda step: 2.0)
+    going_on.take_steps(20, lambda step: 2.0)
+    np.testing.assert_allclose(going_on.parameters, alone.parameters - before, rtol=0.05)

@@ -37,7 +37,6 @@ class AllToAllExchange:
     gradients in different orders, and differ by those in flight. At the end they are averaged.
     """
 
-    scale = 1.0
     has_result = True
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
@@ -48,6 +47,7 @@ class AllToAllExchange:
         self._payload = np.empty(nbytes // 4, np.uint32).view(np.uint8)
         self._arrived = np.empty(0 if self._codec is None else replica.size, np.float32)
         self._momentum = PlacedMomentum(config, replica, comm.Get_size())
+        self.scale = self._momentum.scale
         kind = OPTIMIZERS[self._momentum.optimizer]
         self._optimizer = kind(replica, self._momentum.hyper)
         if state is not None:

@@ -27,7 +27,7 @@ class Exchange(Protocol):
     ----------
     scale
         Factor of the gradient of a worker's share of a batch; 1 if the gradients of all shares are summed, more if some
-        of them are left out.
+        of them are left out, or if the update does not depend on their length.
     has_result
         True after :meth:`finish` on ranks whose replica is the final model.
     """

@@ -33,10 +33,10 @@ class ServerExchange:
         self._replica, self._direct = replica, config.push == "direct"
         self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
         self._counts = not config.backup
+        self._momentum = PlacedMomentum(config, replica, workers, workers if config.staleness == 0 else 1)
         # Each step is that of the mean of the gradients that count; with error feedback the others count later.
         left_out = 0 if is_fed_back(config) else config.backup
-        self.scale = workers / (workers - left_out)
-        self._momentum = PlacedMomentum(config, replica, workers, workers if config.staleness == 0 else 1)
+        self.scale = self._momentum.scale * workers / (workers - left_out)
         state = state and self._momentum.restored(state)
         self._before = int(state["version"].min()) if state else 0
         self.ps = ParameterServer(

@@ -23,7 +23,8 @@ from mpicoll.models.builders import perceptron
 from mpicoll.train import saver
 from mpicoll.train.asynchronous import replica
 from mpicoll.train.asynchronous.asynchronous_strategy import AsynchronousStrategy
-from mpicoll.train.asynchronous.decentralized_exchange import distances
+from mpicoll.train.asynchronous.decentralized_exchange import AllToAllExchange, distances
+from mpicoll.train.asynchronous.gradient_exchange import Exchange
 from mpicoll.train.asynchronous.server_exchange import ServerExchange
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
@@ -207,30 +208,48 @@ def test_signs_of_life_between_all_layers(comm: Intracomm, name: str, monkeypatc
     assert run(configured(name, comm, steps=20), comm)["test_loss"] is not None
 
 
+class OneStep:
+    """A step of a model with 8 parameters of 2, in which every worker gives its share of a gradient of 1."""
+
+    def __init__(self, comm: Intracomm, config: TrainConfig, kind: type[Exchange], rate: float) -> None:
+        model, workers = perceptron((3, 2), np.float32), comm.size - config.servers
+        self.parameters, self.norm = np.full(model.parameter_count, 2, np.float32), 0.0
+        exchange = kind(config, comm, self.parameters, None)  # type: ignore[call-arg]
+        strategy = AsynchronousStrategy(config, model, self.parameters, exchange, workers)
+        if comm.rank < workers:
+            strategy.fetch()
+        comm.Barrier()  # one that fetches after the first update would see more of the step than the others
+        if comm.rank < workers:
+            strategy.begin(1 / workers, last=True, compress=True)
+            for array in strategy.gradients(0):
+                array[...] = 1
+            self.norm = strategy.update(rate, 100.0)
+        exchange.finish()
+        exchange.close()
+
+
 @pytest.mark.parametrize("compression", [None, "topk:0.99"])
 def test_a_step_with_backup_workers_is_that_of_the_mean(comm: Intracomm, compression: str | None) -> None:
-    """Every worker gives its share of a gradient of 1, and one does not count; with error feedback it does later."""
-    backup, rate, decay, more = 1, 0.5, 0.1, {"optimizer": "sgd", "compression": compression}
-    config = configured("backup", comm, backup=backup, weight_decay=decay, **more)
-    model, workers = perceptron((3, 2), np.float32), comm.size - 1
-    parameters = np.full(model.parameter_count, 2, np.float32)
-    exchange = ServerExchange(config, comm, parameters, None)
-    strategy = AsynchronousStrategy(config, model, parameters, exchange, workers)
+    """One gradient does not count; with error feedback it does later."""
+    rate, decay, workers = 0.5, 0.1, comm.size - 1
+    more = {"optimizer": "sgd", "compression": compression, "weight_decay": decay}
+    step = OneStep(comm, configured("backup", comm, **more), ServerExchange, rate)
     if comm.rank < workers:
-        strategy.fetch()
-    comm.Barrier()  # one that fetches after the first step would take the second
-    if comm.rank < workers:
-        strategy.begin(1 / workers, last=True, compress=True)
-        for array in strategy.gradients(0):
-            array[...] = 1
-        norm = strategy.update(rate, 100.0)
-        assert norm == pytest.approx(np.sqrt(6 * (1 + 2 * decay) ** 2 + 2), rel=1e-5)
-    exchange.finish()
-    exchange.close()
-    if comm.rank < workers:
-        part = 1.0 if compression is None else (workers - backup) / workers
-        np.testing.assert_allclose(parameters[:6], 2 - part * rate * (1 + 2 * decay), rtol=1e-5)
-        np.testing.assert_allclose(parameters[6:], 2 - part * rate, rtol=1e-5)
+        assert step.norm == pytest.approx(np.sqrt(6 * (1 + 2 * decay) ** 2 + 2), rel=1e-5)
+        part = 1.0 if compression is None else (workers - 1) / workers
+        np.testing.assert_allclose(step.parameters[:6], 2 - part * rate * (1 + 2 * decay), rtol=1e-5)
+        np.testing.assert_allclose(step.parameters[6:], 2 - part * rate, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ps", ServerExchange), ("p2p", AllToAllExchange)])
+def test_all_shares_of_a_step_move_adam_as_far_as_one_step(comm: Intracomm, name: str, kind: type[Exchange]) -> None:
+    """Epsilon is as large as the gradient of a batch, so that one in other units would move them less, or further."""
+    config = configured(name, comm, optimizer="adam", weight_decay=0.1, epsilon=1.0)
+    step = OneStep(comm, config, kind, 0.5)
+    if comm.rank < comm.size - config.servers:
+        assert step.norm == pytest.approx(np.sqrt(6 * 1.2**2 + 2), rel=1e-5)
+        np.testing.assert_allclose(step.parameters[:6], 2 - 0.5 * 1.2 / (1.2 + 1), rtol=1e-4)
+        np.testing.assert_allclose(step.parameters[6:], 2 - 0.5 / (1 + 1), rtol=1e-4)
 
 
 def test_the_slow_do_less(comm: Intracomm) -> None:
