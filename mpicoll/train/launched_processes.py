@@ -30,6 +30,46 @@ def processes_with(variable: str, value: str) -> Iterator[tuple[int, int | None]
             yield int(path.name), rank
 
 
+def receiver(processes: Sequence[int], number: int) -> int:
+    """Return the process of a rank that a signal is meant for: the first in descent that catches it, else the last.
+
+    A shell that starts the rank's program and waits for it passes no signal on.
+
+    Parameters
+    ----------
+    processes
+        All processes of the rank; at least one.
+    """
+    parents = {process: _parent(process) for process in processes}
+
+    def depth(process: int) -> int:
+        above, count = parents[process], 0
+        while above in parents and count < len(parents):
+            above, count = parents[above], count + 1
+        return count
+
+    in_descent = sorted(processes, key=lambda process: (depth(process), process))
+    return next((process for process in in_descent if _catches(process, number)), in_descent[-1])
+
+
+def _parent(process: int) -> int:
+    """Return the parent of a process; 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _catches(process: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 class LaunchedProcesses:
     """A launcher that has been started, and the processes that came of it: ranks of Open MPI have groups of their own.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpicoll.train import run_status
-from mpicoll.train.launched_processes import LaunchedProcesses
+from mpicoll.train.launched_processes import LaunchedProcesses, receiver
 
 _MARK = "MPICOLL_SUPERVISED"
 """Environment variable by which a job's processes are found."""
@@ -99,9 +99,10 @@ class Job:
                 self._kill("it was told twice to stop")
             return
         self._asked = time.monotonic()
-        ranks = sorted((rank, process) for process, rank in self._launched.found() if rank is not None)
+        ranks = [(rank, process) for process, rank in self._launched.found() if rank is not None]
+        lowest = [process for rank, process in ranks if rank == min(ranks)[0]]
         with contextlib.suppress(ProcessLookupError):
-            os.kill(ranks[0][1] if ranks else self._launched.process.pid, signal.SIGTERM)
+            os.kill(receiver(lowest, signal.SIGTERM) if lowest else self._launched.process.pid, signal.SIGTERM)
 
     def _kill(self, reason: str) -> None:
         self.reason = self.reason or reason

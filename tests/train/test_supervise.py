@@ -205,6 +205,43 @@ time.sleep(60)
     assert program.attempts()[0]["newest_step"] == 77
 
 
+PROGRAM = """
+import signal, subprocess, sys, time
+from pathlib import Path
+def end(*_):
+    (folder / "step-00000077").mkdir()
+    sys.exit(0)
+folder = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, end)
+helper = subprocess.Popen(["sleep", "60"])
+try:
+    (folder / "step-00000001").mkdir()
+    time.sleep(60)
+finally:
+    helper.kill()
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["true; $0 $1 $2; exit $?", "exec $0 $1 $2"])
+def test_a_rank_in_a_shell_is_told_to_stop(tmp_path: Path, wrapper: str) -> None:
+    """A shell ends at SIGTERM without a word to the program that it has started."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    body = f"""
+words = ["bash", "-c", {wrapper!r}, sys.executable, {str(tmp_path / "program.py")!r}, str(folder)]
+sys.exit(subprocess.call(words, env={{**os.environ, "PMI_RANK": "0"}}))
+"""
+    program = Program(tmp_path, body)
+    job = program.begin()
+    until = time.monotonic() + 20
+    while not list(program.folder.glob("step-*")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    job.terminate()
+    text = job.communicate(timeout=20)[1]
+    assert job.returncode == 0, text
+    assert program.attempts()[0]["newest_step"] == 77
+
+
 def test_a_job_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     body = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsave(1)\ntime.sleep(60)\n"
     program = Program(tmp_path, body)
