@@ -61,7 +61,7 @@ def check_ranks(config: TrainConfig, size: int) -> None:
     Raises
     ------
     UsageError
-        If servers, backup workers or spare ranks leave no worker, or an option names a rank that does not exist.
+        If servers, backup workers or spare ranks leave no worker, or an option names a rank that takes no steps.
     """
     if config.servers >= size:
         raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
@@ -69,9 +69,10 @@ def check_ranks(config: TrainConfig, size: int) -> None:
         raise UsageError(f"--backup {config.backup}: it must be less than the {size - config.servers} workers")
     if config.spares >= size:
         raise UsageError(f"--spares {config.spares}: {size} ranks leave none for training")
+    working = size - config.servers - config.spares
     for rank, _ in config.slow:
-        if rank >= size:
-            raise UsageError(f"--slow {rank}: not a rank; ranks are 0 to {size - 1}")
+        if rank >= working:
+            raise UsageError(f"--slow {rank}: not a rank that takes steps; these are 0 to {working - 1}")
 
 
 def make_loop(

@@ -302,13 +302,14 @@ def _check_compression_alone(spec: str, mode: str) -> None:
 
 def _check_alone(options: dict[str, Any], mode: str) -> None:
     """Refuse what needs ranks that take each step together."""
+    algorithm, apart = options["algorithm"], mode in ASYNCHRONOUS
     together = {
         "--shard": options["shard"] != "none",
         "--tensor": options["tensor"] > 1,
         "--pipeline": options["pipeline"] > 1,
-        "--algorithm noop": options["algorithm"] == NOOP,
+        f"--algorithm {algorithm}": algorithm == NOOP or (apart and algorithm != DEFAULTS["algorithm"]),
         f"--overlap {options['overlap']}": options["overlap"] != "auto",
-        "--bucket-bytes": options["bucket_bytes"] is not None and mode in ASYNCHRONOUS,
+        "--bucket-bytes": options["bucket_bytes"] is not None and apart,
         "--balance auto": options["balance"] == "auto",
         "--warmup-dense": options["warmup_dense"] > 0 and mode != "local",
     }

@@ -154,6 +154,14 @@ def test_options_arrive():
             (f"--strategy {name} --overlap off", f"--overlap off is for ranks .* together, not --strategy {name}")
             for name in ("local", "parameter_server", "peer_to_peer", "gossip")
         ),
+        *(
+            (f"--strategy {name} --algorithm ring", f"--algorithm ring is for ranks .* together, not --strategy {name}")
+            for name in ("parameter_server", "peer_to_peer", "gossip")
+        ),
+        (
+            "--strategy local --algorithm noop",
+            "--algorithm noop is for ranks that take steps together, not --strategy local",
+        ),
         ("--mode ps --staleness 0 --damping", "--damping has no meaning with --staleness 0"),
         ("--optimizer lamb --tensor 2", "--optimizer lamb is not for --tensor, where ranks hold parts of arrays"),
         ("--base-batch 32", "--base-batch has no meaning without --scale-lr"),
@@ -291,6 +299,8 @@ def test_the_rate_is_scaled_to_the_samples_of_a_step(options, peak):
 
 def test_options_that_not_all_strategies_have_arrive():
     assert parse(["--strategy", "local", "--bucket-bytes", "64K"]).bucket_bytes == 65536
+    assert parse(["--strategy", "local", "--algorithm", "ring"]).algorithm == "ring"
+    assert parse(["--strategy", "gossip", "--algorithm", "auto"]).algorithm == "auto"
     assert parse(["--strategy", "gossip", "--overlap", "auto", "--momentum", "0.5"]).momentum == 0.5
     assert parse(["--strategy", "parameter_server", "--staleness", "1", "--damping"]).damping
     for words in (["--optimizer", "sgd"], ["--strategy", "gossip"]):

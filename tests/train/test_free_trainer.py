@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mpicoll.errors import UsageError
 from mpicoll.models.builders import perceptron
 from mpicoll.optim.optimizers import OPTIMIZERS
+from mpicoll.train.assembly import check_ranks
 from mpicoll.train.asynchronous import replica as replicas
 from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
 from mpicoll.train.config import TrainConfig
@@ -141,3 +143,10 @@ def test_adam_goes_on_with_other_workers_as_if_nothing_had_happened(first, secon
     alone.take_steps(20, lambda step: 2.0)
     going_on.take_steps(20, lambda step: 2.0)
     np.testing.assert_allclose(going_on.parameters, alone.parameters - before, rtol=0.05)
+
+
+@pytest.mark.parametrize("others", [{"servers": 2}, {"spares": 2}])
+def test_ranks_that_take_no_steps_cannot_be_slow(others):
+    check_ranks(replace(TrainConfig(), slow=((3, 2.0),), **others), 6)
+    with pytest.raises(UsageError, match="--slow 4: not a rank that takes steps; these are 0 to 3"):
+        check_ranks(replace(TrainConfig(), slow=((3, 2.0), (4, 2.0)), **others), 6)
