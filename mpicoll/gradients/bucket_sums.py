@@ -100,6 +100,13 @@ def cut(buffer: np.ndarray, run: slice, length: int) -> list[Sum]:
     return [Sum(start, buffer[start : min(start + length, run.stop)]) for start in starts]
 
 
+def put_back(sums: Sequence[Sum], ranks: int) -> None:
+    """Return sums that are not used to the residuals that they came from, an equal part on each of the ranks."""
+    for each in sums:
+        if isinstance(each.compression, ErrorFeedback) and each.compression.residual is not None:
+            each.compression.residual += each.data / np.float32(ranks)
+
+
 def runs(sizes: Sequence[int], least: int) -> tuple[list[slice], list[slice]]:
     """Return the runs of neighbours of at least `least` elements, and of shorter ones; the last counts as short."""
     found: tuple[list[slice], list[slice]] = [], []

@@ -19,7 +19,7 @@ from mpicoll import tracing
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.gradients import synchronizer_options
-from mpicoll.gradients.bucket_sums import Sum, Sums, cut, runs
+from mpicoll.gradients.bucket_sums import Sum, Sums, cut, put_back, runs
 
 BUCKET_BYTES = 4 << 20
 DENSE_BYTES = 4 << 10
@@ -172,8 +172,8 @@ class GradientSynchronizer:
         ----------
         weight
             Weight of this rank's gradients, for example its number of samples; zero ignores them. The mean is
-            ``sum(weight * gradient) / sum(weight)``, zero if all weights are. With ``average=False`` gradients are
-            added unweighted and `weight` must be 1.
+            ``sum(weight * gradient) / sum(weight)``; if all weights are zero, it is zero, and residuals are kept. With
+            ``average=False`` gradients are added unweighted and `weight` must be 1.
         compress
             False sends this step's gradients uncompressed; the residual of earlier steps is kept. It must be equal on
             all ranks.
@@ -277,6 +277,9 @@ class GradientSynchronizer:
             start += data.size
         if self.average and (total := self._buffer[-1]) > 0:
             np.divide(self.flat, total, out=self.flat)
+        elif self.average:  # the sums are of residuals alone
+            put_back(self._packed if compress else (), self.comm.Get_size())
+            self.flat[:] = 0
         self.calls += 1
         self.nbytes += self._buffer.nbytes
 

@@ -59,6 +59,20 @@ def test_what_is_owed_arrives_later(comm: Intracomm) -> None:
     np.testing.assert_allclose(arrived + owed, given, atol=1e-3)
 
 
+@pytest.mark.parametrize("spec", ["sign", "topk:0.1", "powersgd:2"])
+def test_a_step_without_weight_is_zero_and_keeps_what_is_owed(comm: Intracomm, spec: str) -> None:
+    sync = GradientSynchronizer(SHAPES, comm=comm, compression=spec, bucket_bytes=5000)
+    owed = []
+    for weight in (32, 0, 0):
+        sync.flat[:] = gradient(comm.rank, 0, sync.flat.size) if weight else np.nan
+        sync.synchronize(weight)
+        assert sync.flat.any() == bool(weight)
+        owed.append(np.concatenate([all_residuals(comm, feedback) for _, feedback in sync._feedback()]))
+    assert np.abs(owed[0]).max() > 1
+    np.testing.assert_allclose(owed[1], owed[0], atol=1e-3)
+    np.testing.assert_allclose(owed[2], owed[0], atol=1e-3)
+
+
 def test_a_run_goes_on_from_its_checkpoint(comm: Intracomm) -> None:
     first, second = (GradientSynchronizer(SHAPES, comm=comm, compression="sign") for _ in range(2))
     first.flat[:] = gradient(comm.rank, 0, first.flat.size)
