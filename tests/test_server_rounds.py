@@ -19,6 +19,20 @@ def test_a_dropped_worker_that_comes_back_is_read():
     assert steps.is_complete([True] * 3)
 
 
+def test_workers_that_have_ended_count_as_far_as_they_have_given():
+    steps, ended = SynchronousRound(4, 1, 4, np.dtype(np.float32)), [True] * 4
+    for worker in steps.due([False, True, True, False], ended):
+        steps.add(worker, np.ones(4, np.float32), 0.1)
+    assert steps.given == 2
+    assert not steps.is_complete([True, True, True, False])
+    assert steps.is_complete(ended)
+    steps.reset()
+    for worker in steps.due(ended, ended):
+        steps.add(worker, np.ones(4, np.float32), 0.1)
+    assert steps.given == 3
+    assert steps.is_complete([False] * 4)
+
+
 def test_the_elements_that_gradients_were_given_for_are_known():
     steps = SynchronousRound(5, 0, 20, np.dtype(np.float32))
     assert steps.parts == [(0, 0)]

@@ -263,7 +263,8 @@ class Server:
                 continue
             self._note(header)
             step.add(worker, shard.decoded(payload), header.learning_rate, header.first)
-        if step.is_complete(over):
+        left = (self._heads() > self._taken).tolist()
+        if step.is_complete([ended and not more for ended, more in zip(over, left, strict=True)]):
             for number, (begin, end) in enumerate(step.parts):
                 part, pushes = step.total[begin:end], 0 if number else step.given
                 self._updates.send(part.view(np.uint8), 0, step.rate, begin, pushes)

@@ -45,7 +45,7 @@ class SynchronousRound:
             By worker, whether it has a message in its mailbox, and whether it will send no more.
         """
         if self._backup:
-            yield from (worker for worker in range(self._workers) if waiting[worker] and not self.is_complete(over))
+            yield from (worker for worker in range(self._workers) if waiting[worker] and not self._is_enough())
             return
         if self._turn == self._workers and self.given == 0:
             self._turn = 0  # all were over, and one that had been dropped has come back
@@ -78,9 +78,17 @@ class SynchronousRound:
         joined = min([begin, *(part[0] for part in near)]), max([end, *(part[1] for part in near)])
         self.parts = sorted([*far, joined])
 
+    def _is_enough(self) -> bool:
+        return self.given >= self._workers - self._backup
+
     def is_complete(self, over: Sequence[bool]) -> bool:
-        """Return whether the step can be applied: it has gradients, and no worker is left to wait for."""
+        """Return whether the step can be applied: it has gradients, and no worker is left to wait for.
+
+        Parameters
+        ----------
+        over
+            By worker, whether it will send no more, and nothing that it has sent is left to be added.
+        """
         if self._backup:
-            enough = self.given >= self._workers - self._backup
-            return enough or (self.given > 0 and all(a or b for a, b in zip(self._gave, over, strict=True)))
+            return self._is_enough() or (self.given > 0 and all(a or b for a, b in zip(self._gave, over, strict=True)))
         return self.given > 0 and self._turn == self._workers
