@@ -306,6 +306,8 @@ class Channel:
             self.cluster.close()
         announcements = None if self.node is None else self.node.announcements
         drain = self.watchdog.drain(self.broken is not None, keep is not None, announcements)
+        self.broken = self.broken or FREED
+        self.dispatch.hold()
         closing.close(closing.Closing(self, drain, keep, is_used))
 
     def end(self, drain: Drain, is_drained: bool) -> None:
@@ -313,15 +315,15 @@ class Channel:
         live_channels.discard(self)
         self.dispatch.shut()
         self.state = {}
-        self.spares.close(broken=self.broken is not None)
+        self.spares.close(broken=self.has_failed)
         if is_drained:
             self.comm.Free()
         else:
             _kept.extend([self.comm, self.watchdog, self.node, drain])
-        self.broken = self.broken or FREED
 
     def start_anew(self, is_used: bool) -> None:
         """Give the counters the values that they have on a new channel; calls go on being numbered."""
+        self.broken = None
         self.compression_counter[0] = self.sent_nbytes = self.random_seed = 0
         if is_used:
             self.working_memory = WorkingMemory()

@@ -58,8 +58,13 @@ class Attached:
             communicator.note_freed()
         if channel is not None:
             _live.discard(self)
-            progress_engine.complete_on(channel)
-            retire(channel)
+            try:
+                progress_engine.complete_on(channel)
+                retire(channel)
+            except BaseException:  # others may still write to its memory
+                if not closing.has(channel):
+                    channel.break_off("Free ended with an exception", channel.comm, channel.watchdog)
+                raise
             closing.go_on()
 
 

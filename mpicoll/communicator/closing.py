@@ -12,6 +12,7 @@ again when it makes or frees another communicator, and at its end::
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -19,13 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mpi4py import MPI
 
 from mpicoll.communicator.predefined import SELF
 from mpicoll.progress import progress_engine
-from mpicoll.progress.message_drain import Drain
+from mpicoll.progress.message_drain import Drain, Drained
 
 PATIENCE_SECONDS = 0.01
 """How long a rank waits for the others to free a communicator, too."""
@@ -36,6 +37,11 @@ _END_SECONDS = 1.0
 class Closable(Protocol):
     """A :class:`~mpicoll.communicator.channel.Channel`, as far as this module is concerned."""
 
+    @property
+    def has_failed(self) -> bool:
+        """True if a failure broke it."""
+        ...
+
     def start_anew(self, is_used: bool) -> None:
         """Give the counters the values that they have on a new channel."""
 
@@ -43,10 +49,10 @@ class Closable(Protocol):
         """Free everything."""
 
 
-class Closing(NamedTuple):
+class Closing:
     """A channel that is being closed.
 
-    Attributes
+    Parameters
     ----------
     keep
         Function that keeps it as a spare, None if it cannot be one.
@@ -54,57 +60,97 @@ class Closing(NamedTuple):
         Whether there was a collective on it.
     """
 
-    channel: Closable
-    drain: Drain
-    keep: Callable[[], None] | None
-    is_used: bool
+    __slots__ = ("_is_busy", "_is_over", "_is_used", "_keep", "channel", "drain")
+
+    def __init__(self, channel: Closable, drain: Drain, keep: Callable[[], None] | None, is_used: bool) -> None:
+        self.channel, self.drain, self._keep, self._is_used = channel, drain, keep, is_used
+        self._is_busy = self._is_over = False
 
     def advance(self) -> bool:
         """Go on without waiting; return whether the channel is closed, or kept as a spare."""
-        outcome = self.drain.look()
-        if outcome is None:
-            return False
-        if outcome.all_willing and self.keep is not None:
-            self.channel.start_anew(self.is_used)
-            self.keep()
-        else:
-            self.channel.end(self.drain, outcome.everything)
-        return True
+        if self._is_over or self._is_busy:  # busy: the garbage collector frees a communicator meanwhile
+            return self._is_over
+        self._is_busy = True
+        try:
+            outcome = self.drain.look()
+        finally:
+            self._is_busy = False
+        if outcome is not None:
+            self._is_over = True  # an interrupt in what follows must not repeat it
+            self._end(outcome)
+        return self._is_over
+
+    def _end(self, outcome: Drained) -> None:
+        try:
+            if outcome.all_willing and self._keep is not None and not self.channel.has_failed:
+                self.channel.start_anew(self._is_used)
+                self._keep()
+            else:
+                self.channel.end(self.drain, outcome.everything)
+        except BaseException:
+            _kept.append(self)
+            raise
 
 
 _closing: list[Closing] = []
 _kept: list[Closing] = []
-"""Those on which a rank has died, whose memory others may still use."""
-_lock = threading.Lock()
+"""Those that an exception has ended, whose memory others may still use."""
+_lock = threading.RLock()
+_is_going_on = False
+_process = os.getpid()
+
+
+def has(channel: Closable) -> bool:
+    """Return whether a channel is being closed."""
+    return any(closing.channel is channel for closing in (*_closing, *_kept))
 
 
 def close(closing: Closing) -> None:
-    """Close a channel, now if the other ranks come soon, or later."""
+    """Close a channel, now if the other ranks come soon, or later, also where an exception ends the wait for them."""
     until = time.monotonic() + PATIENCE_SECONDS
-    while not closing.advance():
+    _closing.append(closing)
+    while not _advance(closing):
         if time.monotonic() > until:
-            _closing.append(closing)
             _finish_before_mpi()
             return
         progress_engine.progress()  # another rank may wait for an operation elsewhere before it comes here
         os.sched_yield()
 
 
+def _advance(closing: Closing) -> bool:
+    """Go on with a channel; return whether it is closed. It stays in memory if the MPI library fails."""
+    with _lock:
+        try:
+            is_over = closing.advance()
+        except MPI.Exception:
+            _kept.append(closing)
+            _remove(closing)
+            raise
+        if is_over:
+            _remove(closing)
+        return is_over
+
+
+def _remove(closing: Closing) -> None:
+    with contextlib.suppress(ValueError):  # another thread has
+        _closing.remove(closing)
+
+
 def go_on() -> None:
     """Close the channels whose communicators all other ranks have freed meanwhile; local."""
-    if not _closing or not _lock.acquire(blocking=False):
+    global _is_going_on
+    if not _closing or os.getpid() != _process:
         return
-    try:
-        for closing in tuple(_closing):
-            try:
-                is_closed = closing.advance()
-            except MPI.Exception:
-                is_closed = True
-                _kept.append(closing)
-            if is_closed:
-                _closing.remove(closing)
-    finally:
-        _lock.release()
+    with _lock:
+        if _is_going_on:  # the garbage collector frees a communicator in the loop
+            return
+        _is_going_on = True
+        try:
+            for closing in tuple(_closing):
+                with contextlib.suppress(MPI.Exception):
+                    _advance(closing)
+        finally:
+            _is_going_on = False
 
 
 @functools.cache
@@ -116,14 +162,15 @@ def _finish_before_mpi() -> None:
 @atexit.register
 def _finish() -> None:
     """Before MPI is finalised, end what the MPI library is about to do, and tell the others that this rank ends."""
-    if sys.is_finalizing() or not MPI.Is_initialized() or MPI.Is_finalized():
+    ends = sys.is_finalizing() or not MPI.Is_initialized() or MPI.Is_finalized()
+    if ends or os.getpid() != _process:
         return
     until = time.monotonic() + _END_SECONDS
     go_on()
-    for closing in _closing:
-        if not closing.drain.is_counting:  # else the others would count messages without this rank when they come
-            closing.drain.leave()
     while _closing and time.monotonic() < until:
+        for closing in tuple(_closing):
+            if not closing.drain.is_counting:  # else the others would count messages without this rank when they come
+                closing.drain.leave()
         go_on()
         time.sleep(1e-3)
     for closing in _closing:  # MPI may still write to its memory

@@ -21,22 +21,26 @@ class ChannelsOfOneRank:
     def __init__(self) -> None:
         self.spares = self
         self._kept: list[tuple[Hashable, Any]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may free a communicator anywhere
 
     def has_room(self, key: Hashable) -> bool:
         """Return True: the oldest spare makes room for a new one."""
         return True
 
-    def keep(self, key: Hashable, channel: Any) -> None:
-        """Keep a spare, and free the oldest one if there are too many; local."""
+    def keep(self, key: Hashable, channel: Any) -> bool:
+        """Keep a spare, and free the oldest one if there are too many; local. Return True."""
         with self._lock:
             self._kept.append((key, channel))
             dropped = self._kept.pop(0) if len(self._kept) > MAX_KEPT else None
         if dropped is not None:
             dropped[1].close()
+        return True
 
     def take(self, key: Hashable) -> Any:
         """Return the newest spare with this key, None if there is none; it is no spare any more."""
         with self._lock:
-            places = [place for place, kept in enumerate(self._kept) if kept[0] == key]
-            return self._kept.pop(places[-1])[1] if places else None
+            for entry in reversed(tuple(self._kept)):
+                if entry[0] == key and entry in self._kept:
+                    self._kept.remove(entry)
+                    return entry[1]
+            return None

@@ -31,6 +31,7 @@ MAX_ALIKE = 4
 
 _in_process = 0
 """Number of spares in this process."""
+_counting = threading.RLock()
 
 
 class Reusable(Protocol):
@@ -73,20 +74,22 @@ class SpareChannels:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, list[Reusable]] = {}
-        self._count = 0
-        self._lock = threading.Lock()  # threads may free communicators together
+        self._kept: list[tuple[Hashable, Reusable]] = []
+        self._is_open = True
+        self._lock = threading.RLock()  # threads may free communicators together, the garbage collector anywhere
 
     def has_room(self, key: Hashable) -> bool:
         """Return whether this rank can keep another spare under `key`."""
-        has_room = self._count < MAX_SPARES and _in_process < MAX_IN_PROCESS
-        return has_room and len(self._kept.get(key, ())) < MAX_ALIKE
+        has_room = len(self._kept) < MAX_SPARES and _in_process < MAX_IN_PROCESS
+        return has_room and sum(kept[0] == key for kept in tuple(self._kept)) < MAX_ALIKE
 
-    def keep(self, key: Hashable, channel: Reusable) -> None:
-        """Keep a spare; on all its ranks."""
+    def keep(self, key: Hashable, channel: Reusable) -> bool:
+        """Keep a spare; on all its ranks. Return False after :meth:`close`."""
         with self._lock:
-            self._add(1)
-            self._kept.setdefault(key, []).append(channel)
+            if self._is_open:
+                _count(1)
+                self._kept.append((key, channel))
+            return self._is_open
 
     def find(self, comm: MPI.Intracomm, key: Hashable, family: Family, make: Callable[[], Any] | None = None) -> Found:
         """Take the spare that all ranks of the new communicator `comm` find under their keys; see `agree`.
@@ -107,39 +110,37 @@ class SpareChannels:
             spare = None
         return Found(spare, agreement.session, agreement.places, memory)
 
-    def _take(self, key: Hashable) -> Reusable | None:
-        """Return the oldest spare, which is the same on all ranks where threads have freed several in any order."""
+    def _take(self, key: Hashable | None = None) -> Reusable | None:
+        """Return the oldest spare under `key`, or of all, which is the same on all ranks, whoever has freed them."""
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
+            found = [kept for kept in self._kept if key is None or kept[0] == key]
+            if not found:
                 return None
-            spare = min(kept, key=lambda channel: channel.session)
-            kept.remove(spare)
-            if not kept:
-                del self._kept[key]
-            self._add(-1)
-        return spare
+            oldest = min(found, key=lambda kept: kept[1].session)
+            self._kept.remove(oldest)
+            _count(-1)
+        return oldest[1]
 
     def close(self, *, broken: bool) -> None:
-        """Free all spares, in an order that all ranks share; collective.
+        """Free all spares, in an order that all ranks share, and keep no more; collective.
 
         They may have been kept in different orders, where several threads free communicators.
 
         A rank on which the communicator is `broken` gives them up, so that those on which it is not do not wait.
         """
-        kept = (channel for channels in self._kept.values() for channel in channels)
-        for channel in sorted(kept, key=lambda channel: channel.session):
-            self._add(-1)
+        with self._lock:
+            self._is_open = False
+        while (channel := self._take()) is not None:
             if broken:
                 channel.abandon()
             else:
                 channel.close()
-        self._kept.clear()
 
-    def _add(self, change: int) -> None:
-        """Count a spare that is kept, or no longer kept."""
-        global _in_process
-        self._count += change
+
+def _count(change: int) -> None:
+    """Count a spare that is kept, or no longer kept."""
+    global _in_process
+    with _counting:
         _in_process += change
 
 
@@ -173,10 +174,8 @@ def retire(channel: Reusable) -> None:
 
 def _keep(channel: Reusable) -> None:
     """Keep a channel as a spare; where its home has been freed meanwhile, free it, as the other ranks do."""
+    channel.handles.leave()
     origin = channel.origin
     home = None if origin is None else origin.home()
-    if origin is None or home is None:
+    if origin is None or home is None or not home.keep(origin.key, channel):
         channel.close()
-        return
-    channel.handles.leave()
-    home.keep(origin.key, channel)

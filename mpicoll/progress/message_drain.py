@@ -9,11 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.progress.control_messages import Mailbox
-from mpicoll.progress.running_clock import RunningClock
 from mpicoll.shared_memory.announcements import Announcements
-
-DRAIN_SECONDS = 60.0
-"""How long a rank that looks all the time waits for another one."""
 
 
 class Drained(NamedTuple):
@@ -30,10 +26,10 @@ class Drain:
     """Receipt of all messages that were sent to this rank; all ranks of the communicator make one.
 
     No rank has to wait for the others in it: :meth:`look` goes as far as it can. Messages are left if some rank is
-    `broken`, also by a message for which `breaks`, given it and its sender, returns True, or if other ranks do not take
-    part within a minute in which this one looks. What is freed afterwards is freed by all ranks or by none, so that a
-    rank must not give up on one that is merely late. A message that arrived after the communicator was freed would
-    count as one on the next communicator with its context: Open MPI ends the job if that one is smaller.
+    `broken`, also by a message for which `breaks`, given it and its sender, returns True. What is freed afterwards is
+    freed by all ranks or by none, so that a rank does not give up on one that is merely late. A message that arrived
+    after the communicator was freed would count as one on the next communicator with its context: Open MPI ends the job
+    if that one is smaller.
 
     By `announcements`, if the ranks share memory, they learn that all are willing and none has sent a message, which
     ends most drains. The memory must last longer: other ranks may still read it.
@@ -50,7 +46,7 @@ class Drain:
         breaks: Callable[[int, dict[str, Any]], bool],
         announcements: Announcements | None = None,
     ) -> None:
-        self._mailbox, self._willing, self._breaks, self._clock = mailbox, willing, breaks, RunningClock()
+        self._mailbox, self._willing, self._breaks = mailbox, willing, breaks
         self._announcements = announcements
         self._counting: MPI.Request | None = None
         self._outcome: Drained | None = None
@@ -107,4 +103,4 @@ class Drain:
         heard = [self._breaks(*message) for message in self._mailbox.read()]  # all of them
         if any(heard):
             self._mailbox.leave()
-        return any(heard) or self._mailbox.somebody_left or self._clock.read() > DRAIN_SECONDS
+        return any(heard) or self._mailbox.somebody_left

@@ -29,12 +29,14 @@ from mpicoll.progress import progress_engine, wait_reports
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import Mailbox
 from mpicoll.progress.failed_ranks import raise_if_failed
-from mpicoll.progress.message_drain import DRAIN_SECONDS, Drain
+from mpicoll.progress.message_drain import Drain
 from mpicoll.progress.running_clock import RunningClock
 from mpicoll.progress.wait_reports import Absence, Report, absence
 from mpicoll.shared_memory.announcements import Announcements
 
 _HISTORY = 1024
+REFUSAL_SECONDS = 60.0
+"""How long a rank that frees a communicator waits for the others to refuse a call that it has refused."""
 _GATHER_SECONDS, _LOOK_AGAIN_SECONDS = 0.5, 0.02
 _EVERYBODY = 64
 """Up to this size a waiting rank reports to all others; beyond, to those at distance 1, 2, 4, ... and its peers."""
@@ -124,7 +126,7 @@ class Watchdog:
         """Wait, a minute at most, until all other ranks have refused collective `number`; False if one does not."""
         clock = RunningClock()
         with contextlib.suppress(MpicollError):
-            while not self._mailbox.somebody_left and clock.read() < DRAIN_SECONDS:
+            while not self._mailbox.somebody_left and clock.read() < REFUSAL_SECONDS:
                 if self.all_refused(number):
                     return True
                 progress_engine.progress()  # another rank may wait for an operation elsewhere before it refuses
