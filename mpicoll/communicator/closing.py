@@ -31,7 +31,7 @@ from mpicoll.progress.message_drain import Drain, Drained
 PATIENCE_SECONDS = 0.01
 """How long a rank waits for the others to free a communicator, too."""
 _END_SECONDS = 1.0
-"""How long it waits at its end for collectives of the MPI library that are under way, which usually end at once."""
+"""How long it waits for them at its end; they usually come at once."""
 
 
 class Closable(Protocol):
@@ -168,10 +168,11 @@ def _finish() -> None:
     until = time.monotonic() + _END_SECONDS
     go_on()
     while _closing and time.monotonic() < until:
-        for closing in tuple(_closing):
-            if not closing.drain.is_counting:  # else the others would count messages without this rank when they come
-                closing.drain.leave()
-        go_on()
         time.sleep(1e-3)
+        go_on()
+    for closing in tuple(_closing):
+        if not closing.drain.is_counting:  # else the others would count messages without this rank when they come
+            closing.drain.leave()
+    go_on()
     for closing in _closing:  # MPI may still write to its memory
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(closing))

@@ -107,7 +107,7 @@ def test_the_profile_has_all_calls_where_they_were_made(ours: Outcome, folder: P
     assert all(
         0 < used < wall for used, wall in zip(profile["collective_seconds"], profile["wall_seconds"], strict=True)
     )
-    assert 0 < profile["overhead_seconds_per_call"] < 1e-3
+    assert 0 <= profile["overhead_seconds_per_call"] < 1e-3  # a difference of two times, 0 if it is negative
     for site in profile["sites"]:
         assert 0 <= site["waiting_seconds"] <= site["seconds"]
         assert sum(each["share_of_calls"] for each in site["slowest"]) <= 1 + 1e-9
@@ -214,13 +214,10 @@ def test_mpi_is_finalised_without_waiting_for_ranks_that_have_ended(tmp_path: Pa
 @pytest.mark.parametrize("node", ["on", "off"])
 @pytest.mark.parametrize("end", ["", "MPI.Finalize()\n"])
 def test_ranks_that_free_a_communicator_and_end_do_not_hold_up_each_other(node: str, end: str, tmp_path: Path) -> None:
-    seconds = 1 if node == "off" else 3600  # by messages, a rank cannot know that others never free a communicator
     program = tmp_path / "frees.py"
     program.write_text(
         "import time\n"
         "from mpi4py import MPI\n"
-        "from mpicoll.communicator import closing\n"
-        f"closing._END_SECONDS = {seconds}\n"
         "comm = MPI.COMM_WORLD\n"
         "made = [comm.Split(0) for _ in range(3)]\n"
         "for each in made:\n"
