@@ -18,7 +18,7 @@ from mpicoll.models.micro_batches import StepExecutor
 from mpicoll.parallel.common_arrays import CommonArrays
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import CommunicationStatistics, Strategy
-from mpicoll.train.asynchronous.placed_momentum import is_fed_back
+from mpicoll.train.asynchronous.placed_optimizer import is_fed_back
 from mpicoll.train.batch_prefetch import BatchReader
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import NOOP, TrainConfig

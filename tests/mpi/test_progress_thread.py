@@ -95,7 +95,7 @@ def test_a_channel_is_freed_first(comm: Intracomm) -> None:
 def test_a_communicator_is_freed_first_without_the_thread(
     comm: Intracomm, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free itself advances operations of other communicators while it waits for ranks that are late."""
+    """Free itself advances operations of other communicators while it waits for others, longest for refusals."""
     made = Intracomm(MPI.COMM_WORLD.Dup())
     made.Barrier()
     monkeypatch.setattr(progress_thread.ProgressThread, "_take_over", lambda thread: None)

@@ -10,7 +10,7 @@ from mpicoll.models.builders import perceptron
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.train.assembly import check_ranks
 from mpicoll.train.asynchronous import replica as replicas
-from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum
+from mpicoll.train.asynchronous.placed_optimizer import PlacedOptimizer
 from mpicoll.train.config import TrainConfig
 
 
@@ -33,7 +33,7 @@ class Workers:
     def __init__(self, config, workers):
         self.parameters = np.zeros(3, np.float32)
         together = workers if config.mode == "ps" and config.staleness == 0 else 1
-        self.momenta = [PlacedMomentum(config, self.parameters, workers, together) for _ in range(workers)]
+        self.momenta = [PlacedOptimizer(config, self.parameters, workers, together) for _ in range(workers)]
         kind = OPTIMIZERS[self.momenta[0].optimizer]
         self._optimizer = kind(self.parameters, {**kind.defaults, **self.momenta[0].hyper})
         self._together = together

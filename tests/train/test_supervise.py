@@ -46,6 +46,14 @@ class Program:
         words = [sys.executable, "-m", "mpicoll.train.supervise", *self.command(*options, more=more)]
         return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
+    def begin_and_save(self) -> subprocess.Popen[str]:
+        """Start it, and wait for its first checkpoint."""
+        job, until = self.begin(), time.monotonic() + 20
+        while not list(self.folder.glob("step-*")):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return job
+
     def run(self, *options: str, more: tuple[str, ...] = ()) -> tuple[int, str]:
         job = self.begin(*options, more=more)
         text = job.communicate(timeout=30)[1]
@@ -193,11 +201,7 @@ save(1)
 time.sleep(60)
 """
     program = Program(tmp_path, body)
-    job = program.begin()
-    until = time.monotonic() + 20
-    while not list(program.folder.glob("step-*")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    job = program.begin_and_save()
     job.send_signal(number)
     text = job.communicate(timeout=20)[1]
     assert job.returncode == 0, text
@@ -231,11 +235,7 @@ words = ["bash", "-c", {wrapper!r}, sys.executable, {str(tmp_path / "program.py"
 sys.exit(subprocess.call(words, env={{**os.environ, "PMI_RANK": "0"}}))
 """
     program = Program(tmp_path, body)
-    job = program.begin()
-    until = time.monotonic() + 20
-    while not list(program.folder.glob("step-*")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    job = program.begin_and_save()
     job.terminate()
     text = job.communicate(timeout=20)[1]
     assert job.returncode == 0, text

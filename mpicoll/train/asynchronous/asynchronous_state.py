@@ -11,7 +11,7 @@ from mpicoll.checkpoint import Checkpoint, Whole
 from mpicoll.consensus import all_succeed, share
 from mpicoll.errors import CheckpointFailed
 from mpicoll.train.asynchronous.gradient_exchange import State
-from mpicoll.train.asynchronous.placed_momentum import is_fed_back
+from mpicoll.train.asynchronous.placed_optimizer import is_fed_back
 from mpicoll.train.config import TrainConfig
 
 
@@ -19,8 +19,8 @@ class ResumedState(NamedTuple):
     """State from which a run resumes.
 
     A checkpoint holds the parameters, the state of the servers' optimizers or of the chief's own, and a velocity (see
-    :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`). It does not hold residuals, which are zero in
-    a resumed run. Shares of batches that were in flight are taken again or left out. A run on another number of
+    :class:`~mpicoll.train.asynchronous.placed_optimizer.PlacedOptimizer`). It does not hold residuals, which are zero
+    in a resumed run. Shares of batches that were in flight are taken again or left out. A run on another number of
     workers, or with synchronous steps (staleness 0), resumes after the last complete step.
 
     Attributes

@@ -17,7 +17,7 @@ from mpicoll.errors import UsageError
 from mpicoll.optim.optimizers import OPTIMIZERS
 from mpicoll.parameter_server.remote_memory import SHARED_MEMORY, free_nbytes
 from mpicoll.train.asynchronous.gradient_exchange import Sent, State
-from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum, is_fed_back
+from mpicoll.train.asynchronous.placed_optimizer import PlacedOptimizer, is_fed_back
 from mpicoll.train.asynchronous.server_exchange import spread_of
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.strategies import strategy_name
@@ -46,12 +46,12 @@ class AllToAllExchange:
         nbytes = replica.nbytes if self._codec is None else self._codec.wire_nbytes(replica.size)
         self._payload = np.empty(nbytes // 4, np.uint32).view(np.uint8)
         self._arrived = np.empty(0 if self._codec is None else replica.size, np.float32)
-        self._momentum = PlacedMomentum(config, replica, comm.Get_size())
-        self.scale = self._momentum.scale
-        kind = OPTIMIZERS[self._momentum.optimizer]
-        self._optimizer = kind(replica, self._momentum.hyper)
+        self._placed = PlacedOptimizer(config, replica, comm.Get_size())
+        self.scale = self._placed.scale
+        kind = OPTIMIZERS[self._placed.optimizer]
+        self._optimizer = kind(replica, self._placed.hyper)
         if state is not None:
-            state = self._momentum.restored(state)
+            state = self._placed.restored(state)
             self._optimizer.steps = int(state["steps"][0])
             for name, vector in self._optimizer.state.items():
                 vector[:] = state[name]
@@ -92,7 +92,7 @@ class AllToAllExchange:
 
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Send the gradient to all others, waiting for free slots of slow ranks, and apply it."""
-        payload, rate = self._encoded(self._momentum.applied(gradient)), rate * self._momentum.factor
+        payload, rate = self._encoded(self._placed.applied(gradient)), rate * self._placed.factor
         for other in self._others:
             has_room, whose = functools.partial(self._has_room, other), functools.partial(_only, other)
             self._peers.wait(has_room, whose, "room in a mailbox")
@@ -127,7 +127,7 @@ class AllToAllExchange:
         """Return this rank's replica; see :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
         steps = np.array([self._optimizer.steps])
         state = {"parameters": self._replica, "steps": steps, **self._optimizer.state}
-        return self._momentum.saved(state), self._optimizer.steps - self._before
+        return self._placed.saved(state), self._optimizer.steps - self._before
 
     def settle(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
@@ -159,7 +159,7 @@ class AllToAllExchange:
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
         return {
-            "optimizer": self._momentum.nbytes + sum(vector.nbytes for vector in self._optimizer.state.values()),
+            "optimizer": self._placed.nbytes + sum(vector.nbytes for vector in self._optimizer.state.values()),
             "mailboxes": self._peers.nbytes,
         }
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll import ParameterServer
 from mpicoll.errors import CollectiveTimeout, RemoteError, TrainingError
 from mpicoll.train.asynchronous.gradient_exchange import Sent, State
-from mpicoll.train.asynchronous.placed_momentum import PlacedMomentum, is_fed_back
+from mpicoll.train.asynchronous.placed_optimizer import PlacedOptimizer, is_fed_back
 from mpicoll.train.config import FEEDBACK, TrainConfig
 from mpicoll.train.coordination import LeftBehind
 from mpicoll.train.run_report import complain
@@ -24,7 +24,7 @@ class ServerExchange:
     With compressed pulls workers do not wait for the effect of their own pushes, so that a delta serves several pushes.
 
     Workers pull and push; the last ``config.servers`` ranks serve in :meth:`finish`. For momentum see
-    :class:`~mpicoll.train.asynchronous.placed_momentum.PlacedMomentum`.
+    :class:`~mpicoll.train.asynchronous.placed_optimizer.PlacedOptimizer`.
     """
 
     has_result = False
@@ -33,17 +33,17 @@ class ServerExchange:
         self._replica, self._direct = replica, config.push == "direct"
         self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
         self._counts = not config.backup
-        self._momentum = PlacedMomentum(config, replica, workers, workers if config.staleness == 0 else 1)
+        self._placed = PlacedOptimizer(config, replica, workers, workers if config.staleness == 0 else 1)
         # Each step is that of the mean of the gradients that count; with error feedback the others count later.
         left_out = 0 if is_fed_back(config) else config.backup
-        self.scale = self._momentum.scale * workers / (workers - left_out)
-        state = state and self._momentum.restored(state)
+        self.scale = self._placed.scale * workers / (workers - left_out)
+        state = state and self._placed.restored(state)
         self._before = int(state["version"].min()) if state else 0
         self.ps = ParameterServer(
             replica,
             comm=comm,
             servers=config.servers,
-            optimizer=self._momentum.optimizer,
+            optimizer=self._placed.optimizer,
             lr=config.lr,
             staleness=config.staleness,
             backup=config.backup,
@@ -58,7 +58,7 @@ class ServerExchange:
             transport=transport(config),
             replicas=min(config.replicas, config.servers),
             state=state,
-            **self._momentum.hyper,
+            **self._placed.hyper,
         )
 
     def before(self) -> None:
@@ -85,7 +85,7 @@ class ServerExchange:
     def after(self, gradient: np.ndarray, rate: float) -> None:
         """Push the gradient, or this worker's velocity; raises LeftBehind as :meth:`before` does."""
         with self._noticing():
-            self.ps.push(self._momentum.applied(gradient), rate * self._momentum.factor)
+            self.ps.push(self._placed.applied(gradient), rate * self._placed.factor)
 
     def beat(self) -> None:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
@@ -105,7 +105,7 @@ class ServerExchange:
         with self._noticing():
             state = self.ps.state()
         shares = int(state["version"].min()) - self._before if self._counts else None
-        return self._momentum.saved(state), shares
+        return self._placed.saved(state), shares
 
     def rescue(self, comm: MPI.Intracomm) -> tuple[State, int | None]:
         """Return what :meth:`state` does on all ranks of `comm`, those that are left after others have died.
@@ -122,7 +122,7 @@ class ServerExchange:
         except RemoteError as error:
             raise TrainingError(str(error)) from None
         shares = int(state["version"].min()) - self._before if self._counts else None
-        state = self._momentum.saved(state)
+        state = self._placed.saved(state)
         for vector in state.values():
             comm.Bcast(vector)
         return state, shares
@@ -170,7 +170,7 @@ class ServerExchange:
 
     def nbytes(self) -> dict[str, int]:
         """See :class:`~mpicoll.train.asynchronous.gradient_exchange.Exchange`."""
-        return {"optimizer": self._momentum.nbytes, "server": self.ps.held_nbytes}
+        return {"optimizer": self._placed.nbytes, "server": self.ps.held_nbytes}
 
     def facts(self) -> dict[str, Any]:
         """Return the staleness of gradients, in updates of the parameters, and the number of gradients left out."""

@@ -15,7 +15,7 @@ _UPDATES = "updates_per_step"
 """Name in a checkpoint of the number of updates that stand for a step of synchronous training."""
 
 
-class PlacedMomentum:
+class PlacedOptimizer:
     """Optimizer that applies the gradients, and placement of a momentum's velocity: there, or in each worker.
 
     A worker with a velocity sends it in place of its gradient, and the optimizer is plain SGD. This is so with error
