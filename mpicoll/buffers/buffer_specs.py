@@ -83,10 +83,8 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
     TypeError, ValueError
         For an object that is no buffer, and for a read-only buffer that has to be written.
     """
-    if isinstance(data, np.ma.MaskedArray):
-        return np.ndarray.view(data, np.ndarray)
     if isinstance(data, np.ndarray):
-        return data
+        return np.ndarray.view(data, np.ndarray) if isinstance(data, np.ma.MaskedArray) else data
     if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):
         raise TypeError(f"{argument}: {data!r} is not a buffer")
     try:

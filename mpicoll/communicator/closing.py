@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from mpicoll.communicator.predefined import SELF
 from mpicoll.progress import progress_engine
-from mpicoll.progress.message_drain import Drain, Drained
+from mpicoll.progress.message_drain import Drain
 
 PATIENCE_SECONDS = 0.01
 """How long a rank waits for the others to free a communicator, too."""
@@ -58,38 +58,36 @@ class Closing:
         Function that keeps it as a spare, None if it cannot be one.
     is_used
         Whether there was a collective on it.
+
+    Attributes
+    ----------
+    is_over
+        Whether all ranks have freed the communicator, or one has failed.
     """
 
-    __slots__ = ("_is_busy", "_is_over", "_is_used", "_keep", "channel", "drain")
+    __slots__ = ("_is_busy", "_is_used", "_keep", "channel", "drain", "is_over")
 
     def __init__(self, channel: Closable, drain: Drain, keep: Callable[[], None] | None, is_used: bool) -> None:
         self.channel, self.drain, self._keep, self._is_used = channel, drain, keep, is_used
-        self._is_busy = self._is_over = False
+        self._is_busy = self.is_over = False
 
     def advance(self) -> bool:
         """Go on without waiting; return whether the channel is closed, or kept as a spare."""
-        if self._is_over or self._is_busy:  # busy: the garbage collector frees a communicator meanwhile
-            return self._is_over
+        if self.is_over or self._is_busy:  # busy: the garbage collector frees a communicator meanwhile
+            return self.is_over
         self._is_busy = True
         try:
             outcome = self.drain.look()
         finally:
             self._is_busy = False
         if outcome is not None:
-            self._is_over = True  # an interrupt in what follows must not repeat it
-            self._end(outcome)
-        return self._is_over
-
-    def _end(self, outcome: Drained) -> None:
-        try:
+            self.is_over = True  # an interrupt in what follows must not repeat it
             if outcome.all_willing and self._keep is not None and not self.channel.has_failed:
                 self.channel.start_anew(self._is_used)
                 self._keep()
             else:
                 self.channel.end(self.drain, outcome.everything)
-        except BaseException:
-            _kept.append(self)
-            raise
+        return self.is_over
 
 
 _closing: list[Closing] = []
@@ -118,13 +116,14 @@ def close(closing: Closing) -> None:
 
 
 def _advance(closing: Closing) -> bool:
-    """Go on with a channel; return whether it is closed. It stays in memory if the MPI library fails."""
+    """Go on with a channel; return whether it is closed. It stays in memory if an exception ends that."""
     with _lock:
         try:
             is_over = closing.advance()
-        except MPI.Exception:
-            _kept.append(closing)
-            _remove(closing)
+        except BaseException as error:
+            if closing.is_over or isinstance(error, MPI.Exception):  # else it goes on later
+                _kept.append(closing)
+                _remove(closing)
             raise
         if is_over:
             _remove(closing)

@@ -63,7 +63,7 @@ class Drain:
         return self._outcome is None and self._counting is not None
 
     def leave(self) -> None:
-        """End it for this rank, and tell the others."""
+        """End the drain for this rank, and tell the others."""
         self._mailbox.leave()
         self._outcome = _FAILED
 

@@ -40,8 +40,6 @@ REFUSAL_SECONDS = 60.0
 _GATHER_SECONDS, _LOOK_AGAIN_SECONDS = 0.5, 0.02
 _EVERYBODY = 64
 """Up to this size a waiting rank reports to all others; beyond, to those at distance 1, 2, 4, ... and its peers."""
-
-
 _Error = Callable[[], MpicollError]
 """Makes an exception, a new one for each wait that ends with it."""
 
