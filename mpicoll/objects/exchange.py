@@ -193,20 +193,28 @@ class Exchange:
             raise remote_error(root, call_word, found)
         return found
 
-    def swap_records(self, call_word: int, payloads: Sequence[Payload]) -> list[Description]:
-        """Return the records of all ranks for this one; see :meth:`all_records`."""
+    def swap_records(self, call_word: int, payloads: Sequence[Payload], *, is_equal: bool = True) -> list[Description]:
+        """Return the records of all ranks for this one; see :meth:`all_records`.
+
+        Parameters
+        ----------
+        is_equal
+            Whether long objects follow in parts of equal length if they are short enough.
+        """
         work = self.workspace()
-        self._write_all(work.to_all().data, call_word, payloads)
+        self._write_all(work.to_all().data, call_word, payloads, is_equal=is_equal)
         self.plain("alltoall", work.to_all(), work.all)
         data = work.all.tobytes()
         self.workspaces.append(work)
         return self.checked(data, call_word)
 
-    def _write_all(self, memory: memoryview, call_word: int, payloads: Sequence[Payload]) -> None:
+    def _write_all(
+        self, memory: memoryview, call_word: int, payloads: Sequence[Payload], *, is_equal: bool = True
+    ) -> None:
         """Write a record for each rank."""
         longest = max((each.nbytes for each in payloads if records.is_long(each)), default=0)
         flags = LONG_SOMEWHERE if longest else 0
-        room = (longest - 1).bit_length() if 0 < longest <= _EQUAL_NBYTES else 0
+        room = (longest - 1).bit_length() if is_equal and 0 < longest <= _EQUAL_NBYTES else 0
         for rank, payload in enumerate(payloads):
             records.write(memory, rank * NBYTES, call_word, payload, flags, room)
 

@@ -266,19 +266,33 @@ class Moves:
             left = result
         if left is UNREAD:
             given = exchange.compiled.payloads()
-            return self._swapped(given, exchange.checked(exchange.record_of_each(), _ALLTOALL))
+            return self.swapped(given, exchange.checked(exchange.record_of_each(), _ALLTOALL))
         given, error = self._parts(left, objects)
+        return self.swapped(given, self.swapped_records(_ALLTOALL, given, error))
+
+    def swapped_records(
+        self, call: int, given: Sequence[Payload], error: Exception | None, *, is_equal: bool = True
+    ) -> list[Description]:
+        """Return the records of all ranks for this one; raise `error` after that, of which the others have heard.
+
+        Parameters
+        ----------
+        is_equal
+            Whether long objects for the ranks are about as long; see :meth:`Exchange.swap_records`.
+        """
+        payloads = given if error is None else [failure(error)] * self.size
         try:
-            found = exchange.swap_records(_ALLTOALL, given)
+            found = self.exchange.swap_records(call, payloads, is_equal=is_equal)
         except RemoteError:
             if error is not None:
                 raise error from None
             raise
         if error is not None:
             raise error
-        return self._swapped(given, found)
+        return found
 
-    def _swapped(self, given: Sequence[Payload], found: Sequence[Description]) -> list[Any]:
+    def swapped(self, given: Sequence[Payload], found: Sequence[Description]) -> list[Any]:
+        """Return the objects of all ranks for this one, whose records have come."""
         if any(each.flags & LONG_SOMEWHERE for each in found):
             return self.exchange.swap_long(given, found)
         return [restored(each, None) for each in found]

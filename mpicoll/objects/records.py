@@ -127,6 +127,8 @@ def read(data: bytes, begin: int) -> Description:
 def describe(call: int, op_names: tuple[str, ...]) -> str:
     """Return the call of a record as error messages have it."""
     name = COLLECTIVES[call & 0xF] if (call & 0xF) < len(COLLECTIVES) else "?"
+    if name == "outcome":
+        return "end of a reduction of objects"
     op = call >> 4 & 0xFF
     parts = [op_names[op]] if name in ("reduce", "allreduce", "scan", "exscan") and op < len(op_names) else []
     parts += [f"root={call >> 12 & MAX_ROOT - 1}"] if name in ("bcast", "reduce", "gather", "scatter") else []

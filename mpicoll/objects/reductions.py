@@ -3,19 +3,19 @@
 - Integers and floats, and pairs of these with a place, are reduced on every rank from the records of all.
 - Long arrays of equal shape and element type are reduced by the collectives on arrays, where these give what Python's
   operators give.
-- Everything else is reduced in Python. Where that runs code of the program, the ranks agree at the end that none has
-  failed; an allreduce or a reduce is then made on one rank only.
+- Other objects are reduced in Python: on every rank, if that runs no code of the program. If it does, short ones are
+  reduced from the records of all, on one rank for an allreduce or a reduce, and long ones from rank to rank
+  (:mod:`mpicoll.objects.trees`). At the end the ranks agree that none has failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mpicoll.errors import MpicollError
 from mpicoll.kernels.object_reductions import reduce_objects, reduced_types
 from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.messages.call_agreement import announced
@@ -25,6 +25,7 @@ from mpicoll.objects.encoding import DTYPES, copied, encode
 from mpicoll.objects.exchange import Stage
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description, call_word
+from mpicoll.objects.trees import Tree, attempted
 
 _OUTCOME = call_word("outcome")
 _ALLREDUCE, _REDUCE, _SCAN, _EXSCAN = (COLLECTIVES.index(name) for name in ("allreduce", "reduce", "scan", "exscan"))
@@ -102,9 +103,19 @@ class Reductions(Moves):
         if number and all(each.kind < PICKLE or each.flags & TRUSTED for each in found):
             result = self._fold(name, function, self.objects(given, found))
             return result if name != "reduce" or self.rank == root else None
-        if name in ("allreduce", "reduce"):
-            return self._reduce_at(name, function, given, found, root)
-        return self._scan_and_confirm(name, function, given, found)
+        if any(each.data is None for each in found):
+            tree = Tree(self, function, call_word(name, number, root), given, found[self.rank])
+            if name in ("allreduce", "reduce"):
+                return self._sent_result(name, root, *tree.reduce(root))
+            return self._confirmed(*tree.scan(inclusive=name == "scan"))
+        fold = partial(self._fold_read, name, function, given, found)
+        if name not in ("allreduce", "reduce"):
+            return self._confirmed(*attempted(fold))
+        result, error = attempted(fold) if self.rank == root else (None, None)
+        return self._sent_result(name, root, result, error)
+
+    def _fold_read(self, name: str, function: folding.AnyCallable, given: Given, found: list[Description]) -> Any:
+        return self._fold(name, function, self.objects(given, found))
 
     def _fold(self, name: str, function: folding.AnyCallable, objects: Sequence[Any]) -> Any:
         if name in ("scan", "exscan"):
@@ -129,51 +140,24 @@ class Reductions(Moves):
         exchange.plain(name, send, recv, folding.PREDEFINED[number - 1], root)
         return None if name == "exscan" and self.rank == 0 else recv
 
-    def _reduce_at(
-        self, name: str, function: folding.AnyCallable, given: Given, found: list[Description], root: int
-    ) -> Any:
-        """Combine the objects on the root, and send the result, or that there is one, from there.
+    def _sent_result(self, name: str, root: int, result: Any, error: Exception | None) -> Any:
+        """Return the result, which the root has, after that has sent it, or only that there is one; or raise its error.
 
-        Not on every rank: what the function returns may differ between processes, as the order of sets does.
+        Not every rank combines the objects: what the function returns may differ between processes, as the order of
+        sets does.
         """
-        result, outcome = None, NOTHING
-        objects, error = self._received(given, found, root)
+        outcome = NOTHING
         if self.rank == root:
-            if error is None:
-                result, error = _attempted(partial(folding.fold, function, objects))
             outcome = Given(encode, result if name == "allreduce" else None)
             if error is not None:
                 outcome.fail(error)
         arrived = self.bcast_given(outcome, _OUTCOME, root)
         return arrived if name == "allreduce" else result
 
-    def _scan_and_confirm(
-        self, name: str, function: folding.AnyCallable, given: Given, found: list[Description]
-    ) -> Any:
-        """Combine the objects up to this rank's on every rank; raise on all if that fails on one."""
-        result = None
-        objects, error = self._received(given, found)
-        if error is None:
-            result, error = _attempted(partial(self._fold, name, function, objects))
+    def _confirmed(self, result: Any, error: Exception | None) -> Any:
+        """Return what this rank has combined, after all have; raise on all if that failed on one."""
         outcome = Given(encode, None)
         if error is not None:
             outcome.fail(error)
         self.gather_records(_OUTCOME, outcome)
         return result
-
-    def _received(self, *arguments: Any) -> tuple[Sequence[Any], Exception | None]:
-        """Return the objects of all ranks, or why they cannot be read here; failures of the exchange are raised."""
-        try:
-            return self.objects(*arguments), None
-        except MpicollError:
-            raise
-        except Exception as error:
-            return (), error
-
-
-def _attempted(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return what the program's own function returns or raises, of which the other ranks have to hear."""
-    try:
-        return function(), None
-    except Exception as error:
-        return None, error

@@ -1,0 +1,155 @@
+"""Reductions of long objects from rank to rank: results as mpi4py's, few objects on a rank, errors on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import mpicoll
+from mpicoll.errors import RemoteError
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="needs several ranks")
+REDUCING = ("allreduce", "reduce", "scan", "exscan")
+_LENGTHS = (100, 5000, 60_000)
+
+
+def merged(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
+    """Return sums by key; the order of the keys, and rounding, tell in which order the objects were combined."""
+    result = dict(one)
+    for key, number in other.items():
+        result[key] = result.get(key, 0.1) + number
+    return result
+
+
+def joined(one: Any, other: Any) -> Any:
+    return one + other
+
+
+class Text:
+    """Text with operators of its own; counts the objects that were unpickled on this rank, and fails where told."""
+
+    unpickled = 0
+    refuses = False
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __add__(self, other: Text) -> Text:
+        return Text(f"({self.text}{other.text})")
+
+    def __getstate__(self) -> str:
+        return self.text
+
+    def __setstate__(self, text: str) -> None:
+        if Text.refuses:
+            raise ValueError("cannot be read here")
+        self.text = text
+        Text.unpickled += 1
+
+
+@pytest.fixture
+def plain(comm: mpicoll.Intracomm) -> Any:
+    """mpi4py's own communicator of the same ranks."""
+    made = MPI.Intracomm(comm).Dup()
+    yield made
+    made.Free()
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_functions_of_the_program_as_with_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str) -> None:
+    rank = comm.rank
+    for length in _LENGTHS:
+        entries = {(rank * 7 + place) % 1777: place * 0.1 for place in range(length)}
+        for obj, op in ((entries, merged), ([(rank, length)] * (length + rank), joined), (str(rank) * length, joined)):
+            found, expected = getattr(comm, name)(obj, op), getattr(plain, name)(obj, op)
+            assert type(found) is type(expected)
+            assert found == expected
+            assert not isinstance(found, dict) or [*found] == [*expected]
+
+
+@pytest.mark.parametrize("root", range(MPI.COMM_WORLD.size))
+def test_reduce_to_every_root(comm: mpicoll.Intracomm, plain: Any, root: int) -> None:
+    for obj in ([comm.rank] * 3000, [comm.rank] * (3000 if comm.rank == root else 1)):
+        assert comm.reduce(obj, joined, root) == plain.reduce(obj, joined, root)
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_operators_of_the_program_as_with_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str) -> None:
+    for given in (str(comm.rank), str(comm.rank) * 2000, "x" * (1 if comm.rank else 2000)):
+        found, expected = (getattr(each, name)(Text(given), MPI.SUM) for each in (comm, plain))
+        assert getattr(found, "text", None) == getattr(expected, "text", None)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "reduce"])
+def test_no_rank_reads_the_objects_of_all(comm: mpicoll.Intracomm, name: str) -> None:
+    levels = (comm.size - 1).bit_length()
+    Text.unpickled = 0
+    getattr(comm, name)(Text(str(comm.rank) * 2000), joined)
+    assert Text.unpickled <= levels + 2  # one each step, its own, and the result
+
+
+@pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
+@pytest.mark.parametrize("name", REDUCING)
+def test_a_function_that_raises_on_one_rank(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
+    called = False
+
+    def op(one: Any, other: Any) -> Any:
+        nonlocal called
+        called = True
+        if comm.rank == culprit:
+            raise KeyError("not here")
+        return one + other
+
+    _raises(comm, lambda: getattr(comm, name)([comm.rank] * 2000, op), culprit, lambda: called)
+
+
+@pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
+@pytest.mark.parametrize("name", REDUCING)
+def test_a_result_that_cannot_be_sent(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
+    sends = False
+
+    class Unpicklable(list[int]):
+        def __reduce__(self) -> Any:
+            nonlocal sends
+            sends = True
+            raise KeyError("not here")
+
+    def op(one: list[int], other: list[int]) -> list[int]:
+        return Unpicklable([*one, *other]) if comm.rank == culprit else [*one, *other]
+
+    _raises(comm, lambda: getattr(comm, name)([comm.rank] * 2000, op), culprit, lambda: sends)
+
+
+@pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
+@pytest.mark.parametrize("name", REDUCING)
+def test_an_object_that_cannot_be_read_on_one_rank(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
+    given = Text("x" * 2000)
+    Text.refuses = comm.rank == culprit
+    try:
+        getattr(comm, name)(given, joined)
+        error = None
+    except (ValueError, RemoteError) as raised:
+        error = raised
+    finally:
+        Text.refuses = False
+    failed = [*map(bool, comm.allgather(error is not None))]
+    # The last reader of an allreduce is told nothing: it raises what it has read alone.
+    assert len(set(failed)) == 1 or (name == "allreduce" and failed[culprit] and sum(failed) == 1)
+    assert error is None or "cannot be read here" in str(error)
+
+
+def _raises(comm: mpicoll.Intracomm, call: Callable[[], Any], culprit: int, has_failed: Callable[[], bool]) -> None:
+    """Make a call in which `culprit` may fail; if it does, all ranks have to raise its error."""
+    error: Exception | None = None
+    try:
+        call()
+    except (KeyError, RemoteError) as raised:
+        error = raised
+    failed = comm.bcast(has_failed(), culprit)
+    assert (error is not None) == failed
+    assert error is None or "not here" in str(error)
+    assert error is None or isinstance(error, KeyError if comm.rank == culprit else RemoteError)
+    assert comm.allreduce(1) == comm.size
