@@ -217,7 +217,7 @@ class Channel:
             failed = CommunicatorBroken(f"communicator: it cannot be used after a failure: {self.broken}")
             raise FreedCommunicator if self.broken == FREED else failed
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: BaseException) -> None:
         """Tell the other ranks that this one refuses its next collective because of `error`.
 
         If another rank calls it, the communicator is broken; :func:`mpicoll.messages.call_agreement.settle` finds out.
@@ -225,7 +225,7 @@ class Channel:
         if self.broken is None:
             self.refuse_entered(self.dispatch.count(), error)
 
-    def refuse_entered(self, number: int, error: Exception) -> None:
+    def refuse_entered(self, number: int, error: BaseException) -> None:
         """Tell the other ranks that this one refuses collective `number` because of `error`."""
         self.refusal = number
         self.dispatch.hold()
