@@ -64,7 +64,7 @@ class Buffer:
             self.owner[...] = self.destination
 
     def reorder(self) -> bool:
-        """Make the copy anew in the other memory order; return False if the elements are no copy."""
+        """Make the copy anew in the other memory order, and return True; False if the elements are no copy."""
         if self.destination is None:
             return False
         self.owner = np.array(self.destination, dtype=self.owner.dtype, order="F" if self.order == "C" else "C")
@@ -96,11 +96,15 @@ def address_of(array: np.ndarray) -> int:
 
 
 def check_alike(send: Buffer, recv: Buffer) -> None:
-    """Raise ValueError if two buffers differ in type, TypeError if in memory order; zero elements match any type."""
+    """Raise ValueError if two buffers differ in type; zero elements match any type.
+
+    A copy of an array with gaps takes the memory order of the other buffer. Other arrays go as they lie in memory, as in
+    mpi4py: a C-ordered one that meets a Fortran-ordered one has its elements at other indices there.
+    """
     if send.dtype != recv.dtype and send.count and recv.count:
         raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
-    if send.order and recv.order and send.order != recv.order and not (send.reorder() or recv.reorder()):
-        raise TypeError("sendbuf and recvbuf lie in memory in different order (C and Fortran)")
+    if send.order and recv.order and send.order != recv.order and not send.reorder():
+        recv.reorder()
 
 
 def is_part(part: Buffer, whole: Buffer, begin: int, end: int) -> bool:
