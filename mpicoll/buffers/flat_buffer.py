@@ -98,8 +98,8 @@ def address_of(array: np.ndarray) -> int:
 def check_alike(send: Buffer, recv: Buffer) -> None:
     """Raise ValueError if two buffers differ in type; zero elements match any type.
 
-    A copy of an array with gaps takes the memory order of the other buffer. Other arrays go as they lie in memory, as in
-    mpi4py: a C-ordered one that meets a Fortran-ordered one has its elements at other indices there.
+    A copy of an array with gaps takes the memory order of the other buffer. Other arrays go as they lie in memory, as
+    in mpi4py: a C-ordered one that meets a Fortran-ordered one has its elements at other indices there.
     """
     if send.dtype != recv.dtype and send.count and recv.count:
         raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")

@@ -107,7 +107,10 @@ def refuse(channel: Channel, collective: str, error: Exception, timeout: float) 
 
 @contextmanager
 def announced(channel: Channel) -> Iterator[None]:
-    """Context that tells the other ranks if an exception, KeyboardInterrupt too, keeps this one from their next call."""
+    """Context that tells the other ranks if an exception keeps this one from a call that they make now.
+
+    That may be a KeyboardInterrupt, too.
+    """
     try:
         yield
     except BaseException as error:
