@@ -57,7 +57,7 @@ from .object_words import (
 from .operation_words import ALLGATHER, BCAST, DONE, GATHER, get, put
 from .python_interface import drop, forget_error, keep, list_object, set_item
 
-_BCAST = COLLECTIVES.index("bcast")
+_BCAST, _OUTCOME = COLLECTIVES.index("bcast"), COLLECTIVES.index("outcome")
 
 
 @helper
@@ -188,9 +188,9 @@ def _bcast_payload(words, root, nbytes):
     return exchanged(words, make_call(table, BCAST, 0, array, 0, root))
 
 
-@linked("int64", "int64", "int64", "int64", "int64")
-def _bcast(words, thing, root, goes_on):
-    call, memory, is_root = pack_word(_BCAST, 0, root), get(words, OWN_DATA), root == get(words, RANK)
+@linked("int64", "int64", "int64", "int64", "int64", "int64")
+def _bcast(words, thing, collective, root, goes_on):
+    call, memory, is_root = pack_word(collective, 0, root), get(words, OWN_DATA), root == get(words, RANK)
     if not goes_on:
         begin(words)
         nbytes = put_object(words, memory, call, thing, 0) if is_root else 0
@@ -217,7 +217,16 @@ def bcast_object(module, arguments, count):
     if not 0 <= root < get(words, RANKS) or not begins(words, count, 3):
         forget_error()
         return left(words, ASIDE)
-    return _bcast(words, object_at(arguments, 1), root, count > 3)
+    return _bcast(words, object_at(arguments, 1), _BCAST, root, count > 3)
+
+
+@object_kernel
+def bcast_result(module, arguments, count):
+    """Broadcast the result of a reduction that one rank has made; arguments: the words, the object, the root."""
+    words, root = int_at(arguments, 0), int_at(arguments, 2)
+    if not begins(words, count, 3):
+        return left(words, ASIDE)
+    return _bcast(words, object_at(arguments, 1), _OUTCOME, root, count > 3)
 
 
 @helper

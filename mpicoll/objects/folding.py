@@ -36,6 +36,11 @@ def number_of(op: Any) -> int:
     return number
 
 
+def is_function(op: Any) -> bool:
+    """Return whether :func:`function_of` takes it."""
+    return isinstance(op, UserOperation) or callable(op)
+
+
 def function_of(op: Any, number: int) -> AnyCallable:
     """Return what combines two objects.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpicoll.collectives.call_context import check_root
 from mpicoll.errors import RemoteError
-from mpicoll.kernels.object_calls import bcast_object, gather_objects
+from mpicoll.kernels.object_calls import bcast_object, bcast_result, gather_objects
 from mpicoll.kernels.object_parts import scatter_objects, swap_objects
 from mpicoll.kernels.object_words import LONG_SOMEWHERE
 from mpicoll.objects.compiled_records import ASIDE, PENDING, PICKLED, UNREAD, CompiledRecords, Left
@@ -83,16 +83,24 @@ class Moves:
         found = (
             bcast_object.run(exchange.words, obj, root) if exchange.words else exchange.begin(bcast_object, obj, root)
         )
-        return self.rest(self._rest_of_bcast, found, obj, root) if type(found) is Left else found
+        return self.rest(self._rest_of_bcast, found, obj, root, bcast_object) if type(found) is Left else found
 
-    def _rest_of_bcast(self, left: Left, obj: Any, root: Any) -> Any:
+    def bcast_result(self, obj: Any, root: int) -> Any:
+        """Return the root's object, the result of a reduction, on all ranks."""
+        exchange = self.exchange
+        found = (
+            bcast_result.run(exchange.words, obj, root) if exchange.words else exchange.begin(bcast_result, obj, root)
+        )
+        return self.rest(self._rest_of_bcast, found, obj, root, bcast_result) if type(found) is Left else found
+
+    def _rest_of_bcast(self, left: Left, obj: Any, root: Any, kernel: Any) -> Any:
         """Do what compiled code has left to Python."""
         root, exchange = self.root(root), self.exchange
         if self.size == 1:
             return copied(obj)
-        call, is_root = call_word("bcast", 0, root), self.rank == root
+        call, is_root = call_word("bcast" if kernel is bcast_object else "outcome", 0, root), self.rank == root
         if left is PENDING:
-            left = exchange.complete(bcast_object, partial(_stages_of_bcast, root), (obj, root))
+            left = exchange.complete(kernel, partial(_stages_of_bcast, root), (obj, root))
             if type(left) is not Left:
                 return left
         if left is UNREAD:

@@ -4,8 +4,8 @@
 - Long arrays of equal shape and element type are reduced by the collectives on arrays, where these give what Python's
   operators give.
 - Other objects are reduced in Python: on every rank, if that runs no code of the program. If it does, short ones are
-  reduced from the records of all, on one rank for an allreduce or a reduce, and long ones from rank to rank
-  (:mod:`mpicoll.objects.trees`). At the end the ranks agree that none has failed.
+  reduced from the objects of all, on one rank for an allreduce or a reduce, and long ones of many ranks from rank to
+  rank (:mod:`mpicoll.objects.trees`). At the end the ranks agree that none has failed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from mpicoll.errors import MpicollError
 from mpicoll.kernels.object_reductions import reduce_objects, reduced_types
 from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.messages.call_agreement import announced
-from mpicoll.objects import folding
-from mpicoll.objects.compiled_records import PENDING, UNREAD, CompiledRecords, Left
+from mpicoll.objects import folding, trees
+from mpicoll.objects.compiled_records import ASIDE, PENDING, UNREAD, CompiledRecords, Left
 from mpicoll.objects.encoding import DTYPES, copied, encode
 from mpicoll.objects.exchange import Stage
-from mpicoll.objects.moves import NOTHING, Given, Moves
+from mpicoll.objects.moves import Given, Moves
 from mpicoll.objects.records import Description, call_word
 from mpicoll.objects.trees import Tree, attempted
 
-_OUTCOME = call_word("outcome")
 _ALLREDUCE, _REDUCE, _SCAN, _EXSCAN = (COLLECTIVES.index(name) for name in ("allreduce", "reduce", "scan", "exscan"))
+_ON_ROOT = ("allreduce", "reduce")
+"""Reductions whose result is made on one rank if that runs code of the program."""
 _LEFT = frozenset((list, Left))
 """Types of what compiled code leaves to Python; a list has the objects of all ranks."""
 
@@ -77,6 +79,8 @@ class Reductions(Moves):
             result = None if name == "exscan" else copied(obj)
         elif found is UNREAD:
             result = self._reduce_records(name, op, number, root, *self.described(found, obj, call))
+        elif found is ASIDE and number == 0 and folding.is_function(op):
+            result = self._reduce_by_function(name, obj, op, root, call)
         else:
             result = self._reduce_apart(name, self.given(found, obj), op, number, root, call)
         return result if name != "reduce" or self.rank == root else None
@@ -84,6 +88,24 @@ class Reductions(Moves):
     def _stages_of_reduction(self, name: str, obj: Any, root: int, compiled: CompiledRecords) -> Sequence[Stage]:
         records, longs = self._stages_of_gather(None, compiled)
         return records, longs, (name, obj, compiled.result, root)
+
+    def _reduce_by_function(self, name: str, obj: Any, op: Any, root: int, call: int) -> Any:
+        """Reduce objects by a function of the program; compiled code exchanges them if it can."""
+        try:
+            found, error = self.gathered(obj, call, root if name in _ON_ROOT else None), None
+        except MpicollError:  # the other ranks know of a failed exchange
+            raise
+        except Exception as unreadable:
+            found, error = None, unreadable
+        if type(found) is Left:
+            return self.rest(self._reduce_left, found, name, obj, op, root, call)
+        result = None
+        if found is not None:
+            result, error = attempted(self._fold, name, folding.function_of(op, 0), found)
+        return self._concluded(name, root, result, error)
+
+    def _reduce_left(self, left: Left, name: str, obj: Any, op: Any, root: int, call: int) -> Any:
+        return self._reduce_records(name, op, 0, root, *self.described(left, obj, call))
 
     def _reduce_apart(self, name: str, given: Given, op: Any, number: int, root: int, call: int) -> Any:
         """Reduce objects whose records compiled code does not exchange."""
@@ -103,19 +125,24 @@ class Reductions(Moves):
         if number and all(each.kind < PICKLE or each.flags & TRUSTED for each in found):
             result = self._fold(name, function, self.objects(given, found))
             return result if name != "reduce" or self.rank == root else None
-        if any(each.data is None for each in found):
+        if trees.are_faster(name, found):
             tree = Tree(self, function, call_word(name, number, root), given, found[self.rank])
-            if name in ("allreduce", "reduce"):
-                return self._sent_result(name, root, *tree.reduce(root))
-            return self._confirmed(*tree.scan(inclusive=name == "scan"))
-        fold = partial(self._fold_read, name, function, given, found)
-        if name not in ("allreduce", "reduce"):
-            return self._confirmed(*attempted(fold))
-        result, error = attempted(fold) if self.rank == root else (None, None)
-        return self._sent_result(name, root, result, error)
+            result, error = tree.reduce(root) if name in _ON_ROOT else tree.scan(inclusive=name == "scan")
+        else:
+            result, error = self._folded(name, function, given, found, root if name in _ON_ROOT else None)
+        return self._concluded(name, root, result, error)
 
-    def _fold_read(self, name: str, function: folding.AnyCallable, given: Given, found: list[Description]) -> Any:
-        return self._fold(name, function, self.objects(given, found))
+    def _folded(
+        self, name: str, function: folding.AnyCallable, given: Given, found: list[Description], root: int | None
+    ) -> tuple[Any, Exception | None]:
+        """Combine the objects of all ranks, where they have come, on all ranks or on the root; return any error."""
+        try:
+            objects = self.objects(given, found, root)
+        except MpicollError:  # the other ranks know of a failed exchange
+            raise
+        except Exception as unreadable:
+            return None, unreadable
+        return attempted(self._fold, name, function, objects) if root in (None, self.rank) else (None, None)
 
     def _fold(self, name: str, function: folding.AnyCallable, objects: Sequence[Any]) -> Any:
         if name in ("scan", "exscan"):
@@ -140,24 +167,22 @@ class Reductions(Moves):
         exchange.plain(name, send, recv, folding.PREDEFINED[number - 1], root)
         return None if name == "exscan" and self.rank == 0 else recv
 
-    def _sent_result(self, name: str, root: int, result: Any, error: Exception | None) -> Any:
-        """Return the result, which the root has, after that has sent it, or only that there is one; or raise its error.
+    def _concluded(self, name: str, root: int, result: Any, error: Exception | None) -> Any:
+        """Return the result, after all ranks have one; raise on all if that failed on one.
 
-        Not every rank combines the objects: what the function returns may differ between processes, as the order of
-        sets does.
+        The root sends that of an allreduce. Not every rank makes it: what the function returns may differ between
+        processes, as the order of sets does.
         """
-        outcome = NOTHING
-        if self.rank == root:
-            outcome = Given(encode, result if name == "allreduce" else None)
-            if error is not None:
-                outcome.fail(error)
-        arrived = self.bcast_given(outcome, _OUTCOME, root)
-        return arrived if name == "allreduce" else result
-
-    def _confirmed(self, result: Any, error: Exception | None) -> Any:
-        """Return what this rank has combined, after all have; raise on all if that failed on one."""
-        outcome = Given(encode, None)
+        on_root = name in _ON_ROOT
+        call = call_word("outcome", 0, root if on_root else 0)
         if error is not None:
+            outcome = Given(encode, None)
             outcome.fail(error)
-        self.gather_records(_OUTCOME, outcome)
+            return self.bcast_given(outcome, call, root) if on_root else self.gather_records(call, outcome)
+        if on_root:
+            arrived = self.bcast_result(result if name == "allreduce" else None, root)
+            return arrived if name == "allreduce" else result
+        found = self.gathered(None, call, None)
+        if type(found) is Left:
+            self.rest(self.described, found, None, call)
         return result

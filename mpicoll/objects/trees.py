@@ -11,20 +11,34 @@ log2(size) calls of it follow each other, where one rank that has the objects of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpicoll.errors import MpicollError
+from mpicoll.kernels.object_words import GATHERED_ROOM
 from mpicoll.objects.encoding import copied, encode
 from mpicoll.objects.folding import AnyCallable
-from mpicoll.objects.long_objects import restored
+from mpicoll.objects.long_objects import restored, room_for, rounded
 from mpicoll.objects.moves import NOTHING, Given, Moves
 from mpicoll.objects.records import Description
 
 _OWN, _NONE = object(), object()
 """Stand for this rank's own object, which has not been read yet, and for no object."""
+
+
+MIN_SIZES = {"allreduce": 5, "reduce": 5, "scan": 9, "exscan": 9}
+"""Ranks from which on steps are faster; in a scan each makes two calls of the function, and copies an object."""
+
+
+def are_faster(name: str, found: Sequence[Description]) -> bool:
+    """Return whether the objects of these records are reduced from rank to rank.
+
+    Not those which compiled code gathers: other ranks may have begun that.
+    """
+    size, longest = len(found), max(map(room_for, found))
+    return size >= MIN_SIZES[name] and longest > 0 and size * rounded(longest) > GATHERED_ROOM
 
 
 def attempted(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:

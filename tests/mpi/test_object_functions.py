@@ -1,4 +1,4 @@
-"""Reductions of long objects from rank to rank: results as mpi4py's, few objects on a rank, errors on every rank."""
+"""Reductions by code of the program: results as mpi4py's, few long objects on a rank, errors on every rank."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.errors import RemoteError
+from mpicoll.objects import trees
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="needs several ranks")
 REDUCING = ("allreduce", "reduce", "scan", "exscan")
-_LENGTHS = (100, 5000, 60_000)
+_LENGTHS = (100, 5000, 90_000)
+_LONG = 200_000
 
 
 def merged(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
@@ -50,6 +52,12 @@ class Text:
         Text.unpickled += 1
 
 
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce from rank to rank on few ranks, too; compiled code gathers objects of together up to 256 KB."""
+    monkeypatch.setattr(trees, "MIN_SIZES", dict.fromkeys(REDUCING, 2))
+
+
 @pytest.fixture
 def plain(comm: mpicoll.Intracomm) -> Any:
     """mpi4py's own communicator of the same ranks."""
@@ -72,13 +80,13 @@ def test_functions_of_the_program_as_with_mpi4py(comm: mpicoll.Intracomm, plain:
 
 @pytest.mark.parametrize("root", range(MPI.COMM_WORLD.size))
 def test_reduce_to_every_root(comm: mpicoll.Intracomm, plain: Any, root: int) -> None:
-    for obj in ([comm.rank] * 3000, [comm.rank] * (3000 if comm.rank == root else 1)):
+    for obj in ([comm.rank] * 3000, [str(comm.rank)] * (_LONG if comm.rank == root else 1)):
         assert comm.reduce(obj, joined, root) == plain.reduce(obj, joined, root)
 
 
 @pytest.mark.parametrize("name", REDUCING)
 def test_operators_of_the_program_as_with_mpi4py(comm: mpicoll.Intracomm, plain: Any, name: str) -> None:
-    for given in (str(comm.rank), str(comm.rank) * 2000, "x" * (1 if comm.rank else 2000)):
+    for given in (str(comm.rank), str(comm.rank) * _LONG, "x" * (1 if comm.rank else _LONG)):
         found, expected = (getattr(each, name)(Text(given), MPI.SUM) for each in (comm, plain))
         assert getattr(found, "text", None) == getattr(expected, "text", None)
 
@@ -87,13 +95,14 @@ def test_operators_of_the_program_as_with_mpi4py(comm: mpicoll.Intracomm, plain:
 def test_no_rank_reads_the_objects_of_all(comm: mpicoll.Intracomm, name: str) -> None:
     levels = (comm.size - 1).bit_length()
     Text.unpickled = 0
-    getattr(comm, name)(Text(str(comm.rank) * 2000), joined)
+    getattr(comm, name)(Text(str(comm.rank) * _LONG), joined)
     assert Text.unpickled <= levels + 2  # one each step, its own, and the result
 
 
+@pytest.mark.parametrize("count", [20, 3000, _LONG])
 @pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
 @pytest.mark.parametrize("name", REDUCING)
-def test_a_function_that_raises_on_one_rank(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
+def test_a_function_that_raises_on_one_rank(comm: mpicoll.Intracomm, name: str, culprit: int, count: int) -> None:
     called = False
 
     def op(one: Any, other: Any) -> Any:
@@ -103,30 +112,36 @@ def test_a_function_that_raises_on_one_rank(comm: mpicoll.Intracomm, name: str, 
             raise KeyError("not here")
         return one + other
 
-    _raises(comm, lambda: getattr(comm, name)([comm.rank] * 2000, op), culprit, lambda: called)
+    _raises(comm, lambda: getattr(comm, name)("x" * count, op), culprit, lambda: called)
 
 
+@pytest.mark.parametrize("count", [20, 3000, _LONG])
 @pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
 @pytest.mark.parametrize("name", REDUCING)
-def test_a_result_that_cannot_be_sent(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
+def test_a_result_that_cannot_be_sent(comm: mpicoll.Intracomm, name: str, culprit: int, count: int) -> None:
     sends = False
 
-    class Unpicklable(list[int]):
+    class Unpicklable(str):
+        __slots__ = ()
+
         def __reduce__(self) -> Any:
             nonlocal sends
             sends = True
             raise KeyError("not here")
 
-    def op(one: list[int], other: list[int]) -> list[int]:
-        return Unpicklable([*one, *other]) if comm.rank == culprit else [*one, *other]
+    def op(one: str, other: str) -> str:
+        return Unpicklable(one + other) if comm.rank == culprit else one + other
 
-    _raises(comm, lambda: getattr(comm, name)([comm.rank] * 2000, op), culprit, lambda: sends)
+    _raises(comm, lambda: getattr(comm, name)("x" * count, op), culprit, lambda: sends)
 
 
+@pytest.mark.parametrize("count", [20, 3000, _LONG])
 @pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
 @pytest.mark.parametrize("name", REDUCING)
-def test_an_object_that_cannot_be_read_on_one_rank(comm: mpicoll.Intracomm, name: str, culprit: int) -> None:
-    given = Text("x" * 2000)
+def test_an_object_that_cannot_be_read_on_one_rank(
+    comm: mpicoll.Intracomm, name: str, culprit: int, count: int
+) -> None:
+    given = Text("x" * count)
     Text.refuses = comm.rank == culprit
     try:
         getattr(comm, name)(given, joined)
