@@ -6,9 +6,9 @@ interval. Both are called in turn, in random order, in two manners: back to back
 begin at the same moment (:mod:`bench.timing`).
 
 Objects are a float, a pair of numbers (MAXLOC, where a collective reduces), a small dictionary, a list of 100 floats,
-arrays of 512 bytes and of 1 MB, two arrays of 1 KB in a dictionary, a date and a set (which are pickled), a text of
-4 KB, and an array of 10 MB in a tuple. ``--sizes`` does not apply. ``wrong`` counts results that differ from
-mpi4py's in type or value.
+numbers of 100 words in a dictionary (added up by a function, where a collective reduces), arrays of 512 bytes and of
+1 MB, two arrays of 1 KB in a dictionary, a date and a set (which are pickled), a text of 4 KB, and an array of 10 MB in
+a tuple. ``--sizes`` does not apply. ``wrong`` counts results that differ from mpi4py's in type or value.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ OBJECTS = {
     "pickle": 100,
     "vector": 512,
     "list": 800,
+    "counts": 1 << 10,
     "state": 2 << 10,
     "text": 4 << 10,
     "array": 1 << 20,
     "tuple": 10 << 20,
 }
 """Their bytes, roughly."""
-REDUCED = ("float", "pair", "vector", "array")
+REDUCED = ("float", "pair", "counts", "vector", "array")
 """Objects of collectives that reduce; the others have all of them."""
 
 
@@ -61,12 +62,21 @@ def make_object(kind: str, rank: int) -> Any:
         "pickle": lambda: [datetime.date(2020, 1, 1 + rank % 28), {rank, "a"}],
         "vector": lambda: np.arange(64.0) + rank,
         "list": lambda: [float(number + rank) for number in range(100)],
+        "counts": lambda: {f"word {number}": number for number in range(rank, rank + 100)},
         "state": lambda: {"weights": np.ones((8, 16)), "momentum": np.zeros((8, 16)) + rank, "step": rank},
         "text": lambda: chr(97 + rank) * OBJECTS["text"],
         "array": lambda: np.arange(OBJECTS["array"] // 8, dtype=np.float64) + rank,
         "tuple": lambda: (np.arange(OBJECTS["tuple"] // 8, dtype=np.float64), rank),
     }
     return makers[kind]()
+
+
+def add_counts(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return the sums of two dictionaries of numbers."""
+    total = dict(one)
+    for word, number in other.items():
+        total[word] = total.get(word, 0) + number
+    return total
 
 
 def same(got: Any, expected: Any) -> bool:
@@ -98,7 +108,7 @@ class Objects:
 
         given, method = make_object(kind, comm.rank), getattr(comm, collective)
         if collective in REDUCING:
-            return partial(method, given, MPI.MAXLOC if kind == "pair" else MPI.SUM)
+            return partial(method, given, {"pair": MPI.MAXLOC, "counts": add_counts}.get(kind, MPI.SUM))
         return partial(method, [given] * comm.size if collective in ("scatter", "alltoall") else given)
 
     def wrong(self, contender: str) -> int:
