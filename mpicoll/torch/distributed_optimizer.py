@@ -197,9 +197,10 @@ def DistributedOptimizer(
         A compressor or its specification, such as ``"int8"``, for real gradients; with error feedback if it needs
         that. Buckets of less than 4 KB are not compressed.
     backward_passes_per_step
-        Number of backward passes whose gradients one step adds up, or averages.
+        Number of backward passes whose gradients one step adds up. They are not divided by it, with either `op`: divide
+        the loss by it for the mean over the passes.
     op
-        ``Average`` or ``Sum``.
+        ``Average`` over the ranks, or ``Sum``.
     bucket_bytes
         Number of bytes that one call reduces, if no single gradient is longer.
 

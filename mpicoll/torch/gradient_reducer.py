@@ -39,15 +39,13 @@ class GradientBucket:
         self._compression = _compression(compression, parameters) if self._vector.nbytes >= DENSE_BYTES else None
         self.missing = len(parameters)
 
-    def start(self, op: Any, scale: float) -> QueuedWork:
-        """Start to reduce the gradients times `scale`; one that is None counts as zeros, a sparse one is made dense."""
+    def start(self, op: Any) -> QueuedWork:
+        """Start to reduce the gradients; one that is None counts as zeros, a sparse one is made dense."""
         for part, parameter in zip(self._parts, self.parameters, strict=True):
             if parameter.grad is None:
                 part.zero_()
             else:
                 part.copy_(parameter.grad.detach().to_dense())
-        if scale != 1.0:
-            self._vector.mul_(scale)
         return self._reduce(op)
 
     def start_with_zeros(self, op: Any) -> QueuedWork:
@@ -167,8 +165,7 @@ class GradientReducer:
     def _start_next(self) -> None:
         if self._attendance is not None and not self._works:
             self._attendance.send(Mark.REDUCES)
-        scale = 1.0 / self._passes if self._op == communicator.Average else 1.0
-        self._works.append(self.buckets[len(self._works)].start(self._op, scale))
+        self._works.append(self.buckets[len(self._works)].start(self._op))
 
     def synchronize(self) -> None:
         """Reduce what is left, wait for all, and write the results to the gradients; collective.

@@ -134,15 +134,18 @@ def test_a_checkpoint_with_residuals_continues_bit_for_bit() -> None:
         resumed.load_compression_state_dict({"vectors": []})
 
 
-def test_several_backward_passes_for_a_step() -> None:
-    """As one pass over both batches, of which the loss is the mean."""
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
+def test_several_backward_passes_for_a_step(op: Any) -> None:
+    """As in Horovod: the sum over the passes, with both operations."""
     network, plain = model(), model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05), backward_passes_per_step=2)
+    plain_optimizer = torch.optim.SGD(network.parameters(), 0.05)
+    optimizer = hvd.DistributedOptimizer(plain_optimizer, backward_passes_per_step=2, op=op)
     for step in range(2):
         x, y = part(samples(step, SIZE), RANK)
         torch.nn.functional.mse_loss(network(x), y).backward()
         x, y = samples(step, SIZE)
-        (torch.nn.functional.mse_loss(plain(x), y) / 2).backward()
+        loss = torch.nn.functional.mse_loss(plain(x), y)
+        (loss if op == hvd.Average else SIZE * loss).backward()
     optimizer.synchronize()
     for one, two in zip(network.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
