@@ -23,9 +23,14 @@ class Allreduce:
     postscale_factor: float
     compression: str | Compressor | ErrorFeedback | None
 
+    @property
+    def chosen_op(self) -> Any:
+        """The operation; raises TypeError or ValueError if `average` is no bool, or both are given."""
+        return _chosen(self.average, self.op)
+
     def __call__(self, comm: Intracomm, tensor: torch.Tensor) -> None:
         """Scale and reduce a tensor over the ranks of `comm`, in place and blocking."""
-        op = _chosen(self.average, self.op)
+        op = self.chosen_op
         for name in ("prescale_factor", "postscale_factor"):
             factor = getattr(self, name)
             if factor != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):

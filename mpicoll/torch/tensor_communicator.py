@@ -20,9 +20,10 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
 from mpicoll.torch.call_queue import CallQueue, QueuedWork
+from mpicoll.torch.differentiable import is_recorded, with_gradient
 from mpicoll.torch.group_communicators import free_together
 from mpicoll.torch.rendezvous import exchange_records
-from mpicoll.torch.tensor_allreduce import Allreduce
+from mpicoll.torch.tensor_allreduce import Allreduce, check_sum
 from mpicoll.torch.tensor_collectives import make_call
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
@@ -218,9 +219,27 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return the reduction of a tensor over all ranks. See :func:`allreduce_async_`."""
+    """Return the reduction of a tensor over all ranks. See :func:`allreduce_async_`.
+
+    Where autograd records it, the tensor's gradient is the same reduction of the ranks' gradients, uncompressed; only
+    ``Average`` and ``Sum`` have one. The backward pass is collective then: the tensor must require a gradient on all
+    ranks or on none.
+    """
+    how = Allreduce(average, op, prescale_factor, postscale_factor, compression)
+    if not is_recorded(tensor):
+        return _allreduced(tensor, how)
+    return with_gradient(tensor, partial(_allreduced, how=how), partial(_gradient_of_allreduce, how=how))
+
+
+def _allreduced(tensor: torch.Tensor, how: Allreduce) -> torch.Tensor:
     made = tensor.detach().clone()
-    return allreduce_(made, average, name, op, prescale_factor, postscale_factor, compression=compression)
+    _make("allreduce", how, made)
+    return made
+
+
+def _gradient_of_allreduce(gradient: torch.Tensor, how: Allreduce) -> torch.Tensor:
+    check_sum(how.chosen_op, "which alone have a gradient")
+    return allreduce(gradient, how.average, None, None, how.op, how.prescale_factor, how.postscale_factor)
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> QueuedWork:
@@ -235,12 +254,27 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return the root's tensor; `tensor` of the other ranks has the same shape and dtype, and stays as it is."""
-    return broadcast_(tensor.detach().clone(), root_rank, name)
+    """Return the root's tensor; `tensor` of the other ranks has the same shape and dtype, and stays as it is.
+
+    Where autograd records it, the gradient of the root's tensor is, as in Horovod, the average of the ranks' gradients,
+    and that of the others zero. The backward pass is collective, see :func:`allreduce`.
+    """
+    if not is_recorded(tensor):
+        return broadcast_(tensor.detach().clone(), root_rank)
+
+    def gradient_of(gradient: torch.Tensor) -> torch.Tensor:
+        mean = allreduce(gradient)
+        # Not zeros_like: a second derivative is collective, too, and needs the node of autograd on every rank.
+        return mean if rank() == root_rank else mean.masked_fill(torch.tensor(True), 0.0)
+
+    return with_gradient(tensor, lambda each: broadcast_(each.detach().clone(), root_rank), gradient_of)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Return the rows of all ranks' tensors, in rank order; the numbers of rows may differ.
+
+    Where autograd records it, the gradient of a rank's rows is, as in Horovod, the average of the ranks' gradients for
+    them. The backward pass is collective, see :func:`allreduce`.
 
     Raises
     ------
@@ -249,13 +283,24 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """
     if not tensor.dim():
         raise ValueError("tensor: it has no dimension to join it along")
+    counts = np.empty(size(), np.int64)
+    if not is_recorded(tensor):
+        return _gathered(tensor, counts)
+
+    def gradient_of(gradient: torch.Tensor) -> torch.Tensor:
+        return allreduce(gradient).narrow(0, int(counts[: rank()].sum()), int(counts[rank()]))
+
+    return with_gradient(tensor, lambda each: _gathered(each, counts), gradient_of)
+
+
+def _gathered(tensor: torch.Tensor, counts: np.ndarray) -> torch.Tensor:
+    """Return the rows of all ranks; write their numbers to `counts`."""
     found: list[torch.Tensor] = []
-    _make("allgather", _allgather, tensor.detach(), found)
+    _make("allgather", _allgather, tensor.detach(), counts, found)
     return found[0]
 
 
-def _allgather(comm: Intracomm, tensor: torch.Tensor, found: list[torch.Tensor]) -> None:
-    counts = np.empty(comm.size, np.int64)
+def _allgather(comm: Intracomm, tensor: torch.Tensor, counts: np.ndarray, found: list[torch.Tensor]) -> None:
     comm.Allgather(np.array([tensor.shape[0]], np.int64), counts)
     found.append(tensor_collectives.gathered_rows(comm, tensor.contiguous(), counts.tolist()))
 
