@@ -13,16 +13,13 @@ from mpicoll.comm import Intracomm
 from mpicoll.errors import CollectiveTimeout, MpicollError
 from mpicoll.torch.rendezvous import exchange_records
 
-_world_ranks: list[int] = []
-"""The rank in MPI.COMM_WORLD of each rank of the default group."""
-
 
 def communicator_of(
     store: Any, rank: int, size: int, name: str, global_ranks: Sequence[int], timeout: timedelta
 ) -> MPI.Intracomm:
     """Make the communicator of a process group, in which this process has the rank that it has in the group.
 
-    Collective over the group, and only over it.
+    Collective over the group, and only over it. The default group may be of another backend.
 
     Parameters
     ----------
@@ -47,12 +44,10 @@ def communicator_of(
         raise RuntimeError(
             f"process group: it has {size} ranks, but MPI {world.size}; start the program with mpirun or srun"
         )
-    if global_ranks:
-        _arrive(store, rank, size, timeout)
-        members = [_world_ranks[each] for each in global_ranks]
+    if size == world.size and not global_ranks:
+        members = _members_of_all(rank, size, timeout)
     else:
         members = _members(store, rank, size, timeout)
-        _world_ranks[:] = members
     if len(set(members)) < size:
         raise RuntimeError(f"process group: ranks 0 to {size - 1} are the ranks {members} of MPI, which must differ")
     group = world.Get_group()
@@ -76,26 +71,21 @@ def free_together(comm: Intracomm, seconds: float) -> None:
     comm.Free()
 
 
+def _members_of_all(rank: int, size: int, timeout: timedelta) -> list[int]:
+    """Return the MPI ranks of the ranks of a group of all; collective over MPI.COMM_WORLD."""
+    ranks = [int(each) for each in exchange_records(MPI.COMM_WORLD, str(rank), timeout.total_seconds())]
+    places = {torch_rank: mpi_rank for mpi_rank, torch_rank in enumerate(ranks)}
+    if sorted(places) != list(range(size)):
+        raise RuntimeError(f"process group: the ranks of MPI have the ranks {ranks}, not 0 to {size - 1}, each once")
+    return [places[each] for each in range(size)]
+
+
 def _members(store: Any, rank: int, size: int, timeout: timedelta) -> list[int]:
-    """Return the MPI ranks of the ranks of the default group."""
-    world = MPI.COMM_WORLD
-    if size == world.size:
-        ranks = [int(each) for each in exchange_records(world, str(rank), timeout.total_seconds())]
-        places = {torch_rank: mpi_rank for mpi_rank, torch_rank in enumerate(ranks)}
-        if sorted(places) != list(range(size)):
-            raise RuntimeError(
-                f"process group: the ranks of MPI have the ranks {ranks}, not 0 to {size - 1}, each once"
-            )
-        return [places[each] for each in range(size)]
-    store.set(f"mpi_rank/{rank}", str(world.rank))
-    _await(store, [f"mpi_rank/{each}" for each in range(size)], timeout)
-    return [int(store.get(f"mpi_rank/{each}")) for each in range(size)]
-
-
-def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Wait until all ranks of a group make it."""
-    store.set(f"here/{rank}", "1")
-    _await(store, [f"here/{each}" for each in range(size)], timeout)
+    """Return the MPI ranks of the ranks of a group, which each tells the others through the store."""
+    store.set(f"mpi_rank/{rank}", str(MPI.COMM_WORLD.rank))
+    keys = [f"mpi_rank/{each}" for each in range(size)]
+    _await(store, keys, timeout)
+    return [int(store.get(key)) for key in keys]
 
 
 def _await(store: Any, keys: Sequence[str], timeout: timedelta) -> None:

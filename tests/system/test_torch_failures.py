@@ -12,7 +12,8 @@ from tests.mpirun import run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
-PROGRAM = str(Path(__file__).with_name("programs") / "torch_failures.py")
+PROGRAMS = Path(__file__).with_name("programs")
+PROGRAM = str(PROGRAMS / "torch_failures.py")
 TIMEOUT = 2.0
 
 
@@ -51,3 +52,10 @@ def test_the_launch_ends_where_a_rank_is_killed() -> None:
 def test_a_program_may_end_without_destroying_its_groups() -> None:
     for entry in met("all well"):
         assert entry["error"] is None
+
+
+def test_groups_beside_a_default_group_of_gloo() -> None:
+    outcome = run(3, [str(PROGRAMS / "torch_beside_gloo.py")], timeout=60)
+    assert not outcome.hung, outcome.report
+    assert outcome.returncode == 0, outcome.text
+    assert sorted(outcome.stdout.splitlines()) == [f"rank {rank} is done" for rank in range(3)]

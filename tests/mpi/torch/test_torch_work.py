@@ -334,14 +334,16 @@ def test_rendezvous_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not rendezvous._lacking("env://?rank=3")
 
 
-def test_ranks_of_pytorch_are_not_those_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_pytorch_are_not_those_of_mpi(world: Any) -> None:
     """As where the variables of a launcher number the processes otherwise."""
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    monkeypatch.setattr(group_communicators, "_world_ranks", [])
     reverse, timeout = size - 1 - rank, timedelta(seconds=10)
     comm = group_communicators.communicator_of(None, reverse, size, "0", [], timeout)
     assert (comm.rank, comm.size) == (reverse, size)
-    assert group_communicators._world_ranks == list(range(size))[::-1]
+    comm.Free()
+    store = dist.PrefixStore("reverse ranks", world.get_group_store())
+    comm = group_communicators.communicator_of(store, reverse, size, "1", list(range(size)), timeout)
+    assert (comm.rank, comm.size) == (reverse, size)
     comm.Free()
     with pytest.raises(RuntimeError, match=rf"it has {size + 1} ranks, but MPI {size}; start the program with mpirun"):
         group_communicators.communicator_of(None, rank, size + 1, "0", [], timeout)
