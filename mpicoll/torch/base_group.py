@@ -160,14 +160,22 @@ class BaseGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Stop the group's thread after the calls that wait, and free the communicator if the group owns it.
 
-        Ranks wait for each other, for 5 seconds at most. If a rank does not come, or a call has failed before, the
+        Ranks wait for each other, for 5 seconds at most. If a rank does not come, or a call has failed or not ended, the
         communicator is kept until the process ends.
         """
         closed, self._closed = self._closed, self._closed or "was shut down"
         self._queue.close(_CLOSE_SECONDS)
-        if not closed and self._owns_comm and not MPI.Is_finalized():
+        if not closed and self._owns_comm:
+            self._free()
+
+    def _free(self) -> None:
+        if MPI.Is_finalized() or not self._queue.begin():  # a call that has not ended uses the communicator
+            return
+        try:
             free_together(self._comm, _CLOSE_SECONDS)
-            self._plain = self._comm
+        finally:
+            self._queue.end()
+        self._plain = self._comm
 
     def abort(self) -> None:
         """Refuse all further calls; those under way end by themselves, at the latest when their time is up."""

@@ -216,6 +216,24 @@ def test_a_group_that_one_rank_does_not_destroy(world: Any, monkeypatch: Any) ->
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_group_that_is_destroyed_while_a_call_is_under_way(world: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(base_group, "_CLOSE_SECONDS", 0.3)
+    group = dist.new_group(list(range(world.size())))
+    tensor = torch.ones(3)
+    if world.rank():
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        dist.destroy_process_group(group)
+        assert group.comm != MPI.COMM_NULL
+        dist.barrier()
+        assert work.wait()
+    else:
+        dist.barrier()
+        dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group(group)
+    assert tensor.tolist() == [world.size()] * 3
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64], ids=str)
 def test_messages(pg: Any, dtype: torch.dtype) -> None:
     rank, size = pg.rank(), pg.size()
