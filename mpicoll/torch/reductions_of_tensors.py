@@ -8,6 +8,8 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
+from mpicoll.torch.tensor_memory import MOVED_ONLY
+
 _OPS = {
     "SUM": MPI.SUM,
     "AVG": MPI.SUM,
@@ -81,6 +83,7 @@ def _reduction(op: Any, dtype: torch.dtype) -> Reduction:
     real = dtype.is_floating_point or dtype.is_complex
     undefined = (
         name not in _OPS
+        or dtype in MOVED_ONLY  # MPI would reduce their bytes
         or (name in _BITWISE and real)
         or (name in _ORDERING and dtype.is_complex)
         or (dtype == torch.bool and name not in _OF_BOOL)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from mpicoll.shared_memory import numpy_allocator
 
-_MOVED_ONLY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+MOVED_ONLY = {getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name)}
 """Element types that NumPy does not have, and whose tensors can only be moved."""
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     **{getattr(torch, name): np.dtype(name) for name in (
@@ -22,7 +23,7 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
         "float16", "float32", "float64", "complex64", "complex128",
     )},
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
-    **{getattr(torch, name): np.dtype(np.uint8) for name in _MOVED_ONLY if hasattr(torch, name)},
+    **{dtype: np.dtype(np.uint8) for dtype in MOVED_ONLY},
 }  # fmt: skip
 """Elements that NumPy takes those of a tensor for."""
 
