@@ -19,7 +19,7 @@ from mpicoll.torch.group_communicators import free_together
 from mpicoll.torch.group_work import EndedWork
 from mpicoll.torch.reductions_of_tensors import PLAIN_OPS
 from mpicoll.torch.tensor_collectives import make_call
-from mpicoll.torch.tensor_memory import checked_dtype
+from mpicoll.torch.tensor_memory import checked_dtype, waited_for
 
 NAME = "mpicoll"
 DONE = EndedWork()
@@ -111,6 +111,7 @@ class BaseGroup(dist.ProcessGroup):
     def _call(self, what: str, outputs: Any, options: Any, function: Callable[..., None], *arguments: Any) -> Any:
         """Make a call now, or put it into the queue; return its work."""
         self._open(what)
+        arguments = tuple(map(waited_for, arguments))
         comm = self._comm_for(options)
         if getattr(options, "asyncOp", True):
             return self._queue.put(what, partial(make_call, comm, function, *arguments), outputs)
@@ -160,8 +161,8 @@ class BaseGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Stop the group's thread after the calls that wait, and free the communicator if the group owns it.
 
-        Ranks wait for each other, for 5 seconds at most. If a rank does not come, or a call has failed or not ended, the
-        communicator is kept until the process ends.
+        Ranks wait for each other, for 5 seconds at most. The communicator is kept until the process ends if a rank does
+        not come, or if a call has failed or has not ended.
         """
         closed, self._closed = self._closed, self._closed or "was shut down"
         self._queue.close(_CLOSE_SECONDS)

@@ -15,7 +15,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.progress import progress_engine
 from mpicoll.torch.group_work import PendingWork
-from mpicoll.torch.tensor_memory import is_plain, memory, plain_copy
+from mpicoll.torch.tensor_memory import is_plain, memory, plain_copy, waited_for
 
 _POLLS = 200
 _SECONDS_BEFORE_NAP = 0.005
@@ -141,6 +141,7 @@ def _bytes_of(tensor: torch.Tensor) -> list[Any]:
 
 def send(comm: MPI.Intracomm, tensor: torch.Tensor, peer: int, tag: int, timeout: timedelta) -> Message:
     """Start to send a tensor; return the work."""
+    tensor = waited_for(tensor)
     room = tensor if is_plain(tensor) else plain_copy(tensor)
     made = Message(f"send to rank {peer}, tag {tag}", tensor, room, timeout.total_seconds())
     return made.send(comm, peer, checked_tag(comm, tag))
@@ -148,6 +149,7 @@ def send(comm: MPI.Intracomm, tensor: torch.Tensor, peer: int, tag: int, timeout
 
 def receive(comm: MPI.Intracomm, tensor: torch.Tensor, peer: int | None, tag: int, timeout: timedelta) -> Message:
     """Start to receive a tensor, from any rank if `peer` is None; return the work."""
+    tensor = waited_for(tensor)
     room = tensor if is_plain(tensor) else plain_copy(tensor)
     origin = "any rank" if peer is None else f"rank {peer}"
     made = Message(f"receive from {origin}, tag {tag}", tensor, room, timeout.total_seconds())

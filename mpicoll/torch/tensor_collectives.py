@@ -17,7 +17,7 @@ from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import reductions_of_tensors, tensor_memory
 from mpicoll.torch.reductions_of_tensors import Reduction, reduction
-from mpicoll.torch.tensor_memory import is_plain, memory, packed, plain_copy, readable, room_for, unpack
+from mpicoll.torch.tensor_memory import is_plain, memory, packed, plain_copy, readable, room_for, storage_place, unpack
 
 _PACK_NBYTES = 1 << 20
 """Tensors of a coalesced call that together are no longer travel in one message."""
@@ -176,7 +176,7 @@ def _apart(tensor: torch.Tensor, room: torch.Tensor, place: int) -> Any:
     """Return the elements of a tensor that may lie in `room`: MPI.IN_PLACE if they lie at byte `place` of it."""
     if is_plain(tensor) and tensor.data_ptr() == room.data_ptr() + place and tensor.nbytes:
         return MPI.IN_PLACE
-    if tensor.untyped_storage().data_ptr() == room.untyped_storage().data_ptr():
+    if storage_place(tensor) == storage_place(room):
         return memory(tensor.detach().clone(memory_format=torch.contiguous_format))
     return readable(tensor)
 
@@ -255,7 +255,7 @@ def scatter(comm: Intracomm, output: torch.Tensor, tensors: Sequence[torch.Tenso
 
 def _distinct(room: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Return a vector of the same elements that shares no storage with `output`."""
-    if room.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():
+    if storage_place(room) == storage_place(output):
         return room.clone()
     return room
 

@@ -25,6 +25,7 @@ from mpicoll.torch.group_communicators import free_together
 from mpicoll.torch.rendezvous import exchange_records
 from mpicoll.torch.tensor_allreduce import Allreduce, check_sum
 from mpicoll.torch.tensor_collectives import make_call
+from mpicoll.torch.tensor_memory import waited_for
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 _TIMEOUT = timedelta(minutes=30)
@@ -120,12 +121,12 @@ def local_size() -> int:
 def start(what: str, output: torch.Tensor, function: Callable[..., None], *arguments: Any) -> QueuedWork:
     """Put ``function(comm, *arguments)`` into the queue; return its work, whose result is `output`."""
     here = world()
-    return here.queue.put(what, partial(make_call, here.comm, function, *arguments), output)
+    return here.queue.put(what, partial(make_call, here.comm, function, *map(waited_for, arguments)), output)
 
 
 def _make(what: str, function: Callable[..., None], *arguments: Any) -> None:
     here = world()
-    here.queue.run(what, make_call, here.comm, function, *arguments)
+    here.queue.run(what, make_call, here.comm, function, *map(waited_for, arguments))
 
 
 def synchronize(handle: QueuedWork) -> torch.Tensor:

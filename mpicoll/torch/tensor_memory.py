@@ -121,7 +121,7 @@ def memory(tensor: torch.Tensor) -> np.ndarray:
 
 def checked_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
     """Return the element type that NumPy takes a contiguous tensor's for; raise as :func:`memory` does."""
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.data_ptr():
         check_dense(tensor)
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -133,11 +133,33 @@ def checked_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
 
 
 def check_dense(tensor: torch.Tensor) -> None:
-    """Raise ValueError unless a tensor lies in the memory of the CPU, and TypeError unless it is dense."""
+    """Raise ValueError unless a tensor is on the CPU, and TypeError unless it is dense and has memory."""
     if not tensor.is_cpu:
         raise ValueError(f"tensor: it is on {tensor.device}; the backend mpicoll takes tensors of the CPU")
     if tensor.layout != torch.strided:
         raise TypeError(f"tensor: its layout is {tensor.layout}; this call takes dense tensors only")
+    if not tensor.data_ptr() and tensor.numel():
+        kind = f"{type(tensor).__name__} of shape {tuple(tensor.shape)}"
+        raise TypeError(f"tensor: {kind} has no memory of its own; give the tensor of this rank that it stands for")
+
+
+def waited_for(argument: Any) -> Any:
+    """Return an argument with the results of functional collectives, also in lists, in place of their wrappers.
+
+    Call it in the thread of the program: PyTorch lets one thread only wait for such a result.
+    """
+    if isinstance(argument, (list, tuple)):
+        found = [waited_for(each) for each in argument]
+        return found if any(map(operator.is_not, found, argument)) else argument  # a list may be for results
+    if isinstance(argument, torch.Tensor) and type(argument) is not torch.Tensor and hasattr(argument, "trigger_wait"):
+        return argument.trigger_wait()
+    return argument
+
+
+def storage_place(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage; raise as :func:`check_dense` does."""
+    check_dense(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -185,7 +207,7 @@ def split(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def unpack(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copy the parts of a vector to the tensors, unless it is a view of them."""
-    if tensors and room.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr():
+    if tensors and storage_place(room) == storage_place(tensors[0]):
         return
     for part, tensor in zip(split(room, tensors), tensors, strict=True):
         tensor.detach().copy_(part)
@@ -194,13 +216,12 @@ def unpack(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 def joined_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return the tensors as one vector if they follow each other in one storage, else None."""
     first = tensors[0]
-    check_dense(first)
-    storage, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    storage, place = storage_place(first), first.storage_offset()
     for tensor in tensors:
         if (
             tensor.dtype != first.dtype
             or not is_plain(tensor)
-            or tensor.untyped_storage().data_ptr() != storage
+            or storage_place(tensor) != storage
             or tensor.storage_offset() != place
         ):
             return None
