@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-from mpicoll.torch.tensor_memory import MOVED_ONLY
+from mpicoll.torch.tensor_memory import MOVED_ONLY, memory
 
 _OPS = {
     "SUM": MPI.SUM,
@@ -31,6 +33,15 @@ _OF_BOOL = {
     "BXOR": MPI.LXOR,
 }
 """As NCCL has them: a sum of bools is true if one of them is."""
+_WIDE = {
+    torch.float16: torch.float32,
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.uint16), torch.int32),
+    **dict.fromkeys((torch.int32, torch.uint32), torch.int64),
+}
+"""Types in which sums for a mean are computed, as they may be out of the range of the elements.
+
+To divide before the sum, as NCCL does, rounds twice, and makes small numbers of float16 and small integers zero.
+"""
 _BITWISE, _ORDERING = ("BAND", "BOR", "BXOR"), ("MIN", "MAX")
 
 
@@ -45,11 +56,14 @@ class Reduction(NamedTuple):
         Number, or tensor of one element, to multiply all elements with before it; None for none.
     mean
         Whether to divide the result by the number of ranks.
+    wide
+        Element type of the sum for a mean, if it is another one than that of the elements.
     """
 
     op: MPI.Op
     factor: Any = None
     mean: bool = False
+    wide: torch.dtype | None = None
 
 
 _known: dict[tuple[int, torch.dtype], Reduction] = {}
@@ -93,11 +107,30 @@ def _reduction(op: Any, dtype: torch.dtype) -> Reduction:
     if dtype == torch.bool:
         return Reduction(_OF_BOOL[name])
     factor = ReduceOp.__getstate__(op)[1] if name == "PREMUL_SUM" else None
-    return Reduction(_OPS[name], factor, name == "AVG")
+    if factor is not None and not torch.can_cast(torch.result_type(torch.empty(0, dtype=dtype), factor), dtype):
+        raise ValueError(f"op: {name} by {factor} is not defined on tensors of {dtype}")
+    return Reduction(_OPS[name], factor, name == "AVG", _WIDE.get(dtype) if name == "AVG" else None)
 
 
 def _name(op: Any) -> str:
     return next((name for name in _OPS if op == getattr(ReduceOp, name)), str(op))
+
+
+def prepared(tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
+    """Return the elements to reduce: times the factor, or of the wider type; the tensor itself if there is neither."""
+    if how.factor is not None:
+        return tensor.detach().clone().mul_(how.factor)
+    return tensor if how.wide is None else tensor.detach().to(how.wide)
+
+
+def reduce_into(room: torch.Tensor, how: Reduction, size: int, reduce: Callable[[torch.Tensor], None]) -> None:
+    """Have `reduce` write the reduction to a contiguous tensor; divide it for a mean, and narrow it to `room`."""
+    total = room if how.wide is None else room.to(how.wide)
+    reduce(total)
+    if how.mean:
+        divide(total, size)
+    if total is not room:
+        room.copy_(total)
 
 
 def divide(tensor: torch.Tensor, size: int) -> None:
@@ -107,5 +140,8 @@ def divide(tensor: torch.Tensor, size: int) -> None:
         plain = torch.view_as_real(plain)  # PyTorch's division of complex numbers rounds more than once
     if plain.is_floating_point():
         plain.div_(size)
+    elif plain.dtype == torch.uint64:  # PyTorch does not divide them
+        array = memory(plain)
+        array //= np.uint64(size)
     else:
         plain.div_(size, rounding_mode="trunc")

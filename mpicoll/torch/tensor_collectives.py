@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
-from mpicoll.torch import reductions_of_tensors, tensor_memory
-from mpicoll.torch.reductions_of_tensors import Reduction, reduction
+from mpicoll.torch import tensor_memory
+from mpicoll.torch.reductions_of_tensors import Reduction, divide, prepared, reduce_into, reduction
 from mpicoll.torch.tensor_memory import is_plain, memory, packed, plain_copy, readable, room_for, storage_place, unpack
 
 _PACK_NBYTES = 1 << 20
@@ -61,9 +61,7 @@ def allreduce(comm: Intracomm, tensor: torch.Tensor, op: Any) -> None:
 def _allreduce(comm: Intracomm, tensor: torch.Tensor, how: Reduction) -> None:
     if how.factor is not None:
         tensor.mul_(how.factor)
-    comm.Allreduce(MPI.IN_PLACE, memory(tensor), how.op)
-    if how.mean:
-        reductions_of_tensors.divide(tensor, comm.size)
+    reduce_into(tensor, how, comm.size, lambda total: comm.Allreduce(MPI.IN_PLACE, memory(total), how.op))
 
 
 def allreduce_coalesced(comm: Intracomm, tensors: Sequence[torch.Tensor], op: Any) -> None:
@@ -98,9 +96,12 @@ def sparse_allreduce(comm: Intracomm, tensor: torch.Tensor, op: Any) -> None:
     comm.Allgather(np.array([own._nnz()], np.int64), counts)
     indices = gathered_rows(comm, own.indices().t().contiguous(), counts.tolist())
     values = gathered_rows(comm, own.values().contiguous(), counts.tolist())
+    values = values if how.wide is None else values.to(how.wide)
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+    if how.mean:
+        divide(total.values(), comm.size)
     with torch.no_grad():  # a detached sparse tensor has indices of its own
-        tensor.copy_(total / comm.size if how.mean else total)
+        tensor.copy_(total)
 
 
 def gathered_rows(comm: Intracomm, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -145,17 +146,15 @@ def broadcast(comm: Intracomm, tensor: torch.Tensor, root: int) -> None:
 def reduce(comm: Intracomm, tensor: torch.Tensor, root: int, op: Any) -> None:
     """Reduce over all ranks to the root, in place; tensors of the other ranks stay as they are."""
     how = reduction(op, tensor.dtype)
-    given = plain_copy(tensor) * how.factor if how.factor is not None else tensor
+    given = prepared(tensor, how)
     if comm.rank != root:
         comm.Reduce(readable(given), None, how.op, root)
         return
-    if given is not tensor:
-        given = given.to(tensor.dtype)
 
     def write(room: torch.Tensor) -> None:
         comm.Reduce(MPI.IN_PLACE, memory(room), how.op, root)
         if how.mean:
-            reductions_of_tensors.divide(room, comm.size)
+            divide(room, comm.size)
 
     in_room(given, write)
     if given is not tensor:
@@ -278,19 +277,15 @@ def _reduce_scatter(
     comm: Intracomm, output: torch.Tensor, tensor: torch.Tensor, counts: Sequence[int], op: Any
 ) -> None:
     how = reduction(op, output.dtype)
-    if how.factor is not None:
-        tensor = (tensor.detach() * how.factor).to(tensor.dtype)
-    given = readable(_distinct(tensor, output))
+    given = readable(_distinct(prepared(tensor, how), output))
 
-    def write(room: torch.Tensor) -> None:
+    def reduce_to(total: torch.Tensor) -> None:
         if len(set(counts)) == 1:
-            comm.Reduce_scatter_block(given, memory(room), how.op)
+            comm.Reduce_scatter_block(given, memory(total), how.op)
         else:
-            comm.Reduce_scatter(given.reshape(-1), memory(room).reshape(-1), list(counts), how.op)
-        if how.mean:
-            reductions_of_tensors.divide(room, comm.size)
+            comm.Reduce_scatter(given.reshape(-1), memory(total).reshape(-1), list(counts), how.op)
 
-    in_room(output, write)
+    in_room(output, lambda room: reduce_into(room, how, comm.size, reduce_to))
 
 
 def alltoall(comm: Intracomm, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:

@@ -290,25 +290,6 @@ def test_premultiplied_sums(pg: Any, factor: Any) -> None:
     assert (tensor == (size * float(factor) if pg.rank() == 0 else 1)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_float8_is_moved_and_not_reduced(pg: Any, dtype: torch.dtype) -> None:
-    tensor = torch.full((4,), pg.rank() + 1.0).to(dtype)
-    for call in (
-        lambda: dist.all_reduce(tensor, group=pg),
-        lambda: dist.all_reduce(tensor, ReduceOp.AVG, pg),
-        lambda: dist.reduce(tensor, op=ReduceOp.MAX, group=pg, group_dst=0),
-        lambda: dist.reduce_scatter(torch.zeros(4, dtype=dtype), [tensor] * pg.size(), group=pg),
-        lambda: pg.allreduce_coalesced([tensor, tensor.clone()]).wait(),
-    ):
-        with pytest.raises(ValueError, match=r"op: \w+ is not defined on tensors of torch.float8"):
-            call()
-    outputs = [torch.zeros(4, dtype=dtype) for _ in range(pg.size())]
-    dist.all_gather(outputs, tensor, pg)
-    assert [output.float().tolist() for output in outputs] == [[rank + 1.0] * 4 for rank in range(pg.size())]
-    dist.broadcast(tensor, group=pg, group_src=0)
-    assert tensor.float().tolist() == [1.0] * 4
-
-
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_tensors_in_shared_memory(pg: Any, dtype: torch.dtype) -> None:
     for shape in ((0,), (7,), (300, 1000)):
