@@ -80,7 +80,8 @@ def average_gradients(tree: Any, *, comm: MPI.Intracomm | None = None, compressi
     Returns
     -------
     array or pytree
-        The sum over the ranks, divided by their number, of the shapes and dtypes of `tree`.
+        The sum over the ranks, divided by their number, of the shapes and dtypes of `tree`. Those of float16 are summed
+        in float32, as their sum may be out of range.
 
     Raises
     ------
@@ -89,12 +90,19 @@ def average_gradients(tree: Any, *, comm: MPI.Intracomm | None = None, compressi
     TypeError, ValueError, UnknownCompressor, jax.errors.JaxRuntimeError
         As in :func:`allreduce`.
     """
-    for name, leaf in leaves_of(tree)[0]:
+    leaves, structure = leaves_of(tree)
+    for name, leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(f"tree{name[1:]}: elements of {leaf.dtype} have no mean of their own dtype")
-    total = allreduce(tree, comm=comm, compression=compression)
+    given = jax.tree.unflatten(structure, [leaf for _, leaf in leaves])
+    total = allreduce(given if compression is not None else _widened(given), comm=comm, compression=compression)
     size = group_of(comm).size
-    return jax.tree.map(lambda leaf: leaf / size, total)
+    return jax.tree.map(lambda each, leaf: (each / size).astype(leaf.dtype), total, given)
+
+
+def _widened(tree: Any) -> Any:
+    """Return a pytree with its float16 arrays as float32."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float16 else leaf, tree)
 
 
 def bcast(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None) -> Any:

@@ -129,6 +129,15 @@ def test_average_gradients(comm: mpicoll.Intracomm, way: Any) -> None:
         np.testing.assert_allclose(leaf.astype(np.float32), own(0) + (comm.size - 1) / 2, rtol=1e-2)
 
 
+def test_average_gradients_of_float16_whose_sum_is_out_of_range(comm: mpicoll.Intracomm, way: Any) -> None:
+    tree = {"w": np.array([40000, 2.0**-24], np.float16), "b": own(comm.rank)}
+    mean = way(lambda tree: mpicoll.jax.average_gradients(tree, comm=comm))(tree)
+    assert mean["w"].dtype == np.float16
+    np.testing.assert_array_equal(mean["w"], tree["w"])
+    with pytest.raises(TypeError, match=r"compression: 'int8' is for float32, but x\['w'\] is float16"):
+        mpicoll.jax.average_gradients(tree, comm=comm, compression="int8")
+
+
 def test_compressed_sums(comm: mpicoll.Intracomm, way: Any) -> None:
     x = np.linspace(-1, 1, 1000, dtype=np.float32) * (comm.rank + 1)
     exact = np.linspace(-1, 1, 1000) * comm.size * (comm.size + 1) / 2
