@@ -33,6 +33,25 @@ class Message(PendingWork):
 
     is_driven = False
 
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message has been sent or received; return True.
+
+        Parameters
+        ----------
+        timeout
+            Time after which the message is given up, as with gloo; None and zero leave it to the group's timeout. The
+            error is that of every later wait, too. A message that comes later is for the next call that receives one,
+            and one that is being sent may still arrive. :meth:`is_completed` asks without giving up.
+
+        Raises
+        ------
+        CollectiveTimeout
+            If the message was given up.
+        ValueError
+            If it has another number of bytes than the tensor.
+        """
+        return super().wait(timeout)
+
     def __init__(self, what: str, tensor: torch.Tensor, room: torch.Tensor, seconds: float) -> None:
         super().__init__(what, [tensor])
         self._tensor, self._room, self._seconds = tensor, room, seconds

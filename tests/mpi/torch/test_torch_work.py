@@ -312,6 +312,26 @@ def test_messages_that_go_wrong(world: Any) -> None:
             dist.recv(torch.zeros(10), group=group, tag=6, group_src=0)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_message_that_was_given_up(pg: Any) -> None:
+    """It stays so; what comes later is for the next call that receives."""
+    if pg.rank() == 1:
+        tensor, later = torch.zeros(3), torch.zeros(3)
+        work = dist.irecv(tensor, group=pg, group_src=0)
+        assert not work.is_completed()
+        for _ in range(2):
+            with pytest.raises(CollectiveTimeout, match=r"receive from rank 0, tag 0: it has not ended after 0\.2 s"):
+                work.wait(timedelta(seconds=0.2))
+        assert not work.is_success()
+        dist.barrier(pg)
+        dist.recv(later, group=pg, group_src=0)
+        assert (tensor.tolist(), later.tolist()) == ([0.0] * 3, [1.0] * 3)
+        return
+    dist.barrier(pg)
+    if pg.rank() == 0:
+        dist.send(torch.ones(3), group=pg, group_dst=1)
+
+
 def test_a_strided_tensor_is_received(pg: Any) -> None:
     if pg.size() < 2 or pg.rank() > 1:
         return
