@@ -65,6 +65,13 @@ class CommunicatorBroken(MpicollError, RuntimeError):
     """An earlier failure left messages in flight on this communicator; make a new one to go on."""
 
 
+class CommunicatorBusy(MpicollError, RuntimeError):
+    """Another collective is being called on this communicator, from a thread or a callback; nothing was exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__("another collective is being called on this communicator, from a thread or a callback")
+
+
 class MachineFileError(MpicollError, ValueError):
     """A file that should describe a machine does not; the message names it and says why."""
 

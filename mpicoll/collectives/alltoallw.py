@@ -23,8 +23,7 @@ from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.library_alltoallw import copied_by_library, operation
 from mpicoll.collectives.packed_alltoallw import by_messages
-from mpicoll.communicator.call_lock import BUSY
-from mpicoll.errors import MismatchError
+from mpicoll.errors import CommunicatorBusy, MismatchError
 from mpicoll.kernels import exchange_words as words
 from mpicoll.kernels.block_exchange import take, take_round
 from mpicoll.kernels.block_offers import offer_round
@@ -84,7 +83,7 @@ class BlockExchange:
         """
         memory, rows = self._memory, rows_of(sent, received)
         if not memory.alone.acquire(blocking=False):
-            raise RuntimeError(BUSY)
+            raise CommunicatorBusy
         try:
             memory.words[words.SENDS], memory.words[words.RECVS] = rows[0].ctypes.data, rows[1].ctypes.data
             memory.words[words.SEND_BASE] = memory.words[words.RECV_BASE] = memory.words[words.TYPE] = 0
@@ -184,7 +183,7 @@ class BlockExchange:
             If another thread is exchanging blocks on this communicator.
         """
         if not self._memory.alone.acquire(blocking=False):
-            raise RuntimeError(BUSY)
+            raise CommunicatorBusy
         try:
             self._memory.words[words.ASKED] = self._asked(algorithm)
             self._exchange(title, send, recv, dtype)
@@ -211,7 +210,7 @@ class BlockExchange:
     def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: Any) -> bool:
         memory = self._memory
         if not memory.alone.acquire(blocking=False):
-            raise RuntimeError(BUSY)
+            raise CommunicatorBusy
         try:
             status = kernel(memory.address, self._table, *specs)
             if status not in (TAKEN, NOT_READ):

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator.call_lock import BUSY
 from mpicoll.communicator.channel import Channel, live_channels
-from mpicoll.errors import RemoteError
+from mpicoll.errors import CommunicatorBusy, RemoteError
 from mpicoll.kernels.operation_words import IDLE, STATE, WAITING
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.shared_memory.shared_operation import SharedOperation
@@ -29,18 +28,18 @@ _INTERRUPTED = "an exception, of a signal handler for instance, was raised while
 
 
 def refuse_if_running(channel: Channel) -> None:
-    """Raise RuntimeError if compiled code makes a call on this communicator, or has begun one that goes on.
+    """Raise CommunicatorBusy if compiled code makes a call on this communicator, or has begun one that goes on.
 
     Raises
     ------
-    RuntimeError
+    CommunicatorBusy
         If another thread makes the call, or this one in a function that the call or a signal handler calls.
     RemoteError
         If nobody completes the call any more; the communicator is broken then.
     """
     if channel.broken is None and channel.dispatch.is_at_work:
         if _is_being_made():
-            raise RuntimeError(BUSY)
+            raise CommunicatorBusy
         raise abandon_call(channel)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-BUSY = "another collective is being called on this communicator, from a thread or a callback"
+from mpicoll.errors import CommunicatorBusy
 
 
 class Alone:
-    """A lock without waiting: `with` raises RuntimeError if a collective is being called, by any thread.
+    """A lock without waiting: `with` raises CommunicatorBusy if a collective is being called, by any thread.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Alone:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(BUSY)
+            raise CommunicatorBusy
         self._busy[0] = 1
 
     def wait(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,21 @@ def corrupt(_: None) -> None:
     raise CorruptPayload("object: a list, tuple or dictionary of scalars cannot be read")
 
 
+def dumps(obj: Any) -> tuple[Any, Sequence[Any]]:
+    """Return a pickle and its buffers, or in place of the pickle why there is none: pickling again may do otherwise."""
+    try:
+        return pickling.dumps_apart(obj)
+    except Exception as error:
+        return error, ()
+
+
 _ERRORS = ctypes.create_string_buffer(b"surrogatepass")
 _OBJECTS: dict[int, Any] = {
     layout.ASIDE: ASIDE,
     layout.PENDING: PENDING,
     layout.UNREAD: UNREAD,
     layout.PICKLED: PICKLED,
-    layout.DUMPS: pickling.dumps_apart,
+    layout.DUMPS: dumps,
     layout.LOADS: pickling.loads,
     layout.CORRUPT: corrupt,
     layout.ORDINARY: Exception,
@@ -162,7 +171,12 @@ class CompiledRecords:
 
     def _pickles(self) -> list[Payload]:
         address = int(self._words[layout.PICKLE_APART])
-        return [pickled(*ctypes.cast(address, ctypes.py_object).value)] if address else []
+        if not address:
+            return []
+        data, buffers = ctypes.cast(address, ctypes.py_object).value
+        if isinstance(data, Exception):
+            raise data
+        return [pickled(data, buffers)]
 
     def _payload(self, memory: np.ndarray, slot: int) -> Payload:
         found = records.read(memory[:NBYTES].tobytes(), 0)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, start
-from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.errors import CommunicatorBusy, MismatchError, RemoteError
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
@@ -96,6 +96,9 @@ class Exchange:
                 collective, sendbuf, recvbuf, root = stages(self.compiled)[self.compiled.stage]
                 go_on(self.scope, self.table, status, None, collective, sendbuf, recvbuf, op, root)
                 found = kernel.run(self.words, *arguments, None)
+        except CommunicatorBusy:
+            self.compiled.release()  # the other call uses none of this memory
+            raise
         except BaseException:
             self.abandon()
             raise
@@ -106,6 +109,12 @@ class Exchange:
         channel = self.scope.channel
         if channel.broken is None and not channel.dispatch.is_at_work:
             self.compiled.release()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no exchange is under way here or has failed: an exception is then one of an object that was read."""
+        channel = self.scope.channel
+        return channel.broken is None and channel.refusal is None and not channel.dispatch.is_at_work
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""

@@ -96,6 +96,8 @@ class Reductions(Moves):
         except MpicollError:  # the other ranks know of a failed exchange
             raise
         except Exception as unreadable:
+            if not self.exchange.is_at_rest:  # of a signal handler, for instance, in the wait
+                raise
             found, error = None, unreadable
         if type(found) is Left:
             return self.rest(self._reduce_left, found, name, obj, op, root, call)
@@ -141,6 +143,8 @@ class Reductions(Moves):
         except MpicollError:  # the other ranks know of a failed exchange
             raise
         except Exception as unreadable:
+            if not self.exchange.is_at_rest:
+                raise
             return None, unreadable
         return attempted(self._fold, name, function, objects) if root in (None, self.rank) else (None, None)
 

@@ -143,5 +143,7 @@ class Tree:
         except MpicollError:  # the other ranks know of a failed exchange
             raise
         except Exception as unreadable:
+            if not self._moves.exchange.is_at_rest:
+                raise
             return None, unreadable
         return None if source is None else objects[source], None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,6 +157,75 @@ def test_an_object_that_cannot_be_read_on_one_rank(
     # The last reader of an allreduce is told nothing: it raises what it has read alone.
     assert len(set(failed)) == 1 or (name == "allreduce" and failed[culprit] and sum(failed) == 1)
     assert error is None or "cannot be read here" in str(error)
+
+
+class Alarm(Exception):
+    """Raised by a signal handler."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Function that lets a signal handler raise Alarm after some seconds."""
+
+    def handler(*_: Any) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield partial(signal.setitimer, signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("count", [20, _LONG])
+def test_an_exception_of_a_signal_handler_in_the_wait(
+    comm: mpicoll.Intracomm, alarm: Callable[[float], None], count: int
+) -> None:
+    comm = comm.Dup()
+    comm.allreduce(["x" * count], joined)
+    comm.Barrier()
+    if comm.rank == 0:
+        alarm(0.2)
+    else:
+        time.sleep(1.0)
+    with pytest.raises(Alarm if comm.rank == 0 else RemoteError):
+        comm.allreduce(["x" * count], joined)
+
+
+class Failing:
+    """Object whose pickling calls a function and fails."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.calls, self._call = 0, call
+
+    def __reduce__(self) -> Any:
+        self.calls += 1
+        self._call()
+        raise KeyError("not here")
+
+
+@pytest.mark.parametrize("name", [*REDUCING, "bcast", "allgather", "gather"])
+def test_an_object_is_pickled_once_if_that_fails(comm: mpicoll.Intracomm, name: str) -> None:
+    other = comm.Dup()
+    given: Any = Failing(other.Barrier) if comm.rank == 0 else [1]
+    if comm.rank:
+        other.Barrier()
+    with pytest.raises(KeyError if comm.rank == 0 else RemoteError, match="not here"):
+        getattr(comm, name)(*((given, joined) if name in REDUCING else (given,)))
+    assert comm.rank or given.calls == 1
+    assert comm.allreduce(1) == other.allreduce(1) == comm.size
+    other.Free()
+
+
+def test_a_handlers_exception_while_an_object_is_pickled(
+    comm: mpicoll.Intracomm, alarm: Callable[[float], None]
+) -> None:
+    def wait() -> None:
+        alarm(0.05)
+        time.sleep(1.0)
+
+    with pytest.raises(Alarm if comm.rank == 0 else RemoteError, match=None if comm.rank == 0 else "Alarm"):
+        comm.allreduce(Failing(wait) if comm.rank == 0 else [1], joined)
+    assert comm.allreduce(1) == comm.size
 
 
 def _raises(comm: mpicoll.Intracomm, call: Callable[[], Any], culprit: int, has_failed: Callable[[], bool]) -> None:
