@@ -21,8 +21,8 @@ class Foreign(Exception):
     """The elements are legal for MPI, but no kernel combines them."""
 
 
-class UnknownTypeCode(KeyError, TypeError):
-    """A string that is no type code; a KeyError like mpi4py's, and a TypeError."""
+class UnknownType(KeyError, TypeError):
+    """Elements without an MPI datatype, or a string that is no type code; a KeyError like mpi4py's, and a TypeError."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would quote it
@@ -167,7 +167,7 @@ def datatype_of(datatype: MPI.Datatype | str, argument: str) -> MPI.Datatype:
         try:
             datatype = MPI.Datatype.fromcode(datatype)
         except ValueError:
-            raise UnknownTypeCode(f"{argument}: {datatype!r} is not a type code") from None
+            raise UnknownType(f"{argument}: {datatype!r} is not a type code") from None
     if not isinstance(datatype, MPI.Datatype):
         raise TypeError(f"{argument}: {datatype!r} is not a datatype")
     if datatype == MPI.DATATYPE_NULL:

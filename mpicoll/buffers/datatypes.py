@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.buffer_specs import Foreign
+from mpicoll.buffers.buffer_specs import Foreign, UnknownType
 from mpicoll.buffers.typemap import Typemap, named
 
 BYTE = np.dtype(np.uint8)
@@ -49,12 +49,12 @@ def entry_of_array(dtype: np.dtype, argument: str, *, moved: bool) -> Entry:
     ------
     Foreign
         For elements to be reduced that only the MPI library can reduce.
-    TypeError
+    UnknownType
         For elements that have no MPI datatype.
     """
     is_text = dtype.kind in "SU" and dtype.itemsize == np.dtype(f"{dtype.kind}1").itemsize
     if dtype.kind in _REFUSED and dtype != _BFLOAT16 and not (moved and is_text):
-        raise TypeError(f"{argument}: elements of dtype {dtype} cannot be communicated")
+        raise UnknownType(f"{argument}: elements of dtype {dtype} cannot be communicated")
     return _entry(frozenset([dtype]), dtype.itemsize, moved)
 
 

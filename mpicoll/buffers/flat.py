@@ -30,8 +30,8 @@ from mpicoll.buffers.buffer_specs import (
     unbounded,
 )
 from mpicoll.buffers.datatypes import BYTE, Entry, entry_of, entry_of_array, is_derived
-from mpicoll.buffers.flat_buffer import Buffer, address_of, order_of
-from mpicoll.buffers.packed_entries import pack_some
+from mpicoll.buffers.flat_buffer import Buffer, address_of, order_of, view_at
+from mpicoll.buffers.packed_entries import bounds_of, pack_some
 from mpicoll.buffers.typemap import typemap_of
 
 
@@ -129,12 +129,18 @@ def check_flat(array: np.ndarray, argument: str, writable: bool) -> None:
 
 
 def _part(array: np.ndarray, entry: Entry, parts: Spec, argument: str, blocks: int) -> Buffer:
-    """Describe `blocks` times `count` elements of contiguous memory from element `displ` on."""
+    """Describe `blocks` times `count` elements of contiguous memory from element `displ` on.
+
+    A count may reach behind an array that is a view, to the end of the memory that it is a view of: ``A[1]`` with a
+    count of two rows is what ``&A[1][0]`` is in C.
+    """
     displ = index(parts.displs, argument, "displacement") if parts.displs is not None else 0
     available = array.nbytes // entry.nbytes - displ
     if parts.counts is None and array.nbytes % entry.nbytes:
         raise ValueError(f"{argument}: {array.nbytes} bytes are no whole number of elements of {entry.nbytes} bytes")
     count = available if parts.counts is None else index(parts.counts, argument, "count") * blocks
+    if count > available and array is not BOTTOM and isinstance(array.base, np.ndarray):
+        available = (bounds_of(array)[1] - address_of(array)) // entry.nbytes - displ
     if not 0 <= count <= available:
         if array is BOTTOM:
             raise ValueError(f"{argument}: MPI.BOTTOM needs a datatype of absolute addresses")
@@ -142,8 +148,7 @@ def _part(array: np.ndarray, entry: Entry, parts: Spec, argument: str, blocks: i
         raise ValueError(f"{argument}: {what} from {displ} on do not fit in {array.nbytes} bytes")
     address = address_of(array) + displ * entry.nbytes
     if address % entry.dtype.alignment and count:
-        flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
-        part = flat[displ * entry.nbytes :][: count * entry.nbytes].view(entry.dtype)
+        part = view_at(address, count * entry.nbytes, BYTE).view(entry.dtype)
         copy = part.copy()
         return Buffer(copy, copy.ctypes.data, count * entry.elements, entry.dtype, destination=part)
     return Buffer(array, address, count * entry.elements, entry.dtype, unit=entry.elements)

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.buffer_specs import BOTTOM, datatype_of, index, is_address, is_unbounded, memory_of, unbounded
+from mpicoll.buffers.buffer_specs import (
+    BOTTOM,
+    UnknownType,
+    datatype_of,
+    index,
+    is_address,
+    is_unbounded,
+    memory_of,
+    unbounded,
+)
 from mpicoll.buffers.datatypes import Entries
 from mpicoll.buffers.flat import check_flat
 from mpicoll.buffers.flat_buffer import Buffer, address_of
@@ -260,7 +269,7 @@ def _memory(data: Any, argument: str, writable: bool) -> np.ndarray:
         return np.empty(0, np.uint8)
     array = memory_of(data, argument, writable)
     if array.dtype.hasobject:
-        raise TypeError(f"{argument}: elements of dtype {array.dtype} cannot be communicated")
+        raise UnknownType(f"{argument}: elements of dtype {array.dtype} cannot be communicated")
     check_flat(array, argument, writable)
     return array
 

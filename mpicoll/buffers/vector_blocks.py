@@ -93,17 +93,27 @@ def resolve_blocks(spec: Any, argument: str, size: int, *, writable: bool = True
 
 def _plain_blocks(parts: Spec, argument: str, size: int, writable: bool) -> Blocks:
     """Describe blocks of elements of a basic type."""
-    if is_pointer(parts) or _has_a_rest(parts, argument, writable):
-        counts, displs = _placed(parts, argument, size, 0)
-        whole: Any = [parts.data, max(map(operator.add, counts, displs), default=0)]
-    else:
-        whole = [parts.data]
-    whole += [] if parts.datatype is None else [parts.datatype]
-    buffer = resolve(whole if len(whole) > 1 else parts.data, argument, writable=writable, moved=True)
+    given = is_pointer(parts) or _has_a_rest(parts, argument, writable)
+    buffer = _whole(parts, argument, size, writable, given)
     counts, displs = _placed(parts, argument, size, buffer.count // buffer.unit)
+    is_view = isinstance(getattr(parts.data, "base", None), np.ndarray)
+    if is_view and parts.counts is not None and _end(counts, displs) > buffer.count // buffer.unit:
+        buffer = _whole(parts, argument, size, writable, True)  # counts may reach behind a view
     counts, displs = [buffer.unit * count for count in counts], [buffer.unit * displ for displ in displs]
     _check_blocks(buffer.count, counts, displs, argument, writable)
     return Blocks(buffer, counts, displs)
+
+
+def _whole(parts: Spec, argument: str, size: int, writable: bool, as_given: bool) -> Buffer:
+    """Describe the memory with all blocks: what they need, if they say so themselves, else the whole array."""
+    whole = [parts.data, _end(*_placed(parts, argument, size, 0))] if as_given else [parts.data]
+    whole += [] if parts.datatype is None else [parts.datatype]
+    return resolve(whole if len(whole) > 1 else parts.data, argument, writable=writable, moved=True)
+
+
+def _end(counts: Sequence[int], displs: Sequence[int]) -> int:
+    """Return the element behind the last block that has elements."""
+    return max((count + displ for count, displ in zip(counts, displs, strict=True) if count), default=0)
 
 
 def _has_a_rest(parts: Spec, argument: str, writable: bool) -> bool:

@@ -193,6 +193,38 @@ def test_arrays_go_as_they_lie_in_memory_as_in_mpi4py(comm: Intracomm, name: str
     plain.Free()
 
 
+@pytest.mark.parametrize("columns", [3, 300])
+def test_counts_may_reach_behind_a_view_as_pointers_do_in_c(comm: Intracomm, columns: int) -> None:
+    rank, size, kind = comm.rank, comm.size, MPI.DOUBLE
+    for _ in range(3):
+        whole = np.full((size + 3, columns), float(rank))
+        comm.Bcast([whole[1], 2 * columns, kind], size - 1)
+        assert (whole[1:3] == size - 1).all()
+        assert (whole[[0, *range(3, size + 3)]] == rank).all()
+        comm.Allgatherv(
+            np.full(columns, 9.0 + rank), [whole[2], [columns] * size, [columns * place for place in range(size)], kind]
+        )
+        assert (whole[2 : 2 + size] == np.arange(9.0, 9 + size)[:, None]).all()
+        total = np.zeros((4, columns))
+        comm.Allreduce([whole[2:3], 2 * columns, kind], [total[1], 2 * columns])
+        assert (total[1:3] == np.array([[9.0], [10.0]]) * size).all()
+        assert not total[[0, 3]].any()
+
+
+def test_counts_beyond_the_memory_of_a_view_are_refused(comm: Intracomm) -> None:
+    whole = np.zeros((4, 3))
+    with pytest.raises(ValueError, match="7 elements of float64 from 0 on do not fit"):
+        comm.Bcast([whole[2], 7, MPI.DOUBLE])
+    with pytest.raises(ValueError, match="do not fit"):
+        comm.Allgatherv(np.zeros(9), [whole[2], [9] * comm.size, MPI.DOUBLE])
+
+
+def test_elements_without_a_datatype_are_a_key_error_as_in_mpi4py(comm: Intracomm) -> None:
+    for dtype in ("S5", "U2", "V4", "O"):
+        with pytest.raises(KeyError, match=r"elements of dtype .* cannot be communicated"):
+            comm.Bcast(np.zeros(3, dtype))
+
+
 @pytest.mark.parametrize("count", [1, 50, 40_000])
 def test_the_own_part_of_the_other_buffer_counts_as_in_place(comm: Intracomm, count: int) -> None:
     rank, size = comm.rank, comm.size
