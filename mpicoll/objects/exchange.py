@@ -112,7 +112,7 @@ class Exchange:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no exchange is under way here or has failed: an exception is then one of an object that was read."""
+        """True if no exchange is under way here or has failed; an exception is then one of an object that was read."""
         channel = self.scope.channel
         return channel.broken is None and channel.refusal is None and not channel.dispatch.is_at_work
 
