@@ -94,6 +94,7 @@ def _stand_in() -> MPI.Request:
         return MPI.Request.fromhandle(0)
 
     def refuse(status: MPI.Status) -> None:
+        _stand_in.cache_clear()  # the library frees the handle, which later requests must not have
         raise RuntimeError(_REFUSED)
 
     request = MPI.Grequest.Start(refuse)  # handles are addresses: one that has ended, with an error

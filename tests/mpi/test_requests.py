@@ -328,3 +328,14 @@ def test_memory_lives_on_after_a_call_by_messages_has_failed(comm: Intracomm, bl
     gc.collect()
     assert alive() is not None or comm.rank == comm.size - 1
     WORLD.Barrier()
+
+
+@pytest.mark.parametrize("copied", [MPI.Request, lambda request: MPI.Request.f2py(request.py2f())])
+def test_a_copy_of_the_handle_is_refused_by_the_library(comm: Intracomm, copied: Callable[[Request], Any]) -> None:
+    for _ in range(4):
+        total = np.zeros(2)
+        request = comm.Iallreduce(np.ones(2), total)
+        with pytest.raises(MPI.Exception):
+            copied(request).Wait()
+        request.Wait()
+        assert (total == comm.size).all()
