@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, start
-from mpicoll.errors import CommunicatorBusy, MismatchError, RemoteError
+from mpicoll.errors import CommunicatorBusy, MismatchError, MpicollError, RemoteError
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
@@ -110,11 +110,20 @@ class Exchange:
         if channel.broken is None and not channel.dispatch.is_at_work:
             self.compiled.release()
 
-    @property
-    def is_at_rest(self) -> bool:
-        """True if no exchange is under way here or has failed; an exception is then one of an object that was read."""
+    def attempted(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+        """Return the objects of an exchange, or None and why they cannot be read, which the other ranks have to hear.
+
+        A failure of the exchange itself, of which the others know, is raised.
+        """
         channel = self.scope.channel
-        return channel.broken is None and channel.refusal is None and not channel.dispatch.is_at_work
+        try:
+            return function(*arguments), None
+        except MpicollError:
+            raise
+        except Exception as error:
+            if channel.broken is not None or channel.refusal is not None or channel.dispatch.is_at_work:
+                raise  # of a signal handler, for instance, in the wait
+            return None, error
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""

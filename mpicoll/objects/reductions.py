@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.errors import MpicollError
 from mpicoll.kernels.object_reductions import reduce_objects, reduced_types
 from mpicoll.kernels.object_words import ARRAY, COLLECTIVES, PICKLE, TRUSTED
 from mpicoll.messages.call_agreement import announced
@@ -91,14 +90,7 @@ class Reductions(Moves):
 
     def _reduce_by_function(self, name: str, obj: Any, op: Any, root: int, call: int) -> Any:
         """Reduce objects by a function of the program; compiled code exchanges them if it can."""
-        try:
-            found, error = self.gathered(obj, call, root if name in _ON_ROOT else None), None
-        except MpicollError:  # the other ranks know of a failed exchange
-            raise
-        except Exception as unreadable:
-            if not self.exchange.is_at_rest:  # of a signal handler, for instance, in the wait
-                raise
-            found, error = None, unreadable
+        found, error = self.exchange.attempted(self.gathered, obj, call, root if name in _ON_ROOT else None)
         if type(found) is Left:
             return self.rest(self._reduce_left, found, name, obj, op, root, call)
         result = None
@@ -138,15 +130,10 @@ class Reductions(Moves):
         self, name: str, function: folding.AnyCallable, given: Given, found: list[Description], root: int | None
     ) -> tuple[Any, Exception | None]:
         """Combine the objects of all ranks, where they have come, on all ranks or on the root; return any error."""
-        try:
-            objects = self.objects(given, found, root)
-        except MpicollError:  # the other ranks know of a failed exchange
-            raise
-        except Exception as unreadable:
-            if not self.exchange.is_at_rest:
-                raise
-            return None, unreadable
-        return attempted(self._fold, name, function, objects) if root in (None, self.rank) else (None, None)
+        objects, error = self.exchange.attempted(self.objects, given, found, root)
+        if error is not None or root not in (None, self.rank):
+            return None, error
+        return attempted(self._fold, name, function, objects)
 
     def _fold(self, name: str, function: folding.AnyCallable, objects: Sequence[Any]) -> Any:
         if name in ("scan", "exscan"):

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.errors import MpicollError
 from mpicoll.kernels.object_words import GATHERED_ROOM
 from mpicoll.objects.encoding import copied, encode
 from mpicoll.objects.folding import AnyCallable
@@ -26,8 +25,6 @@ from mpicoll.objects.records import Description
 
 _OWN, _NONE = object(), object()
 """Stand for this rank's own object, which has not been read yet, and for no object."""
-
-
 MIN_SIZES = {"allreduce": 5, "reduce": 5, "scan": 9, "exscan": 9}
 """Ranks from which on steps are faster; in a scan each makes two calls of the function, and copies an object."""
 
@@ -138,12 +135,5 @@ class Tree:
             given = self._given if held is _OWN else Given(encode, held)
             payloads[target], error = given.payload, given.error
         found = self._moves.swapped_records(self._call, payloads, error, is_equal=False)
-        try:
-            objects = self._moves.swapped(payloads, found)
-        except MpicollError:  # the other ranks know of a failed exchange
-            raise
-        except Exception as unreadable:
-            if not self._moves.exchange.is_at_rest:
-                raise
-            return None, unreadable
-        return None if source is None else objects[source], None
+        objects, error = self._moves.exchange.attempted(self._moves.swapped, payloads, found)
+        return None if source is None or error is not None else objects[source], error
