@@ -53,6 +53,7 @@ class MixedRequests:
         self.plain = [requests[place] for place in self.places]
         self._plain_statuses = [MPI.Status() for _ in self.plain]
         self._messages: list[Any] | None = None
+        self._ended = 0  # so many of the first plain requests have ended
 
     def any(self, status: MPI.Status | None) -> Outcome | None:
         """Complete a request that has ended and return its index; None if no request has ended."""
@@ -102,14 +103,27 @@ class MixedRequests:
             let_library_progress()  # plain ones move on in calls of the MPI library only
             return None
         if self._messages is None and self.plain:
-            result = self._test(self.plain, self._plain_statuses)
-            flag, messages = result if self._way == "test" else (result, None)
+            flag, messages = self._test_plain()
             if not flag:
                 return None
             self._messages = messages or [None] * len(self.plain)
         if not ended:
             return None
         return True, self._end_all(_padded(statuses, len(self.requests)))
+
+    def _test_plain(self) -> tuple[bool, list[Any] | None]:
+        """Complete the plain requests if all have ended; return whether they have, and the objects received."""
+        if self._way == "test":
+            return self._test(self.plain, self._plain_statuses)
+        if not self._waits:
+            return self._test(self.plain, self._plain_statuses), None
+        # MPI_Testall of MPICH fails for partitioned requests, MPI_Waitall does not.
+        while self._ended < len(self.plain) and self.plain[self._ended].Get_status():
+            self._ended += 1
+        if self._ended < len(self.plain):
+            return False, None
+        MPI.Request.Waitall(self.plain, self._plain_statuses)
+        return True, None
 
     def _progress(self) -> None:
         """Advance all operations; while the program tests, hear of failures of other ranks, as waits do."""

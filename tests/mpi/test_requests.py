@@ -271,6 +271,23 @@ def test_waitall_raises_what_has_failed_though_a_message_never_comes(comm: Intra
     plain.Free()
 
 
+def test_waitall_takes_partitioned_messages(comm: Intracomm) -> None:
+    given, got, size = np.arange(8.0) + comm.rank, np.zeros(8), comm.size
+    messages = [
+        WORLD.Psend_init(given, 4, (comm.rank + 1) % size, 11),
+        WORLD.Precv_init(got, 4, (comm.rank - 1) % size, 11),
+    ]
+    for _ in range(2):
+        MPI.Prequest.Startall(messages)
+        request = comm.Iallreduce(MPI.IN_PLACE, total := np.ones(3))
+        messages[0].Pready_range(0, 3)
+        assert MPI.Request.Waitall([*messages, request])
+        assert (got == np.arange(8.0) + (comm.rank - 1) % size).all()
+        assert (total == size).all()
+    for message in messages:
+        message.Free()
+
+
 def keep_testing(how: str, request: Request, receive: MPI.Request) -> None:
     """Test a request among others, for 20 s at most, until that raises what has failed."""
     until = time.monotonic() + 20
