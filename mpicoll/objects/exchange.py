@@ -113,17 +113,21 @@ class Exchange:
     def attempted(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
         """Return the objects of an exchange, or None and why they cannot be read, which the other ranks have to hear.
 
-        A failure of the exchange itself, of which the others know, is raised.
+        A failure of the exchange itself, of which the others know, is raised. A KeyboardInterrupt while an object is
+        read is told to them at once, and raised.
         """
         channel = self.scope.channel
         try:
             return function(*arguments), None
         except MpicollError:
             raise
-        except Exception as error:
+        except BaseException as error:
             if channel.broken is not None or channel.refusal is not None or channel.dispatch.is_at_work:
                 raise  # of a signal handler, for instance, in the wait
-            return None, error
+            if isinstance(error, Exception):
+                return None, error
+            channel.refuse(error)
+            raise
 
     def workspace(self) -> Workspace:
         """Return memory for a call, to be put back; a thread or a callback that makes another call takes its own."""

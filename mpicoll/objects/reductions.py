@@ -95,7 +95,7 @@ class Reductions(Moves):
             return self.rest(self._reduce_left, found, name, obj, op, root, call)
         result = None
         if found is not None:
-            result, error = attempted(self._fold, name, folding.function_of(op, 0), found)
+            result, error = self._attempted_fold(name, folding.function_of(op, 0), found)
         return self._concluded(name, root, result, error)
 
     def _reduce_left(self, left: Left, name: str, obj: Any, op: Any, root: int, call: int) -> Any:
@@ -133,7 +133,12 @@ class Reductions(Moves):
         objects, error = self.exchange.attempted(self.objects, given, found, root)
         if error is not None or root not in (None, self.rank):
             return None, error
-        return attempted(self._fold, name, function, objects)
+        return self._attempted_fold(name, function, objects)
+
+    def _attempted_fold(
+        self, name: str, function: folding.AnyCallable, objects: Sequence[Any]
+    ) -> tuple[Any, Exception | None]:
+        return attempted(self.exchange.scope.channel, self._fold, name, function, objects)
 
     def _fold(self, name: str, function: folding.AnyCallable, objects: Sequence[Any]) -> Any:
         if name in ("scan", "exscan"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mpicoll.communicator.channel import Channel
 from mpicoll.kernels.object_words import GATHERED_ROOM
 from mpicoll.objects.encoding import copied, encode
 from mpicoll.objects.folding import AnyCallable
@@ -38,12 +39,18 @@ def are_faster(name: str, found: Sequence[Description]) -> bool:
     return size >= MIN_SIZES[name] and longest > 0 and size * rounded(longest) > GATHERED_ROOM
 
 
-def attempted(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
-    """Return what code of the program returns, or None and what it raises, which the other ranks have to hear."""
+def attempted(channel: Channel, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+    """Return what code of the program returns, or None and what it raises, which the other ranks have to hear.
+
+    A KeyboardInterrupt is told to them at once, and raised.
+    """
     try:
         return function(*arguments), None
     except Exception as error:
         return None, error
+    except BaseException as error:
+        channel.refuse(error)
+        raise
 
 
 class Tree:
@@ -60,7 +67,7 @@ class Tree:
     def __init__(self, moves: Moves, function: AnyCallable, call: int, given: Given, own: Description) -> None:
         self._moves, self._function, self._call = moves, function, call
         self._rank, self._size = moves.rank, moves.size
-        self._given, self._own = given, own
+        self._given, self._own, self._channel = given, own, moves.exchange.scope.channel
 
     def reduce(self, root: int) -> tuple[Any, Exception | None]:
         """Return the reduction of all objects, or why there is none, on the root; it is made on rank 0, as mpi4py does.
@@ -73,7 +80,7 @@ class Tree:
             source = rank + step if place == 0 and rank + step < self._size else None
             arrived, error = self._passed(rank - step if place == step else None, source, result, error)
             if source is not None and error is None:
-                result, error = attempted(self._combined, result, arrived)
+                result, error = attempted(self._channel, self._combined, result, arrived)
         if root != 0:
             result, error = self._passed(root if rank == 0 else None, 0 if rank == root else None, result, error)
         return result, error
@@ -89,9 +96,11 @@ class Tree:
             arrived, error = self._passed(other, other, block, error)
             if other is not None and error is None:
                 is_last = 2 * step >= self._size
-                found, error = attempted(self._scanned, other, block, result, arrived, is_last)
+                found, error = attempted(self._channel, self._scanned, other, block, result, arrived, is_last)
                 block, result = found or (None, None)
-        return (None, error) if error is not None or result is _NONE else attempted(self._object, result)
+        if error is not None or result is _NONE:
+            return None, error
+        return attempted(self._channel, self._object, result)
 
     def _steps(self) -> Iterator[int]:
         step = 1

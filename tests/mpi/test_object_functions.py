@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="needs several 
 REDUCING = ("allreduce", "reduce", "scan", "exscan")
 _LENGTHS = (100, 5000, 90_000)
 _LONG = 200_000
+_WHERE = ("function", "object")
 
 
 def merged(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
@@ -37,7 +39,7 @@ class Text:
     """Text with operators of its own; counts the objects that were unpickled on this rank, and fails where told."""
 
     unpickled = 0
-    refuses = False
+    refuses: type[BaseException] | None = None
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -49,8 +51,8 @@ class Text:
         return self.text
 
     def __setstate__(self, text: str) -> None:
-        if Text.refuses:
-            raise ValueError("cannot be read here")
+        if Text.refuses is not None:
+            raise Text.refuses("cannot be read here")
         self.text = text
         Text.unpickled += 1
 
@@ -119,6 +121,29 @@ def test_a_function_that_raises_on_one_rank(comm: mpicoll.Intracomm, name: str, 
 
 
 @pytest.mark.parametrize("count", [20, 3000, _LONG])
+@pytest.mark.parametrize(("name", "where"), [*product(("allreduce", "reduce", "scan"), _WHERE), ("exscan", "object")])
+def test_an_interrupt_on_one_rank_is_told(comm: mpicoll.Intracomm, name: str, where: str, count: int) -> None:
+    """In code of the program; the others, which wait for it, hear of it long before their deadline."""
+    comm = comm.Dup()
+    is_culprit = comm.rank == (0 if name in ("allreduce", "reduce") else 1)
+
+    def op(one: Any, other: Any) -> Any:
+        if is_culprit and where == "function":
+            raise KeyboardInterrupt
+        return one + other
+
+    given = Text("x" * count) if where == "object" else "x" * count
+    Text.refuses = KeyboardInterrupt if is_culprit else None
+    begin = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt if is_culprit else RemoteError, match=None if is_culprit else "Keyboard"):
+            getattr(comm, name)(given, op)
+    finally:
+        Text.refuses = None
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("count", [20, 3000, _LONG])
 @pytest.mark.parametrize("culprit", range(MPI.COMM_WORLD.size))
 @pytest.mark.parametrize("name", REDUCING)
 def test_a_result_that_cannot_be_sent(comm: mpicoll.Intracomm, name: str, culprit: int, count: int) -> None:
@@ -145,14 +170,14 @@ def test_an_object_that_cannot_be_read_on_one_rank(
     comm: mpicoll.Intracomm, name: str, culprit: int, count: int
 ) -> None:
     given = Text("x" * count)
-    Text.refuses = comm.rank == culprit
+    Text.refuses = ValueError if comm.rank == culprit else None
     try:
         getattr(comm, name)(given, joined)
         error = None
     except (ValueError, RemoteError) as raised:
         error = raised
     finally:
-        Text.refuses = False
+        Text.refuses = None
     failed = [*map(bool, comm.allgather(error is not None))]
     # The last reader of an allreduce is told nothing: it raises what it has read alone.
     assert len(set(failed)) == 1 or (name == "allreduce" and failed[culprit] and sum(failed) == 1)
