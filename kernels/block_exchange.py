@@ -37,6 +37,7 @@ from .exchange_words import (
     EXPECTED_NBYTES,
     INLINE,
     INLINE_NBYTES,
+    IS_OPEN,
     KINDS,
     MARK,
     OF_ANOTHER_TYPE,
@@ -199,6 +200,7 @@ def take_blocks(words):
         rounds = max(rounds, load(record + 8 * OFFER_ROUNDS))
     store(words + 8 * ROUND, 0)
     store(words + 8 * ROUNDS, rounds)
+    store(words + 8 * IS_OPEN, min(rounds, 1))  # without rounds no other rank waits for this one any more
     found = _take_all(words)
     send, recv = layout_for(words, SENDS, own), layout_for(words, RECVS, own)
     nbytes = load(send + 8 * NBYTES)

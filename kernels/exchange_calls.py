@@ -15,6 +15,7 @@ from .exchange_words import (
     ERROR,
     ERROR_ARRAY,
     IN_PLACE,
+    IS_OPEN,
     MARK,
     MAXIMUM,
     MAY_DIRECT,
@@ -48,6 +49,7 @@ def make_exchange(words, table):
     """Exchange blocks; see `exchange`."""
     is_brief = nbytes_of(words, SENDS) <= AT_ONCE_NBYTES and nbytes_of(words, RECVS) <= AT_ONCE_NBYTES
     choose_method(words, table)
+    store(words + 8 * IS_OPEN, 1)
     interpreter = 0 if is_brief else release_interpreter()
     offer_blocks(words)
     if not is_brief:
@@ -70,6 +72,8 @@ def _end(words, table):
     store(error, 0)
     place, array, maximum = load(words + 8 * IN_PLACE), load(words + 8 * ERROR_ARRAY), load(words + 8 * MAXIMUM)
     status = make_call(table, ALLREDUCE, place, array, maximum, 0)
+    if status == DONE:
+        store(words + 8 * IS_OPEN, 0)
     if status != DONE or load(error):
         return ENDING - status
     end_timed(words)

@@ -9,7 +9,7 @@ from .atomics import load, store
 from .block_offers import may_offer_remote, offer_blocks
 from .decorators import helper, kernel_for
 from .dispatch import choice_for
-from .exchange_words import ASKED, SENDS, SHORTEST_RUN, TRIALS, nbytes_of
+from .exchange_words import ASKED, IS_OPEN, SENDS, SHORTEST_RUN, TRIALS, nbytes_of
 from .method_trials import FIRST_BITS, begin_own_call, bit_length, end_own_call
 from .operation_words import ALLTOALL, DONE, STAGE, TIMED, TRANSFER, put
 
@@ -41,6 +41,7 @@ def choose_method(words, table):
 def begin_exchange(words):
     """Choose the method of an exchange without a table for plain calls, and offer its blocks."""
     choose_method(words, 0)
+    store(words + 8 * IS_OPEN, 1)
     offer_blocks(words)
 
 

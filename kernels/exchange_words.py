@@ -36,8 +36,9 @@ from .strided_copy import ADDRESS, CURSOR_WORDS, DIMENSIONS, LAYOUT_WORDS, NBYTE
     ERROR_ARRAY,
     IN_PLACE,
     MAXIMUM,
+    IS_OPEN,  # 1 while other ranks may wait for this one in an exchange that has begun
     EXCHANGE_WORDS,
-) = range(30)
+) = range(31)
 """Words of an exchange; memory for cursors, a layout, and lists of pieces follows."""
 TARGET, SOURCE = EXCHANGE_WORDS, EXCHANGE_WORDS + CURSOR_WORDS
 PACKED = SOURCE + CURSOR_WORDS

@@ -23,7 +23,7 @@ from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.library_alltoallw import copied_by_library, operation
 from mpicoll.collectives.packed_alltoallw import by_messages
-from mpicoll.errors import CommunicatorBusy, MismatchError
+from mpicoll.errors import CommunicatorBusy, MismatchError, MpicollError
 from mpicoll.kernels import exchange_words as words
 from mpicoll.kernels.block_exchange import take, take_round
 from mpicoll.kernels.block_offers import offer_round
@@ -81,17 +81,16 @@ class BlockExchange:
         sent, received
             One for each rank, uint8.
         """
-        memory, rows = self._memory, rows_of(sent, received)
-        if not memory.alone.acquire(blocking=False):
-            raise CommunicatorBusy
-        try:
-            memory.words[words.SENDS], memory.words[words.RECVS] = rows[0].ctypes.data, rows[1].ctypes.data
-            memory.words[words.SEND_BASE] = memory.words[words.RECV_BASE] = memory.words[words.TYPE] = 0
-            memory.words[words.MAY_DIRECT], memory.words[words.MARK] = 1, words.ALLTOALLV
-            memory.words[words.ASKED] = self._asked(None)
-            self._begin(title)
-        finally:
-            memory.alone.release()
+        self._alone(self._exchange_rows, title, rows_of(sent, received))
+
+    def _exchange_rows(self, title: str, rows: np.ndarray) -> None:
+        """Exchange blocks with these layouts."""
+        memory = self._memory.words
+        memory[words.SENDS], memory[words.RECVS] = rows[0].ctypes.data, rows[1].ctypes.data
+        memory[words.SEND_BASE] = memory[words.RECV_BASE] = memory[words.TYPE] = 0
+        memory[words.MAY_DIRECT], memory[words.MARK] = 1, words.ALLTOALLV
+        memory[words.ASKED] = self._asked(None)
+        self._begin(title)
 
     def _is_ready(self, title: str) -> bool:
         """Return whether blocks are exchanged in shared memory; collective when it is first asked."""
@@ -137,7 +136,7 @@ class BlockExchange:
             self._memory.specs.note(recvbuf, recv.description)
             if send is not recv:
                 self._memory.specs.note(sendbuf, send.description)
-            self._on_shared_memory("Alltoallw", algorithm, source, recv)
+            self._alone(self._exchange, "Alltoallw", algorithm, source, recv)
         else:
             by_messages(scope, source, recv, None if name in select.ON_NODE else algorithm)
 
@@ -160,7 +159,7 @@ class BlockExchange:
         if not self._is_ready("alltoallv"):
             run(scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, None)
             return
-        self._on_shared_memory("Alltoallv", algorithm, send, recv, dtype)
+        self._alone(self._exchange, "Alltoallv", algorithm, send, recv, dtype)
         if recv.buffer is not None:
             recv.buffer.give_back()
 
@@ -172,23 +171,32 @@ class BlockExchange:
 
     # On a node --------------------------------------------------------------------------------------------------------
 
-    def _on_shared_memory(
-        self, title: str, algorithm: str | None, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
-    ) -> None:
-        """Exchange blocks; `dtype` is the type of all elements if they have one.
+    def _alone(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function that exchanges blocks, with the memory for exchanges.
 
         Raises
         ------
-        RuntimeError
+        CommunicatorBusy
             If another thread is exchanging blocks on this communicator.
         """
         if not self._memory.alone.acquire(blocking=False):
             raise CommunicatorBusy
         try:
-            self._memory.words[words.ASKED] = self._asked(algorithm)
-            self._exchange(title, send, recv, dtype)
+            function(*arguments)
+        except BaseException as error:
+            self._abandon(error)
+            raise
         finally:
             self._memory.alone.release()
+
+    def _abandon(self, error: BaseException) -> None:
+        """Tell the other ranks of an exception that ends an exchange in which they may wait for this one."""
+        memory, channel = self._memory.words, self._scope.channel
+        # Of errors of ours they know; one of a wait is told by what abandons the collective that was waited for.
+        is_told = isinstance(error, MpicollError) or channel.refusal is not None or channel.dispatch.is_at_work
+        if memory[words.IS_OPEN] and not is_told:
+            channel.refuse(error)
+        memory[words.IS_OPEN] = 0
 
     def _asked(self, algorithm: str | None) -> int:
         """Return METHOD + 1 where somebody has asked for it, else 0."""
@@ -216,11 +224,18 @@ class BlockExchange:
             if status not in (TAKEN, NOT_READ):
                 self._go_on(title, status)
             return status != NOT_READ
+        except BaseException as error:
+            self._abandon(error)
+            raise
         finally:
             memory.alone.release()
 
-    def _exchange(self, title: str, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None) -> None:
+    def _exchange(
+        self, title: str, algorithm: str | None, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
+    ) -> None:
+        """Exchange blocks; `dtype` is the type of all elements if they have one."""
         memory, inside = self._memory.words, send is recv
+        memory[words.ASKED] = self._asked(algorithm)
         try:
             target, unpacked = layouts_of(recv)
             source, packed = (target, unpacked) if inside else layouts_of(send)
@@ -251,6 +266,7 @@ class BlockExchange:
         """Do what a compiled exchange has left to Python; `status` is what :func:`exchange_calls.exchange` returns."""
         memory = self._memory
         if status <= ENDING:
+            memory.words[words.IS_OPEN] = 0
             if ENDING - status != DONE:
                 self._finish(ENDING - status, "allreduce", memory.in_place, memory.error, memory.maximum)
             self._conclude(title, None)
@@ -281,6 +297,7 @@ class BlockExchange:
             if take_round.run(memory.address) < 0 and wrong is None:
                 wrong = self._found_wrong(title)
                 memory.error[0] = self._number_of(wrong)
+        memory.words[words.IS_OPEN] = 0
         self._plain(ALLREDUCE, "allreduce", memory.in_place, memory.error, memory.maximum)
         self._conclude(title, wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import dispatched_requests, message_requests, on_shared_memory
+from mpicoll.collectives import alltoallw, dispatched_requests, message_requests, on_shared_memory
 from mpicoll.errors import CommunicatorBroken, RemoteError
 from mpicoll.interface import blocking
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
@@ -156,6 +157,71 @@ def test_the_others_hear_of_a_long_call_that_was_interrupted(status: str) -> Non
             twice(lambda: made.Allreduce(given, result), made.Barrier)
     assert time.monotonic() - begin < 10
     WORLD.Barrier()
+
+
+def raise_interrupt(*arguments: Any) -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["after the first round", "between rounds"])
+def test_the_others_hear_of_an_exchange_that_was_interrupted(place: str) -> None:
+    made = Intracomm(WORLD.Dup(), timeout=20)
+    given, result = np.ones(made.size * 1_000_000), np.zeros(made.size * 1_000_000)  # several rounds
+    counts = [1_000_000] * made.size
+
+    def call() -> None:
+        made.Alltoallv([given, counts], [result, counts], algorithm="shared")
+
+    call()
+    if made.channel.node is None or not made.channel.node.segments:
+        pytest.skip("made by messages")
+    begin = time.monotonic()
+    if made.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            name = "offer_round" if place == "after the first round" else "take_round"
+            patch.setattr(alltoallw, name, SimpleNamespace(run=raise_interrupt))
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        with pytest.raises((RemoteError, CommunicatorBroken)):
+            made.Barrier()
+    else:
+        with pytest.raises(RemoteError, match=r"rank 0 .*: KeyboardInterrupt"):
+            twice(call, made.Barrier)
+    assert time.monotonic() - begin < 10
+    WORLD.Barrier()
+
+
+@pytest.mark.parametrize("collective", ["Alltoallv", "Alltoallw"])
+def test_an_exchange_that_was_interrupted_at_its_end_leaves_the_communicator_usable(collective: str) -> None:
+    made = Intracomm(WORLD.Dup(), timeout=20)
+    given, result, counts = np.full(made.size, made.rank), np.zeros(made.size, "i8"), [1] * made.size
+    types = [[1] * made.size, range(0, 8 * made.size, 8)], [MPI.INT64_T] * made.size
+    send, recv = [given, counts], [result, counts]
+    if collective == "Alltoallw":
+        send, recv = [given, *types], [result, *types]  # type: ignore[list-item]
+    call = getattr(made, collective)
+    for _ in range(3):  # the last ones in one compiled call
+        call(send, recv)
+    result[:] = -1
+
+    class Interrupted:
+        def __init__(self, kernel: Any) -> None:
+            self._run = kernel.run
+
+        def run(self, *arguments: Any) -> int:
+            status: int = self._run(*arguments)
+            if status == alltoallw.TAKEN:
+                raise KeyboardInterrupt
+            return status
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("exchange_vectors", "exchange_typed", "exchange"):
+            patch.setattr(alltoallw, name, Interrupted(getattr(alltoallw, name)))
+        with contextlib.suppress(KeyboardInterrupt):
+            call(send, recv)
+    made.Barrier()
+    assert result.tolist() == list(range(made.size))
+    call(send, recv)
 
 
 def test_a_call_of_another_thread_is_not_abandoned(comm: Intracomm) -> None:
