@@ -21,6 +21,8 @@ On the first rank::
     i         i + 1     i + 2     i + 3                i + 13     i + 16
     decides   stages    stages    copies (the trial)   compares   stages or copies
 
+A trial whose first two calls take more than one and a half times as long as those before it ends after four.
+
 Only blocking calls are tried, and timed. Nonblocking calls, which do not match those, and persistent ones when they are
 set up, take the method that is kept, of which the word says the same.
 """
@@ -59,9 +61,12 @@ FIRST_TRIAL, LONGEST_INTERVAL = 24, 4096
 _SHORTEST_INTERVAL = 64
 _PER_LOSS = 13
 """Calls between trials for each per cent that the other method was slower: then trials take about a per cent."""
-_GAIN, _SLOWER, _STEADY = 90, 150, 200
+_GAIN, _SLOWER, _STEADY, _HOPELESS = 90, 150, 200, 150
 """Per cent: of the other method's time below which a method is taken; of the earlier time from which on calls have
-become slower; and of the shortest of the last times up to which the shorter half of them differ little."""
+become slower; of the shortest of the last times up to which the shorter half of them differ little; and of the other
+method's time above which the first calls of a trial end it."""
+_FIRST_CALLS = 2
+"""Calls of a trial after which it may end early; two more are made, since a decision holds from the third call on."""
 
 _KEPT_BITS, _NUMBER = 4, 8
 """In a decision: METHOD + 1 after and before the call from which it holds, in two bits each; from bit 4 on the same of
@@ -232,12 +237,12 @@ def _typical(ring):
 
 
 @helper
-def _of_all(job, entry, method, collective):
+def _of_all(job, entry, method):
     """Return the time of an entry, 0 if there is none: that of the slowest rank if some have less to do than others.
 
     In other collectives all end together, and the one that came last has waited for nobody.
     """
-    result = 0
+    collective, result = entry // LENGTHS, 0
     for rank in range(get(job, SIZE)):
         time = load_acquire(_time_of(job, rank, entry) + 8 * method)
         if time and (result == 0 or (time > result) == (collective in EARLY)):
@@ -254,7 +259,9 @@ def _count(job, entry, own, time):
     store(own + 8 * _CALLS, calls)
     if load(own + 8 * _IN_TRIAL):
         if calls >= _TRIAL_CALLS:
-            _end_trial(job, entry, own, time)
+            _end_trial(job, entry, own, _of_all(job, entry, get(job, METHOD)), time)
+        elif calls == _FIRST_CALLS and _is_hopeless(job, entry, own):
+            _end_trial(job, entry, own, _shorter_of_two(job, own), 0)
         return
     interval, reference = load(own + 8 * _INTERVAL), load(own + 8 * _REFERENCE)
     wait = interval if interval else _own(job, OWN_FIRST)
@@ -266,10 +273,31 @@ def _count(job, entry, own, time):
 
 
 @helper
-def _end_trial(job, entry, own, time):
-    """Keep the method that was tried, or return to the other one."""
-    method, collective, interval = get(job, METHOD), entry // LENGTHS, load(own + 8 * _INTERVAL)
-    mine, other = _of_all(job, entry, method, collective), _of_all(job, entry, 1 - method, collective)
+def _shorter_of_two(job, own):
+    """Return the shorter time of the two last calls on this rank by their method."""
+    method = get(job, METHOD)
+    number, ring = load(own + 8 * (_TIMED_CALLS + method)), own + 8 * (_RING + _TIMES * method)
+    return min(load(ring + 8 * ((number - 1) % _TIMES)), load(ring + 8 * ((number - 2) % _TIMES)))
+
+
+@helper
+def _is_hopeless(job, entry, own):
+    """Return whether the first calls of a trial, even the shorter one, take much longer than the other method's."""
+    other = _of_all(job, entry, 1 - get(job, METHOD))
+    return other > 0 and 100 * _shorter_of_two(job, own) > _HOPELESS * other
+
+
+@helper
+def _end_trial(job, entry, own, mine, time):
+    """Keep the method that was tried, or return to the other one.
+
+    Parameters
+    ----------
+    mine, time
+        Time by the method that was tried, on all ranks and on this one; 0 if it is not known.
+    """
+    method, interval = get(job, METHOD), load(own + 8 * _INTERVAL)
+    other = _of_all(job, entry, 1 - method)
     store(own + 8 * _IN_TRIAL, 0)
     if mine and 100 * mine < _GAIN * other:
         interval = _SHORTEST_INTERVAL  # the next trial, of the earlier method, is soon: it may have been chance

@@ -141,3 +141,15 @@ def test_the_faster_method_is_kept(nanoseconds: list[int], faster: int) -> None:
     run_all(world, [world.draw(("allreduce",), (70,)) for _ in range(90)])
     assert {STAGE, TRANSFER} == set(world.methods[0])
     assert world.methods[0][-40:].count(faster) == 40
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "bcast", "gather"])
+def test_a_trial_of_a_much_slower_method_is_short(kind: str) -> None:
+    tried = []
+    for nanoseconds in ([100, 150], [100, 300]):
+        world = TryingWorld(2, 1, calls=(12, 1000, 10))
+        world.nanoseconds = nanoseconds
+        run_all(world, [world.draw((kind,), (70,)) for _ in range(60)])
+        tried.append(world.methods[0].count(TRANSFER))
+    longer, shorter = tried
+    assert 4 <= shorter < longer / 2
