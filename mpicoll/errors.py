@@ -9,6 +9,12 @@ class MpicollError(Exception):
     """Base class of all exceptions of mpicoll."""
 
 
+def described(error: BaseException) -> str:
+    """Return the type and the message of an exception, as the last line of a traceback has them."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class UnknownAlgorithm(MpicollError, ValueError):
     """The name is not an algorithm of this collective; the message lists those that are."""
 

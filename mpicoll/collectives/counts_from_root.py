@@ -86,5 +86,5 @@ def raise_difference(channel: Channel, told: ToldCounts, dtype: np.dtype, root: 
     try:
         channel.watchdog.raise_difference(channel.dispatch.number, calls)
     except MismatchError as error:
-        channel.break_off(f"MismatchError: {error}")
+        channel.break_off(error)
         raise

@@ -74,6 +74,6 @@ def start_quickly(
         if request is not None:
             request.give_up(error)
         abandon_start(scope.channel, turn.job, scope.channel.dispatch.number, error)
-        scope.channel.break_off(f"{type(error).__name__}: {error}")  # it is not known which lane is next
+        scope.channel.break_off(error)  # it is not known which lane is next
         raise
     return request

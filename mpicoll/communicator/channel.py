@@ -24,7 +24,7 @@ from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
 from mpicoll.communicator.spare_channels import Origin, SpareChannels
 from mpicoll.communicator.tags import Tags
 from mpicoll.communicator.working_memory import WorkingMemory
-from mpicoll.errors import CommunicatorBroken, MpicollError
+from mpicoll.errors import CommunicatorBroken, MpicollError, described
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.message_drain import Drain
@@ -100,7 +100,7 @@ class Channel:
         Cached plans by their keys (:mod:`mpicoll.collectives.plan_cache`), and by their numbers in the dispatch table
         (:mod:`mpicoll.collectives.compiled_calls`).
     occupants
-        By tag slot, the request that took it last, until it is complete or, if it is persistent, freed.
+        By tag slot, the request that took it last, until it is complete; None until a persistent one is freed.
     nonblocking_plans
         Plans of nonblocking calls, see :mod:`mpicoll.collectives.nonblocking_messages`; None before the first.
     slots
@@ -208,7 +208,7 @@ class Channel:
         try:
             self.watchdog.read_news()
         except MpicollError as error:
-            self.break_off(f"{type(error).__name__}: {error}")
+            self.break_off(error)
             raise
 
     def ensure_usable(self) -> None:
@@ -229,15 +229,15 @@ class Channel:
         """Tell the other ranks that this one refuses collective `number` because of `error`."""
         self.refusal = number
         self.dispatch.hold()
-        self.watchdog.refuse(number, f"refused its arguments: {type(error).__name__}: {error}")
+        self.watchdog.refuse(number, error)
 
-    def break_off(self, reason: str, *kept: Any) -> None:
+    def break_off(self, reason: BaseException | str, *kept: Any) -> None:
         """Mark the channel as broken; the objects `kept` stay alive, since other ranks may still write to them."""
-        self.broken = self.broken or reason
+        self.broken = self.broken or (reason if isinstance(reason, str) else described(reason))
         self.dispatch.shut()
         _kept.extend([self.node, *kept])
 
-    def revoke(self, reason: str, *kept: Any) -> None:
+    def revoke(self, reason: BaseException | str, *kept: Any) -> None:
         """Break the channel on all ranks because one died, by ULFM; the objects `kept` stay alive. Not collective."""
         self.break_off(reason, self.comm, self.watchdog, *kept)
         self.comm.Revoke()

@@ -147,7 +147,7 @@ def _count(change: int) -> None:
 def _give_up(spare: Reusable, error: BaseException) -> None:
     """Give up a spare that other ranks may be using already."""
     if is_failure(error) and survives_failures():
-        spare.revoke(f"{type(error).__name__}: {error}")
+        spare.revoke(error)
     else:
         spare.abandon()
 

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.tags import Tags
-from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.errors import MismatchError, RemoteError, described
 from mpicoll.messages.lowering import Vector, lower
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -72,7 +72,7 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
     CollectiveTimeout
         If a rank did not enter the call in time.
     """
-    text = signature.text if error is None else f"!{type(error).__name__}: {error}"
+    text = signature.text if error is None else f"!{described(error)}"
     code = Signature.of(text).code
     common = signature.base if error is None and signature.base else code
     plan = _private_plan(channel, Tags.AGREEMENT, 4, MPI.MIN)
@@ -118,6 +118,10 @@ def announced(channel: Channel) -> Iterator[None]:
         raise
 
 
+class NoSlotFree(RuntimeError):
+    """No tag slot of a communicator is free on all ranks."""
+
+
 def take_slot(channel: Channel, signature: Signature, number: int, timeout: float) -> int:
     """Return a tag slot that is free on all ranks, the same on all, for a persistent operation; collective.
 
@@ -126,8 +130,8 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
 
     Raises
     ------
-    RuntimeError
-        On every rank, if no slot is free on all ranks.
+    NoSlotFree
+        On every rank.
     MismatchError, RemoteError, CollectiveTimeout
         As for :func:`agree`.
     """
@@ -140,7 +144,7 @@ def take_slot(channel: Channel, signature: Signature, number: int, timeout: floa
         channel.slots.extend(slots[place] for place in np.flatnonzero(free).tolist())
     if not channel.slots:
         alive = len(channel.tags.persistent_slots)
-        raise RuntimeError(f"persistent request: all {alive} tag slots of the communicator are in use; free requests")
+        raise NoSlotFree(f"persistent request: all {alive} tag slots of the communicator are in use; free requests")
     return channel.slots.popleft()
 
 
@@ -177,7 +181,7 @@ class _Settling(InFlight):
 
     def abandon(self, error: BaseException) -> None:
         """Mark the channel as broken: other ranks are in a call that this rank does not make."""
-        self.channel.break_off(f"{type(error).__name__}: {error}")
+        self.channel.break_off(error)
 
 
 def settle(channel: Channel, timeout: float) -> None:

@@ -99,6 +99,6 @@ class NativeRun(InFlight):
 
     def abandon(self, error: BaseException) -> None:
         """Mark the channel as broken; the request stays alive because it cannot be cancelled."""
-        self.channel.break_off(f"{type(error).__name__}: {error}", self._request)
+        self.channel.break_off(error, self._request)
         if not isinstance(error, MpicollError):
             self.channel.watchdog.give_up(self.number, error)

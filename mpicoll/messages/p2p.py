@@ -267,6 +267,6 @@ class PlanRun(InFlight):
 
     def break_off(self, error: BaseException) -> None:
         """Break the channel, and tell the other ranks if they cannot know."""
-        self.channel.break_off(f"{type(error).__name__}: {error}", self.plan)
+        self.channel.break_off(error, self.plan)
         if not isinstance(error, MpicollError) or isinstance(error, (CorruptPayload, OperationError)):
             self.channel.watchdog.give_up(self.number, error)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.errors import CorruptPayload
+from mpicoll.errors import CorruptPayload, described
 from mpicoll.kernels.object_items import DICT, LIST
 from mpicoll.kernels.object_scalars import NUMBER_BIT
 from mpicoll.kernels.object_words import (
@@ -111,7 +111,7 @@ def in_place_nbytes(kind: int, flags: int, shape: tuple[int, ...], nbytes: int) 
 
 def failure(error: Exception) -> Payload:
     """Return what travels in place of an object that could not be encoded."""
-    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:400]
+    text = described(error).encode("utf-8", "replace")[:400]
     return Payload(ERROR, len(text), (text,))
 
 

@@ -55,7 +55,7 @@ class InFlight(ABC):
             self.abandon(error)
         finally:
             if self.outlasts:
-                self.channel.break_off(f"{type(error).__name__}: {error}", *owners)
+                self.channel.break_off(error, *owners)
 
     def resume(self, status: int) -> None:  # noqa: B027 - most are advanced from here only
         """Go on with the `status` that compiled code has returned elsewhere, at the next :meth:`advance`."""

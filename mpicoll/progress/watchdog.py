@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
+from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError, described
 from mpicoll.progress import progress_engine, wait_reports
 from mpicoll.progress.call_signature import ANY_CODE, Signature, Waiting
 from mpicoll.progress.control_messages import Mailbox
@@ -96,12 +96,13 @@ class Watchdog:
         noted, signature = self._history[number % _HISTORY]
         return signature if noted == number else self._recall(number)
 
-    def refuse(self, number: int, reason: str) -> None:
-        """Tell all others why this rank does not take part in collective `number`."""
+    def refuse(self, number: int, error: BaseException) -> None:
+        """Tell all others that this rank does not take part in collective `number` because of `error`."""
+        reason = "refused its arguments" if isinstance(error, Exception) else "was interrupted"
         with self._lock:
             self.refused.add(number)
             self._newest = max(self._newest, number)
-            self._mailbox.tell_all({"kind": "refused", "number": number, "text": reason})
+            self._mailbox.tell_all({"kind": "refused", "number": number, "text": f"{reason}: {described(error)}"})
 
     def all_refused(self, number: int) -> bool:
         """Return whether all other ranks are known to have refused collective `number` too; it is then forgotten.
@@ -138,7 +139,7 @@ class Watchdog:
 
     def give_up(self, number: int, error: BaseException) -> None:
         """Tell all others that this rank has abandoned collective `number` because of `error`."""
-        self._fail(number, f"gave up: {type(error).__name__}: {error}", isinstance(error, CorruptPayload))
+        self._fail(number, f"gave up: {described(error)}", isinstance(error, CorruptPayload))
 
     def _fail(self, number: int, text: str, damaged: bool = False) -> None:
         with self._lock:

@@ -240,7 +240,7 @@ class SharedOperation(InFlight):
         if thread is not None:
             self._take_back(thread)
         withdrawal.withdraw(self._address)
-        self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
+        self.channel.break_off(error, self._job)
         if not isinstance(error, MpicollError) or isinstance(error, OperationError):
             self.channel.watchdog.give_up(self.number, error)
         assert self.channel.node is not None
@@ -284,6 +284,6 @@ class QueuedOperation(SharedOperation):
             super().abandon(error)
             return
         self._start = None
-        self.channel.break_off(f"{type(error).__name__}: {error}", self._job)
+        self.channel.break_off(error, self._job)
         if not isinstance(error, MpicollError):
             self.channel.watchdog.give_up(self.number, error)

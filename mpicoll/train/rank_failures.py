@@ -111,7 +111,7 @@ class Recovery(NamedTuple):
         """
         while True:
             assert isinstance(comm, Intracomm)
-            comm.channel.revoke(f"{type(error).__name__}: {error}", comm, loop)
+            comm.channel.revoke(error, comm, loop)
             comm = self._communicator(comm, self._regrouped(comm))
             try:
                 return comm, _made_whole(comm, loop, self.make_loop)
