@@ -17,7 +17,7 @@ from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
-from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.call_agreement import NoSlotFree, settle
 
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)} | {"reduce_scatter_block": REDUCE_SCATTER}
 
@@ -130,18 +130,23 @@ def start(scope: CallContext, *what: Any) -> Request:
 
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
-    scope = scope._replace(is_blocking=False)
+    scope, made = scope._replace(is_blocking=False), CallArguments(*what)
     scope.channel.is_lent = True
     with scope.channel.alone:
         refuse_if_running(scope.channel)
         settle(scope.channel, scope.timeout)
-        task = validate.prepare(scope, CallArguments(*what))
+        task = validate.prepare(scope, made)
         if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
             lane = on_shared_memory.find_lane(task, scope.timeout)
             if lane.number >= 0:
                 return on_shared_memory.PersistentSharedRequest(task, lane, scope.timeout)
-            task = validate.prepare(scope.by_messages(), CallArguments(*what)._replace(algorithm=None))
+            task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
         if isinstance(task, CheckedOperation):
-            return MessageRequest(task, scope.timeout)
+            try:
+                return MessageRequest(task, scope.timeout)
+            except NoSlotFree:
+                if made.compression is not None:
+                    raise
+            task = validate.prepare(scope, made._replace(algorithm=select.NATIVE))
         assert isinstance(task, NativeOperation)
         return NativeRequest(task, scope.timeout)

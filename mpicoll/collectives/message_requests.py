@@ -29,7 +29,6 @@ class MessageRequest(JobRequest, PersistentRequest):
         task.check(signature, self._number, timeout)
         self._slot = take_slot(channel, signature, self._number, timeout)
         task.persistent = True
-        self._task: CheckedOperation | None = task
         try:
             task.agree_on_memory(signature, self._number, timeout)
             plan = task.plan(self._slot, fresh_memory)
@@ -43,7 +42,8 @@ class MessageRequest(JobRequest, PersistentRequest):
             part is None or part.buffer.destination is None for part in (task.given, task.result)
         )
         self._address = self._plan.table.address if self._plain else 0
-        channel.occupants[self._slot] = self
+        self._task: CheckedOperation | None = task
+        channel.occupants[self._slot] = None  # not this request, which is freed when nobody has it
 
     def Start(self) -> None:
         """Start the operation; see :meth:`PersistentRequest.Start`."""

@@ -249,10 +249,10 @@ class PersistentSharedRequest(JobRequest, PersistentRequest):
         super().__init__(timeout)
         node = task.channel.node
         assert node is not None
-        self._task: CheckedOperation | None = task
         self._channel, self._node, self._lane = task.channel, node, lane
         operation = _operation_or_refusal(task, timeout)
         self._job = node.take_lane(lane.number, node.near_slot_nbytes(task.collective) if lane.near else None)
+        self._task: CheckedOperation | None = task
         self._address = self._job.ctypes.data
         self._aside = operation.aside
         self._plain = self._aside is None and all(

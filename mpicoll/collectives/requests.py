@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from mpi4py import MPI
 from mpicoll.collectives.mpi_requests import OwnRequest
 from mpicoll.collectives.request_lists import fill_empty, look_later
 from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.late_release import may_release
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, WAITING
 from mpicoll.progress import progress_engine
@@ -266,6 +268,14 @@ class PersistentRequest(Request, MPI.Prequest):
     def __bool__(self) -> bool:
         """Return False once the request is freed."""
         return self._task is not None
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Free a request that nobody can start again: a communicator has a limited number of lanes and tag slots.
+
+        One in flight is held by who advances it until it has ended.
+        """
+        if getattr(self, "_task", None) is not None and not is_ending() and may_release():
+            self.Free()
 
     def Start(self) -> None:
         """Start the operation with the present contents of the buffers.

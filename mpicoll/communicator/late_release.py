@@ -17,6 +17,11 @@ def release_with(owner: Any, release: Callable[[Any], None], held: Any) -> None:
     weakref.finalize(owner, _release, release, held).atexit = False
 
 
+def may_release() -> bool:
+    """Return whether this thread may release what belongs to the MPI library."""
+    return not MPI.Is_finalized() and (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main())
+
+
 def _release(release: Callable[[Any], None], held: Any) -> None:
-    if not MPI.Is_finalized() and (MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main()):
+    if may_release():
         release(held)

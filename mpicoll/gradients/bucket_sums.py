@@ -10,7 +10,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import tracing
-from mpicoll.collectives.request_owners import free_with
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 
@@ -36,9 +35,7 @@ class Sums:
     """
 
     def __init__(self, comm: MPI.Intracomm, sums: Sequence[Sum]) -> None:
-        persistent: list[Any] | None = [] if len(sums) <= _MOST_PERSISTENT else None
-        self._starters = [_starter(comm, each, persistent) for each in sums]
-        free_with(self, persistent or [])
+        self._starters = [_starter(comm, each, len(sums) <= _MOST_PERSISTENT) for each in sums]
         self._starts = [each.start for each in sums]
         self._requests: list[Any] = []
         self._began: dict[int, float] = {}  # those not seen to have ended, where that is wanted for a trace
@@ -78,14 +75,13 @@ class Sums:
             tracing.note("bucket", self._began.pop(place), time.perf_counter(), number)
 
 
-def _starter(comm: MPI.Intracomm, each: Sum, persistent: list[Any] | None) -> Callable[[], Any]:
-    """Return a function that starts a sum and returns its request; a persistent one is appended to the list."""
+def _starter(comm: MPI.Intracomm, each: Sum, persistent: bool) -> Callable[[], Any]:
+    """Return a function that starts a sum and returns its request."""
     if not isinstance(comm, Intracomm):
         return lambda: comm.Iallreduce(MPI.IN_PLACE, each.data, MPI.SUM)
-    if each.compression is not None or persistent is None:
+    if each.compression is not None or not persistent:
         return lambda: comm.Iallreduce(MPI.IN_PLACE, each.data, MPI.SUM, compression=each.compression)
     request = comm.Allreduce_init(MPI.IN_PLACE, each.data, MPI.SUM)
-    persistent.append(request)
 
     def start() -> Any:
         request.Start()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from mpicoll import Intracomm
-from mpicoll.collectives.request_owners import free_with
 from mpicoll.parallel.parameter_groups import ParameterGroups
 
 _MOST_PERSISTENT = 32
@@ -37,8 +36,6 @@ class GroupPrefetch:
         self._held: list[int | None] = [None] * buffers
         self._under_way: list[tuple[Any, float] | None] = [None] * buffers
         self._persistent: dict[int, Any] = {}
-        self._requests: list[Any] = []
-        free_with(self, self._requests)
 
     def use(self, number: int) -> np.ndarray:
         """Return the elements of a unit, valid until another unit uses its buffer."""
@@ -67,7 +64,6 @@ class GroupPrefetch:
             return comm.Iallgather(chunk, target)
         if number not in self._persistent:
             self._persistent[number] = comm.Allgather_init(chunk, target)
-            self._requests.append(self._persistent[number])
         self._persistent[number].Start()
         return self._persistent[number]
 

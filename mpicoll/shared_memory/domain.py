@@ -191,7 +191,7 @@ class SharedMemoryDomain:
     @property
     def busy_lanes(self) -> int:
         """The persistent operation lanes in use on this rank, as bits."""
-        return sum(1 << lane for lane in tuple(self._busy))
+        return sum(1 << lane for lane in self._busy.copy())
 
     def near_slot_nbytes(self, collective: str) -> int:
         """Return the longest vector, in bytes, that passes through slots where all ranks' buffers lie in segments."""

@@ -15,6 +15,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.collectives.message_requests import MessageRequest
+from mpicoll.collectives.native_requests import NativeRequest
 from mpicoll.communicator import channel as channels
 from mpicoll.communicator import environment_agreement, timed_agreement
 from mpicoll.consensus import wait_politely
@@ -92,20 +94,48 @@ def test_a_slot_is_free_only_when_all_ranks_have_freed_it(few_slots: Intracomm) 
 
 
 @pytest.mark.mpi(min_size=2)
-def test_too_many_persistent_operations_are_refused_by_all_ranks(few_slots: Intracomm) -> None:
-    """Also where one rank alone has not freed its own."""
+def test_persistent_operations_without_a_tag_slot_are_those_of_the_mpi_library(few_slots: Intracomm) -> None:
+    """On all ranks, also where one rank alone has not freed its own; compressed ones are refused."""
     data = np.zeros(3)
     kept = [few_slots.Allreduce_init(MPI.IN_PLACE, data) for _ in range(HALF)]
     if few_slots.rank:
         for request in kept:
             request.Free()
+    more = [few_slots.Allreduce_init(MPI.IN_PLACE, data, algorithm=name) for name in (None, "ring", "native")]
+    assert {type(request) for request in more} == {NativeRequest}
+    for request in more:
+        use(request, data, few_slots)
     with pytest.raises(RuntimeError, match=f"persistent request: all {HALF} tag slots of the communicator are in use"):
-        few_slots.Allreduce_init(MPI.IN_PLACE, data)
-    for request in kept:
+        few_slots.Allreduce_init(MPI.IN_PLACE, np.zeros(3, np.float32), compression="int8")
+    for request in kept + more:
         request.Free()
     again = few_slots.Allreduce_init(MPI.IN_PLACE, data)
+    assert isinstance(again, MessageRequest)
     use(again, data, few_slots)
     again.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_operations_that_nobody_frees_give_their_slots_back(few_slots: Intracomm) -> None:
+    data = np.zeros(3)
+    for _ in range(5 * HALF):
+        made = few_slots.Allreduce_init(MPI.IN_PLACE, data)
+        assert isinstance(made, MessageRequest)
+        use(made, data, few_slots)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_operations_in_flight_that_nobody_has_end_and_give_their_slots_back(few_slots: Intracomm) -> None:
+    sums = np.full((2 * HALF, 3), few_slots.rank)
+    for data in sums:
+        few_slots.Allreduce_init(MPI.IN_PLACE, data).Start()
+        few_slots.Barrier()
+    until = time.monotonic() + 20
+    while progress_engine.pending() and time.monotonic() < until:
+        progress_engine.progress()
+    few_slots.Barrier()
+    assert (sums == sum(range(few_slots.size))).all()
+    assert isinstance(few_slots.Allreduce_init(MPI.IN_PLACE, sums), MessageRequest)
 
 
 # The plan cache -------------------------------------------------------------------------------------------------------
