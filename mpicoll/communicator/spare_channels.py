@@ -54,7 +54,7 @@ class Reusable(Protocol):
     def abandon(self) -> None:
         """Give up a spare; not collective."""
 
-    def revoke(self, reason: str) -> None:
+    def revoke(self, reason: BaseException | str) -> None:
         """End what other ranks do on it, because one has died; not collective."""
 
 
