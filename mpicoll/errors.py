@@ -39,7 +39,7 @@ class MismatchError(MpicollError, RuntimeError):
 
 
 class RemoteError(MpicollError, RuntimeError):
-    """Another rank refused its arguments, was interrupted or failed: this call cannot complete; the message says why."""
+    """Another rank refused its arguments, was interrupted or failed, and this call cannot complete."""
 
 
 class OperationError(MpicollError, RuntimeError):
