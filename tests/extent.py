@@ -22,6 +22,11 @@ def first(count: int, cases: Sequence[Case]) -> Sequence[Case]:
     return cases if ALL else cases[:count]
 
 
+def shared_out(cases: Sequence[Case]) -> Sequence[Case]:
+    """Return all cases in ``make test-all``; in ``make test`` the first under MPICH, the second under Open MPI."""
+    return cases if ALL else cases[SECOND_LIBRARY : SECOND_LIBRARY + 1]
+
+
 def mpi_extra() -> str:
     """Return the extra by which this environment's MPI library was installed; that of the trainer if by none."""
     names = {distribution.name for distribution in importlib.metadata.distributions()}

@@ -26,6 +26,7 @@ from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.control_messages import CONTROL_TAG
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.schedules import ALGORITHMS, find, register
+from tests import extent
 from tests.mpi.conftest import TIMEOUT
 from tests.mpi.test_communicators import in_thread, needs_threads
 
@@ -357,7 +358,7 @@ def test_a_communicator_is_freed_after_a_call_that_all_ranks_refused(monkeypatch
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("node", ["on", "off"])
+@pytest.mark.parametrize("node", extent.first(1, ["on", "off"]))
 def test_the_user_is_told_of_long_waits_by_one_rank(node, monkeypatch, capfd):
     monkeypatch.setattr(wait_reports, "FIRST_REPORT_SECONDS", 0.6)
     monkeypatch.setenv("MPICOLL_NODE", node)

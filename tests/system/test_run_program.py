@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mpicoll.program.program_session import FAILED_SECONDS
+from tests import extent
 from tests.mpirun import REPOSITORY, Outcome, run
 
 PROGRAM = REPOSITORY / "tests" / "system" / "programs" / "unmodified.py"
@@ -211,8 +212,9 @@ def test_mpi_is_finalised_without_waiting_for_ranks_that_have_ended(tmp_path: Pa
     assert (outcome.returncode, outcome.stdout) == (0, "finalised\n"), outcome.text
 
 
-@pytest.mark.parametrize("node", ["on", "off"])
-@pytest.mark.parametrize("end", ["", "MPI.Finalize()\n"])
+@pytest.mark.parametrize(
+    ("node", "end"), extent.first(2, [("on", ""), ("off", "MPI.Finalize()\n"), ("on", "MPI.Finalize()\n"), ("off", "")])
+)
 def test_ranks_that_free_a_communicator_and_end_do_not_hold_up_each_other(node: str, end: str, tmp_path: Path) -> None:
     program = tmp_path / "frees.py"
     program.write_text(

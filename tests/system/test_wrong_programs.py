@@ -13,7 +13,7 @@ from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused
 pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 
 PROGRAM = "tests/system/programs/disagree.py"
-RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "full"), (3, "default"), (8, "default")))
+RUNS = extent.shared_out(((3, "full"), (3, "default"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "count",

@@ -16,7 +16,7 @@ from tests.system.outcomes import check_missing_rank, check_no_data_of_a_refused
 pytestmark = pytest.mark.alone  # deadlines are short, or launches are many
 
 PROGRAM = "tests/system/programs/disagree_shared.py"
-RUNS = extent.first(1 if extent.SECOND_LIBRARY else 2, ((3, "default"), (2, "full"), (8, "default")))
+RUNS = extent.shared_out(((3, "default"), (2, "full"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
     "short_count",

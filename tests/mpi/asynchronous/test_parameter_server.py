@@ -21,6 +21,7 @@ from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, Rem
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
 from mpicoll.parameter_server import windows
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, ShardHeader
+from tests import extent
 
 pytestmark = pytest.mark.mpi
 TIMEOUT = 20.0
@@ -583,7 +584,7 @@ def test_a_worker_stopped_while_it_waits_learns_that_it_was_dropped(comm: Intrac
 
 
 @pytest.mark.filterwarnings("ignore:parameter server")
-@pytest.mark.parametrize("staleness", [None, 3])
+@pytest.mark.parametrize("staleness", extent.first(1, [3, None]))
 def test_a_worker_may_compute_as_long_as_nobody_waits_for_it(comm: Intracomm, staleness: int | None) -> None:
     """Rank 0 makes no call for longer than its lease; the others push meanwhile, and wait for nobody."""
     lease = 0.5

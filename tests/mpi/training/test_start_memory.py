@@ -12,6 +12,7 @@ from mpicoll.train import memory_check, training_run
 from mpicoll.train.available_memory import MemoryLimit
 from mpicoll.train.loop import Loop
 from mpicoll.train.options import parse
+from tests import extent
 
 pytestmark = pytest.mark.mpi
 MEGABYTE, LAYERS, WIDTH = 1 << 20, 30, 1024
@@ -40,7 +41,7 @@ def run(comm: Intracomm, strategy: str, watch: Watch | None = None) -> dict:
     return training_run.run(parse([*words.split(), "--strategy", strategy]), comm, observer=watch)
 
 
-@pytest.mark.parametrize("strategy", ["sharded_optimizer", "sharded_gradients", "sharded"])
+@pytest.mark.parametrize("strategy", extent.first(2, ["sharded", "sharded_gradients", "sharded_optimizer"]))
 def test_start_up_stays_within_the_steady_state_and_a_layer(comm: Intracomm, strategy: str) -> None:
     if comm.size < 3:
         pytest.skip("the whole model must be more than the steady state and what else is needed")
@@ -76,7 +77,7 @@ def test_a_limit_on_memory_refuses_replicas_and_lets_shards_train(
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-@pytest.mark.parametrize("name", ["machine_limit", "group_limit"])
+@pytest.mark.parametrize("name", extent.first(1, ["machine_limit", "group_limit"]))
 def test_ranks_that_share_memory_need_it_together(comm: Intracomm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if comm.size < 2:
         pytest.skip("two ranks")
