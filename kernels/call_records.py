@@ -2,6 +2,7 @@
 
 from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
 from .decorators import helper, inline_helper
+from .futex import sleep_until, wake_sleepers
 from .instructions import ALL, READ, WRITTEN
 from .movement import shown_address
 from .operands import header
@@ -13,6 +14,7 @@ from .operation_words import (
     COUNT,
     DONE,
     INLINE_NBYTES,
+    MAY_SLEEP,
     METHOD,
     MISMATCH,
     PIECE,
@@ -28,6 +30,7 @@ from .operation_words import (
     SEND,
     SEQUENCE,
     SIZE,
+    SLEEP_LIMIT,
     SPINS,
     STAGE,
     STAGED,
@@ -48,7 +51,10 @@ from .operation_words import (
 
 @helper
 def has_come(job, rank, sequence, stage):
-    """Wait until `rank` has reached a stage of an operation, for at most SPINS and YIELDS; return True if it has."""
+    """Wait until `rank` has reached a stage of an operation; return True if it has.
+
+    At most SPINS and YIELDS are waited, and a sleep if MAY_SLEEP says so.
+    """
     flag, wanted = record_of(job, rank, sequence), 4 * sequence + stage
     for _ in range(get(job, SPINS)):
         if load_acquire(flag) >= wanted:
@@ -58,6 +64,8 @@ def has_come(job, rank, sequence, stage):
         if load_acquire(flag) >= wanted:
             return True
         yield_core()
+    if get(job, MAY_SLEEP):
+        return sleep_until(job, flag, wanted)
     return load_acquire(flag) >= wanted
 
 
@@ -154,7 +162,10 @@ def enter(job, is_long):
 def publish(job, stage, state):
     """Write this rank's stage (0 started, 1 done) to its record, ordered after all its earlier accesses."""
     sequence = get(job, SEQUENCE)
-    store_release(record_of(job, get(job, RANK), sequence), 4 * sequence + stage)
+    flag = record_of(job, get(job, RANK), sequence)
+    store_release(flag, 4 * sequence + stage)
+    if get(job, SLEEP_LIMIT):
+        wake_sleepers(flag)
     put(job, STATE, state)
 
 

@@ -99,6 +99,7 @@ from .operation_words import (
     LEAVING,
     LONG_CALLS,
     LOST,
+    MAY_SLEEP,
     MISMATCH,
     OTHER,
     PLACE,
@@ -108,6 +109,7 @@ from .operation_words import (
     ROW,
     SEND,
     SEQUENCE,
+    SLEEP_LIMIT,
     SPINS,
     STAGED,
     START_SPINS,
@@ -127,6 +129,8 @@ from .operation_words import (
 )
 from .operation_words import OTHERS_STAGED as OTHERS_STAGED_WORD
 
+_YIELDS_BEFORE_SLEEP = 10
+"""Yields after which a rank sleeps, which takes as long as some of them."""
 _LEAVING_PATIENCE = 4
 """Polls of a rank that has done its share when it starts an operation, relative to those for ranks that are late."""
 _WORK_NBYTES = 32 << 20
@@ -297,6 +301,23 @@ def advance(job):
         addresses and element size are not checked here.
     """
     return progress(job, 0)
+
+
+@kernel_for("int64")
+def await_others(job):
+    """Resume an operation as `advance` does, but sleep a little before it returns from a wait, where ranks share cores.
+
+    For a process in which no operation that began before it is in flight.
+    """
+    if get(job, SLEEP_LIMIT) == 0:
+        return progress(job, 0)
+    yields = get(job, YIELDS)
+    put(job, YIELDS, _YIELDS_BEFORE_SLEEP)
+    put(job, MAY_SLEEP, 1)
+    status = progress(job, 0)
+    put(job, MAY_SLEEP, 0)
+    put(job, YIELDS, yields)
+    return status
 
 
 @helper

@@ -213,6 +213,7 @@ def _memcpy(builder, target, source, nbytes):
 
 external(atomics.yield_core, "sched_yield", types.int32)
 external(atomics.sleep, "usleep", types.int32, types.int32)
+external(atomics.system_call, "syscall", *[types.int64] * 8)
 external(atomics.clock_gettime, "clock_gettime", types.int32, types.int32, types.int64)
 external(atomics.release_interpreter, "PyEval_SaveThread", types.int64)
 external(atomics.take_interpreter, "PyEval_RestoreThread", types.void, types.int64)

@@ -52,7 +52,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 52
+JOB_WORDS = 54
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -108,6 +108,8 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     TIME_NEXT,  # 1 if trials decide about the method of the next operation
     TIMED,  # what of `method_trials` the operation's time is for; 0: it is not timed
     BEGAN,  # nanoseconds of the clock when it began
+    SLEEP_LIMIT,  # address of the longest time to sleep in a wait, a timespec; 0: ranks do not sleep. Same on all ranks
+    MAY_SLEEP,  # 1 while compiled code is at work that may sleep
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""
@@ -123,7 +125,9 @@ WITHDRAWN = -(1 << 63)
 """Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
-INLINE_NBYTES = RECORD_NBYTES - _INLINE
+RECORD_SLEEPERS = 15
+"""Number of ranks that sleep until the flag changes, see `futex`."""
+INLINE_NBYTES = 8 * RECORD_SLEEPERS - _INLINE
 _LINE_NBYTES = 64
 
 PEER_WORDS = 5

@@ -37,6 +37,7 @@ _PLAN_FILES = (
     "dispatch_arguments.py",
     "dispatch_table.py",
     "executor.py",
+    "futex.py",
     "instructions.py",
     "messages.py",
     "method_trials.py",

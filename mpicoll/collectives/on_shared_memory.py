@@ -21,7 +21,7 @@ from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import dispatch_table as table_words
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels import reduce as kernels
-from mpicoll.kernels.executor import advance, begin
+from mpicoll.kernels.executor import advance, await_others, begin
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.progress import progress_engine
@@ -111,7 +111,8 @@ def go_on(channel: Channel) -> int:
     node = channel.node
     assert node is not None
     try:
-        return int(advance.run(node.blocking_address))
+        may_sleep = not progress_engine.pending() and progress_engine.waits_alone()
+        return int((await_others if may_sleep else advance).run(node.blocking_address))
     except BaseException as error:  # even if the job is idle: the others may be making the call in another way
         SharedOperation(channel, node.blocking, channel.dispatch.number, WAITING).fail(error)
         raise

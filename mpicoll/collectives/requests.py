@@ -63,6 +63,8 @@ class Request(OwnRequest):
         if flight is not None:
             if progress_engine.pending() == 1:
                 flight.be_patient()
+            elif progress_engine.is_first(self):
+                flight.be_first()
             try:
                 flight.wait_until(self._has_ended, self._timeout)
             except BaseException as error:
@@ -236,7 +238,9 @@ class JobRequest(Request):
             progress_engine.advance_alone(self, lambda: flight.let_drive(self._address))
 
     def _go_on(self) -> bool:
-        status = executor.advance.run(self._address)
+        may_sleep = progress_engine.is_first(self) and progress_engine.waits_alone()
+        kernel = executor.await_others if may_sleep else executor.advance
+        status = kernel.run(self._address)
         if status == DONE:
             self._complete()  # before the progress engine drops it: an interrupt in between would lose it
             return True

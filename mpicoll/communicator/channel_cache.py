@@ -181,7 +181,7 @@ def _load_kernels() -> None:
     take the cores from the rank that compiles.
     """
     if not DISABLED:
-        for kernel in (dispatch.call, executor.begin, executor.advance, executor.look):
+        for kernel in (dispatch.call, executor.begin, executor.advance, executor.await_others, executor.look):
             kernel.load()
 
 

@@ -17,6 +17,7 @@ Edits = dict[str, tuple[str, str]] | None
 """By module, a text of its source and its replacement: errors that the proof has to find."""
 _MODULES = (
     "operation_words",
+    "futex",
     "attached_parts",
     "instructions",
     "operands",
@@ -48,7 +49,9 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
         setattr(atomics, name, getattr(memory, name))
     atomics.call_reducer = memory.reduce  # type: ignore[attr-defined]
     atomics.pause = atomics.yield_core = lambda: None  # type: ignore[attr-defined]
+    atomics.fetch_add = atomics.system_call = None  # type: ignore[attr-defined]  # nobody sleeps
     decorators = types.ModuleType(f"{package}.decorators")
+    decorators.DISABLED = True  # type: ignore[attr-defined]
     for name in ("helper", "inline_helper"):
         setattr(decorators, name, lambda function: function)
     for name in ("kernel_for", "linked", "short_kernel"):

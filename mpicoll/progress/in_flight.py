@@ -63,6 +63,12 @@ class InFlight(ABC):
     def be_patient(self) -> None:  # noqa: B027 - most have no choice
         """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
 
+    def be_first(self) -> None:  # noqa: B027 - most have no choice
+        """Wait longer in :meth:`advance` from now on, since all others in flight began after this one.
+
+        All ranks of a communicator begin them in one order: for none of them does this rank have something else to do.
+        """
+
     def finish(self, timeout: float, *owners: Any) -> None:
         """Wait until the collective is complete, at most `timeout` seconds for each step.
 

@@ -32,6 +32,9 @@ class Advancing(Protocol):
 
 
 _active: list[Advancing] = []
+_SEVERAL = -1
+_caller = 0
+"""The thread that has asked whether it waits alone; 0: none has."""
 _lock = threading.RLock()
 """Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
@@ -128,6 +131,26 @@ def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
 def pending() -> int:
     """Return how many nonblocking operations have not ended."""
     return len(_active)
+
+
+def is_first(operation: Advancing) -> bool:
+    """Return whether all other nonblocking operations in flight began after this one."""
+    return next(iter(_active), None) is operation
+
+
+def waits_alone() -> bool:
+    """Return whether this thread is the only one of the process that has asked so far.
+
+    In a process in which two threads wait for collectives none of them sleeps: random operations of two threads a rank,
+    on 4 ranks and 2 cores, took two to three times as long where they did.
+    """
+    global _caller
+    own = threading.get_ident()
+    if _caller == 0:
+        _caller = own
+    elif _caller != own:
+        _caller = _SEVERAL
+    return _caller == own
 
 
 def left_alone() -> int:

@@ -115,15 +115,17 @@ def wait_until(done: Callable[[], bool], polls: int, look: Callable[[float], flo
         if done():
             return
     clock, look_at, probe_at = RunningClock(), LOOK_AFTER_SECONDS, _PROBE_SECONDS
-    is_patient = _of_thread.is_patient
+    is_patient, waited = _of_thread.is_patient, 0.0
     while not done():
-        waited = clock.read()
+        before, waited = waited, clock.read()
         if waited >= probe_at:
             let_library_progress()
             probe_at = waited + _PROBE_SECONDS
         if waited < SECONDS_BEFORE_SLEEP and not (is_patient and is_patient()):
             os.sched_yield()
             continue
-        time.sleep(SLEEP_SECONDS)
+        if waited - before < SLEEP_SECONDS:  # otherwise `done` has slept, or been at work
+            time.sleep(SLEEP_SECONDS)
+            waited = clock.read()
         if waited >= look_at:
             look_at = look(waited)

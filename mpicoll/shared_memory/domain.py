@@ -24,7 +24,7 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths
+from mpicoll.shared_memory import common_file, method_times, patience, peers, segment, slot_lengths
 from mpicoll.shared_memory.announcements import Announcements
 from mpicoll.shared_memory.domain_memory import (
     NONBLOCKING_LANES,
@@ -40,10 +40,6 @@ from mpicoll.shared_memory.domain_memory import (
 )
 from mpicoll.shared_memory.trials import Trials
 
-_SPINS, YIELDS = 2000, 100
-"""Polls, of some tens of microseconds in all, and then polls with yielding the core, for about as long."""
-_START_SPINS = 100
-"""Polls of a rank that starts an operation, about a microsecond, for ranks that start it at the same time."""
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
 
 
@@ -116,7 +112,7 @@ class SharedMemoryDomain:
             slots = records + records_nbytes(self.size)
         lines, trials, self._base = parts_of_records(records, self.size)
         self._slots = page_from(slots)
-        self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else _SPINS)
+        self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else patience.SPINS)
         self.blocking = self._job(0, self.slot_nbytes)
         self.blocking_address = self.blocking.ctypes.data
         self.copies = self._ratios(comm, known)
@@ -160,10 +156,7 @@ class SharedMemoryDomain:
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
             (words.AHEAD, slot_lengths.ahead(self.size)),
-            (words.SPINS, 1 if self.oversubscribed else _SPINS),
-            (words.YIELDS, YIELDS),
-            (words.START_SPINS, 1 if self.oversubscribed else _START_SPINS),
-            (words.START_YIELDS, self.size if self.oversubscribed else 0),
+            *patience.of_calls(self.size, self.oversubscribed),
         ):
             job[word] = value
         return job
@@ -222,8 +215,8 @@ class SharedMemoryDomain:
         job = self._nonblocking.get(number)
         if job is None:
             job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
-            job[words.SPINS] = 1 if self.oversubscribed else _START_SPINS
-            job[words.YIELDS] = YIELDS if self.oversubscribed else 0
+            for word, value in patience.of_nonblocking(self.oversubscribed):
+                job[word] = value
         return job
 
     def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from mpicoll.errors import MpicollError, OperationError, RemoteError
 from mpicoll.kernels import executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
+from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.driver_thread import DriverThread, driver
 from mpicoll.progress.in_flight import InFlight
@@ -126,7 +129,17 @@ class SharedOperation(InFlight):
         True after the end if nothing was done because some buffer could not be accessed; equal on all ranks.
     """
 
-    __slots__ = ("_address", "_call", "_is_patient", "_job", "_op_name", "_status", "falls_back", "may_fall_back")
+    __slots__ = (
+        "_address",
+        "_call",
+        "_is_patient",
+        "_job",
+        "_op_name",
+        "_others",
+        "_status",
+        "falls_back",
+        "may_fall_back",
+    )
     outlasts = False
 
     def __init__(
@@ -142,6 +155,7 @@ class SharedOperation(InFlight):
     ) -> None:
         super().__init__(channel, number)
         self._job, self._status, self._op_name, self._is_patient = job, status, op_name, patient
+        self._others: float = 0  # as many may be in flight if it sleeps
         self._address = 0  # found where it is needed: NumPy takes a microsecond to tell it
         self._call = call
         self.may_fall_back = self.falls_back = False
@@ -166,7 +180,7 @@ class SharedOperation(InFlight):
         status, self._status = self._status, words.WAITING
         if status == words.WAITING:
             self._address = self._address or self._job.ctypes.data
-            status = (executor.advance if self._is_patient else executor.look).run(self._address)
+            status = self._kernel().run(self._address)
         if status == words.MISMATCH:
             self._raise_mismatch()
         raise_failure(status, self.number, self._op_name)
@@ -193,8 +207,20 @@ class SharedOperation(InFlight):
         self._status = status
 
     def be_patient(self) -> None:
-        """Let compiled code wait some microseconds before it returns, as in blocking calls."""
-        self._is_patient = True
+        """Let compiled code wait before it returns, as in blocking calls."""
+        self._is_patient, self._others = True, math.inf
+
+    def be_first(self) -> None:
+        """Sleep for a while in :meth:`advance` from now on, where ranks share cores; see :meth:`InFlight.be_first`."""
+        if self._job[words.SLEEP_LIMIT]:
+            self.be_patient()
+
+    def _kernel(self) -> Any:
+        """Return the kernel that advances the operation; it sleeps if no other wait needs this process."""
+        if not self._is_patient:
+            return executor.look
+        may_sleep = progress_engine.pending() <= self._others and progress_engine.waits_alone()
+        return executor.await_others if may_sleep else executor.advance
 
     def let_drive(self, address: int) -> bool:
         """Let the driver thread, if there is one, advance the operation, whose job is at `address`; return False.
