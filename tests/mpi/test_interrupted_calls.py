@@ -141,13 +141,14 @@ def test_the_others_hear_of_a_long_call_that_was_interrupted(status: str) -> Non
     def interrupted(*arguments: int) -> int:
         found = WAITING
         while status == "ended" and found == WAITING:
-            found = await_others(*arguments)
+            found = advance(*arguments)
         raise KeyboardInterrupt
 
-    begin, await_others = time.monotonic(), on_shared_memory.await_others.run
+    begin, advance = time.monotonic(), on_shared_memory.advance.run
     if made.rank == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(on_shared_memory, "await_others", SimpleNamespace(run=interrupted))
+            for kernel in ("advance", "await_others"):  # the one that sleeps, where one thread waits
+                patch.setattr(on_shared_memory, kernel, SimpleNamespace(run=interrupted))
             with pytest.raises(KeyboardInterrupt):
                 made.Allreduce(given, result)
         with pytest.raises(CommunicatorBroken):
